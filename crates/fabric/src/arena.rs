@@ -1,0 +1,201 @@
+//! A thread's staging arena: local memory that transfers go to and come from.
+//!
+//! Network cards need their local memory registered, which costs more than a transfer; so a thread registers
+//! one block and works inside it (paper 1, sections 4.1.4 and 4.2: 1 MiB for 128 transfers).
+//!
+//! A1. A granule belongs to at most one [`ArenaBuf`]; a buffer in flight is owned by its operation, so nobody
+//!     reads or writes it meanwhile.
+//! A2. The block lives until the arena and its last buffer are gone.
+
+use std::alloc::Layout;
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use crate::seam::LocalSlice;
+
+/// Buffers begin and end at multiples of this.
+pub const ARENA_GRANULE_BYTES: usize = 4096;
+
+/// All of the arena is in use: finish some operations first, or make the arena larger.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the staging arena has no {bytes} contiguous bytes left")]
+pub struct ArenaFull {
+    /// What was asked for.
+    pub bytes: usize,
+}
+
+/// Shared handle of one thread's block.
+#[derive(Clone)]
+pub struct Arena {
+    block: Rc<Block>,
+}
+
+struct Block {
+    base: NonNull<u8>,
+    layout: Layout,
+    /// One entry per granule; true while a buffer owns it.
+    taken: RefCell<Vec<bool>>,
+}
+
+impl Arena {
+    /// A zeroed block of `bytes`, rounded up to whole granules.
+    pub fn new(bytes: usize) -> Self {
+        let granules = bytes.div_ceil(ARENA_GRANULE_BYTES).max(1);
+        let layout = Layout::from_size_align(granules * ARENA_GRANULE_BYTES, ARENA_GRANULE_BYTES)
+            .expect("an arena is smaller than the address space");
+        // SAFETY: the layout's size is not zero.
+        let base = unsafe { std::alloc::alloc_zeroed(layout) };
+        let Some(base) = NonNull::new(base) else { std::alloc::handle_alloc_error(layout) };
+        Arena { block: Rc::new(Block { base, layout, taken: RefCell::new(vec![false; granules]) }) }
+    }
+
+    /// A buffer of `bytes` bytes; its contents are whatever was there before.
+    pub fn take(&self, bytes: usize) -> Result<ArenaBuf, ArenaFull> {
+        let wanted = bytes.div_ceil(ARENA_GRANULE_BYTES).max(1);
+        let mut taken = self.block.taken.borrow_mut();
+        let mut run = 0;
+        for granule in 0..taken.len() {
+            run = if taken[granule] { 0 } else { run + 1 };
+            if run == wanted {
+                let first = granule + 1 - wanted;
+                taken[first..=granule].fill(true);
+                return Ok(ArenaBuf { block: self.block.clone(), first, granules: wanted, bytes });
+            }
+        }
+        Err(ArenaFull { bytes })
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout in `Arena::new`; the last `Rc` is going, so no buffer is left.
+        unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) };
+    }
+}
+
+/// A piece of an arena, owned like a `Vec`; dropping it gives the piece back.
+pub struct ArenaBuf {
+    block: Rc<Block>,
+    first: usize,
+    granules: usize,
+    bytes: usize,
+}
+
+impl ArenaBuf {
+    /// Cuts the buffer in two at `at`, a multiple of [`ARENA_GRANULE_BYTES`] within it.
+    ///
+    /// # Panics
+    /// When `at` is not such a place: a bug of the caller.
+    pub fn split_off(&mut self, at: usize) -> ArenaBuf {
+        assert!(at.is_multiple_of(ARENA_GRANULE_BYTES) && at > 0 && at < self.bytes, "no place to cut: {at}");
+        let kept = at / ARENA_GRANULE_BYTES;
+        let rest = ArenaBuf {
+            block: self.block.clone(),
+            first: self.first + kept,
+            granules: self.granules - kept,
+            bytes: self.bytes - at,
+        };
+        self.granules = kept;
+        self.bytes = at;
+        rest
+    }
+
+    /// Undoes [`ArenaBuf::split_off`].
+    ///
+    /// # Panics
+    /// When `rest` does not follow this buffer, which fills its granules: a bug of the caller.
+    pub fn join(&mut self, rest: ArenaBuf) {
+        let adjacent = Rc::ptr_eq(&self.block, &rest.block) && self.first + self.granules == rest.first;
+        assert!(adjacent && self.bytes == self.granules * ARENA_GRANULE_BYTES, "only neighbours join");
+        self.granules += rest.granules;
+        self.bytes += rest.bytes;
+        // `rest` must not free what is ours now; its share of the block's count goes by the usual way.
+        let mut rest = rest;
+        rest.granules = 0;
+    }
+
+    /// The buffer as transports see it. It may be used only while this value is kept and not touched.
+    pub(crate) fn as_local(&self) -> LocalSlice {
+        LocalSlice { start: self.start(), bytes: self.bytes }
+    }
+
+    fn start(&self) -> *mut u8 {
+        // SAFETY: `first` is a granule of the block.
+        unsafe { self.block.base.as_ptr().add(self.first * ARENA_GRANULE_BYTES) }
+    }
+}
+
+impl Deref for ArenaBuf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: in bounds: `bytes` fit the granules. Exclusive: A1, and an operation in flight owns its
+        // buffer, so this borrow cannot exist then. Alive: `block` is counted.
+        unsafe { std::slice::from_raw_parts(self.start(), self.bytes) }
+    }
+}
+
+impl DerefMut for ArenaBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `self` is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.bytes) }
+    }
+}
+
+impl Drop for ArenaBuf {
+    fn drop(&mut self) {
+        self.block.taken.borrow_mut()[self.first..self.first + self.granules].fill(false);
+    }
+}
+
+impl fmt::Debug for ArenaBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ArenaBuf({} bytes at {})", self.bytes, self.first * ARENA_GRANULE_BYTES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_arena_says_so_and_takes_buffers_back() {
+        let arena = Arena::new(4 * ARENA_GRANULE_BYTES);
+        let first = arena.take(2 * ARENA_GRANULE_BYTES).unwrap();
+        let _second = arena.take(ARENA_GRANULE_BYTES + 1).unwrap();
+        assert!(arena.take(1).is_err());
+        drop(first);
+        assert!(arena.take(3 * ARENA_GRANULE_BYTES).is_err());
+        assert!(arena.take(2 * ARENA_GRANULE_BYTES).is_ok());
+    }
+
+    #[test]
+    fn parts_of_a_split_buffer_are_freed_once_each() {
+        let arena = Arena::new(4 * ARENA_GRANULE_BYTES);
+        let mut whole = arena.take(4 * ARENA_GRANULE_BYTES).unwrap();
+        whole.fill(1);
+        let mut rest = whole.split_off(ARENA_GRANULE_BYTES);
+        rest.fill(2);
+        let tail = rest.split_off(2 * ARENA_GRANULE_BYTES);
+        drop(tail);
+        whole.join(rest);
+        assert_eq!(whole.len(), 3 * ARENA_GRANULE_BYTES);
+        assert!(whole[..ARENA_GRANULE_BYTES].iter().all(|&byte| byte == 1));
+        assert!(whole[ARENA_GRANULE_BYTES..].iter().all(|&byte| byte == 2));
+        assert!(arena.take(1).is_ok());
+        drop(whole);
+        assert!(arena.take(4 * ARENA_GRANULE_BYTES).is_ok());
+    }
+
+    #[test]
+    fn buffers_outlive_their_arena_handle() {
+        let arena = Arena::new(1);
+        let mut buffer = arena.take(10).unwrap();
+        drop(arena);
+        buffer.fill(7);
+        assert_eq!(&buffer[..], [7; 10]);
+    }
+}

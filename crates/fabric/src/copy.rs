@@ -1,0 +1,142 @@
+//! Copies between private memory and memory that other processes may change at any moment.
+//!
+//! C1. Far bytes are touched only by atomics and by one machine instruction (`rep movsq` / `rep stosq`) that
+//!     the compiler treats as a black box: a peer's concurrent stores are no data race of the language.
+//! C2. An aligned far word is moved by one 8-byte access, whatever the alignment of the private side.
+//! C3. Nothing is said about the order of words (design, section 3: anything above a word may tear).
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+const WORD: usize = 8;
+
+/// From here up the string instruction's start-up cost is less than what it saves.
+#[cfg(target_arch = "x86_64")]
+const STRING_COPY_WORDS: usize = 32;
+
+/// Copies `length` bytes out of shared memory.
+///
+/// # Safety
+/// `from` is a live mapping of `length` bytes; `to` is valid for writes of `length` bytes and exclusive.
+pub(crate) unsafe fn from_shared(mut to: *mut u8, mut from: *mut u8, length: usize) {
+    let (head, words, tail) = split(from, length);
+    // SAFETY: the three parts add up to `length`; each pointer is advanced past what was copied.
+    unsafe {
+        to = bytes_from_shared(to, from, head);
+        from = from.add(head);
+        words_from_shared(to, from, words);
+        bytes_from_shared(to.add(words * WORD), from.add(words * WORD), tail);
+    }
+}
+
+/// Copies `length` bytes into shared memory.
+///
+/// # Safety
+/// `to` is a live writable mapping of `length` bytes; `from` is valid for reads of `length` bytes.
+pub(crate) unsafe fn to_shared(mut to: *mut u8, mut from: *const u8, length: usize) {
+    let (head, words, tail) = split(to, length);
+    // SAFETY: as in `from_shared`.
+    unsafe {
+        from = bytes_to_shared(to, from, head);
+        to = to.add(head);
+        words_to_shared(to, from, words);
+        bytes_to_shared(to.add(words * WORD), from.add(words * WORD), tail);
+    }
+}
+
+/// Fills shared memory with zeros.
+///
+/// # Safety
+/// `to` is a live writable mapping of `length` bytes, 8-byte aligned.
+pub(crate) unsafe fn zero_shared(to: *mut u8, length: usize) {
+    let (head, words, tail) = split(to, length);
+    debug_assert_eq!(head, 0);
+    // SAFETY: in bounds by the caller's promise.
+    unsafe {
+        zero_words(to, words);
+        for place in length - tail..length {
+            AtomicU8::from_ptr(to.add(place)).store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Bytes before the first aligned far word, whole words, bytes behind the last.
+fn split(far: *mut u8, length: usize) -> (usize, usize, usize) {
+    let head = far.align_offset(WORD).min(length);
+    let words = (length - head) / WORD;
+    (head, words, length - head - words * WORD)
+}
+
+// The bytes and words below are relaxed: ordering comes from the fences of the queue's completion.
+
+unsafe fn bytes_from_shared(to: *mut u8, from: *mut u8, count: usize) -> *mut u8 {
+    for place in 0..count {
+        // SAFETY: within the caller's bounds.
+        unsafe { to.add(place).write(AtomicU8::from_ptr(from.add(place)).load(Ordering::Relaxed)) };
+    }
+    // SAFETY: at most one past the end.
+    unsafe { to.add(count) }
+}
+
+unsafe fn bytes_to_shared(to: *mut u8, from: *const u8, count: usize) -> *const u8 {
+    for place in 0..count {
+        // SAFETY: within the caller's bounds.
+        unsafe { AtomicU8::from_ptr(to.add(place)).store(from.add(place).read(), Ordering::Relaxed) };
+    }
+    // SAFETY: at most one past the end.
+    unsafe { from.add(count) }
+}
+
+unsafe fn words_from_shared(to: *mut u8, from: *mut u8, words: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if words >= STRING_COPY_WORDS {
+        // SAFETY: both ranges hold `words` words; the direction flag is clear by the calling convention.
+        unsafe { string_copy(to, from, words) };
+        return;
+    }
+    for place in 0..words {
+        // SAFETY: `from` is word-aligned by `split`; `to` may not be.
+        unsafe {
+            let word = AtomicU64::from_ptr(from.cast::<u64>().add(place)).load(Ordering::Relaxed);
+            to.cast::<u64>().add(place).write_unaligned(word);
+        }
+    }
+}
+
+unsafe fn words_to_shared(to: *mut u8, from: *const u8, words: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if words >= STRING_COPY_WORDS {
+        // SAFETY: both ranges hold `words` words; the direction flag is clear by the calling convention.
+        unsafe { string_copy(to, from, words) };
+        return;
+    }
+    for place in 0..words {
+        // SAFETY: `to` is word-aligned by `split`; `from` may not be.
+        unsafe {
+            let word = from.cast::<u64>().add(place).read_unaligned();
+            AtomicU64::from_ptr(to.cast::<u64>().add(place)).store(word, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+unsafe fn string_copy(to: *mut u8, from: *const u8, words: usize) {
+    // SAFETY: the caller's ranges; the instruction reads `from`, writes `to` and changes no other memory.
+    unsafe {
+        std::arch::asm!("rep movsq", inout("rcx") words => _, inout("rdi") to => _, inout("rsi") from => _,
+            options(nostack, preserves_flags));
+    }
+}
+
+unsafe fn zero_words(to: *mut u8, words: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's range; the instruction writes `to` and changes no other memory.
+    unsafe {
+        std::arch::asm!("rep stosq", inout("rcx") words => _, inout("rdi") to => _, in("rax") 0u64,
+            options(nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    for place in 0..words {
+        // SAFETY: within the caller's bounds, word-aligned.
+        unsafe { AtomicU64::from_ptr(to.cast::<u64>().add(place)).store(0, Ordering::Relaxed) };
+    }
+}

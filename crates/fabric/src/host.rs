@@ -1,0 +1,69 @@
+//! The node's side of the seam: what a server of any transport asks of the memory's owner.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use farpool_wire::{AccessKey, Epoch, NodeId, Refusal, ShmAttached};
+
+use crate::memory::{AccessError, Mapping};
+
+/// Who a host is, for the handshake.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HostIdentity {
+    /// The node.
+    pub node: NodeId,
+    /// Size of each region.
+    pub region_bytes: u64,
+    /// How many there are.
+    pub regions: u32,
+}
+
+/// A region's memory, handed to a process of the same host.
+pub struct SharedRegion {
+    /// The memory.
+    pub memory: OwnedFd,
+    /// The page of epoch words, read-only.
+    pub epochs: OwnedFd,
+    /// Sizes and places for the client.
+    pub attached: ShmAttached,
+    /// Kept until the client detaches or its connection ends: while it lives, the memory is somebody's.
+    pub holder: Arc<dyn Send + Sync>,
+}
+
+/// Owner of regions that a server gives access to.
+///
+/// Calls come from the server's thread and must not wait for anything slow.
+pub trait Host: Send + Sync + 'static {
+    /// Who this is.
+    fn identity(&self) -> HostIdentity;
+
+    /// Checks a key once, when a queue opens a region.
+    fn attach(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal>;
+
+    /// Runs `access` on a region's memory, during which the epoch cannot be fenced: a fence that starts
+    /// meanwhile takes effect only after it.
+    fn with_region(
+        &self,
+        region: u32,
+        epoch: Epoch,
+        access: &mut dyn FnMut(&Mapping) -> Result<(), AccessError>,
+    ) -> Result<(), Refusal>;
+
+    /// Hands a region's memory to a process of this host, after checking the key.
+    fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal>;
+
+    /// Answers a call by appending to `answer`.
+    fn call(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), Refusal>;
+
+    /// A peer sent something malformed and was cut off.
+    fn rejected(&self);
+}
+
+/// What a client is told about an access that the mapping did not allow.
+pub fn access_refusal(error: AccessError) -> Refusal {
+    match error {
+        AccessError::OutOfBounds => Refusal::OutOfBounds,
+        AccessError::Misaligned => Refusal::Misaligned,
+        AccessError::ReadOnly => Refusal::ReadOnly,
+    }
+}

@@ -1,0 +1,44 @@
+//! The fabric: one-sided operations on memory lent by nodes, whatever carries them.
+//!
+//! A program opens an [`Endpoint`] per thread, a [`Queue`] per node, attaches the regions it has leased, and
+//! posts READ, WRITE, compare-and-swap, fetch-and-add and CALL. What a caller may rely on is stated in
+//! `docs/fabric.md` and tested by [`conformance`] on every transport.
+//!
+//! - [`Transport`] and [`Link`] are the seam: a transport opens links, a link carries operations. Both are
+//!   poll-based and never block, so that a simulated transport fits as well as a network card.
+//! - [`Host`] is the other side of the seam: what a node must answer for a transport to serve it.
+//! - [`block_on`] is the blocking adapter; it alone knows how to wait for a descriptor.
+//!
+//! Not here: leases and their rules, who places them, what the bytes mean.
+
+mod arena;
+mod clock;
+pub mod conformance;
+mod copy;
+mod drive;
+mod endpoint;
+mod frames;
+mod host;
+mod memory;
+mod negotiate;
+mod op;
+mod regions;
+mod seam;
+mod server;
+mod shm;
+mod spin;
+mod tcp;
+
+pub use arena::{ARENA_GRANULE_BYTES, Arena, ArenaBuf, ArenaFull};
+pub use clock::{Clock, MonotonicClock};
+pub use drive::block_on;
+pub use endpoint::{Endpoint, EndpointConfig, MAX_IN_FLIGHT, Queue};
+pub use host::{Host, HostIdentity, SharedRegion, access_refusal};
+pub use memory::{AccessError, Mapping, Protection, SharedMemory, create_sealed, reopen_read_only};
+pub use negotiate::{Negotiated, TransportChoice};
+pub use op::{CallAnswer, OpError, Uncertain};
+pub use regions::{RegionSet, Scrubbed};
+pub use seam::{Done, Link, LinkClosed, LocalSlice, Op, Outcome, Peer, Posted, Readiness, Transport};
+pub use server::{Listeners, ServerHandle, serve};
+pub use shm::ShmTransport;
+pub use tcp::TcpTransport;

@@ -1,0 +1,298 @@
+//! Memory that several processes read and write at once: region memory, and pages of words.
+//!
+//! M1. No Rust reference into the memory ever exists: bytes go in and out by copies only.
+//! M2. Every access is checked against the mapping's length.
+//! M3. An aligned 8-byte word is moved whole by every copy and every atomic; more than a word may tear.
+//! Not here: who may access what (leases), and what the bytes mean.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::copy;
+
+/// Where an access reaches past a mapping's end, or is an atomic on a misaligned word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AccessError {
+    /// Past the end.
+    OutOfBounds,
+    /// Not a multiple of eight.
+    Misaligned,
+    /// The mapping is read-only.
+    ReadOnly,
+}
+
+/// Anonymous memory with a descriptor that can be handed to other processes; its size is sealed.
+pub fn create_sealed(name: &str, bytes: u64) -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&fd, bytes)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(fd)
+}
+
+/// The same memory behind a descriptor that allows no writing, and cannot be mapped writable.
+pub fn reopen_read_only(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    use std::os::fd::AsRawFd;
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    Ok(rustix::fs::open(path, rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())?)
+}
+
+/// How a mapping may be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Protection {
+    /// Loads only.
+    ReadOnly,
+    /// Loads, stores, atomics.
+    ReadWrite,
+}
+
+/// A shared mapping of a descriptor's first bytes.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+    protection: Protection,
+}
+
+// SAFETY: a mapping is an address range that lives until drop; all access goes through atomics and through
+// copies whose races are not data races of the language (see `copy`), so it may be used from any thread.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `bytes` bytes of `fd`. A descriptor that is shorter is refused: touching pages
+    /// behind its end would kill the process.
+    pub fn new(fd: BorrowedFd<'_>, bytes: u64, protection: Protection) -> io::Result<Self> {
+        let length = usize::try_from(bytes).ok().filter(|&length| length > 0);
+        let Some(length) = length.filter(|_| i64::try_from(bytes).is_ok()) else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "impossible mapping length"));
+        };
+        if (rustix::fs::fstat(fd)?.st_size as u64) < bytes {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the memory is shorter than its mapping"));
+        }
+        let access = match protection {
+            Protection::ReadOnly => ProtFlags::READ,
+            Protection::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        // SAFETY: a new mapping at an address the kernel chooses aliases nothing of ours.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, fd, 0)? };
+        let base = NonNull::new(base.cast()).expect("mmap never returns null");
+        Ok(Mapping { base, bytes: length, protection })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.bytes as u64
+    }
+
+    /// Never: a mapping has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Allocates every page now, so that no later access can fail for want of memory.
+    pub fn prefault(&self) -> io::Result<()> {
+        // SAFETY: MADV_POPULATE_WRITE changes no contents; the range is ours until drop.
+        unsafe {
+            rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, rustix::mm::Advice::LinuxPopulateWrite)?
+        };
+        Ok(())
+    }
+
+    /// Keeps the pages out of swap for as long as the mapping lives.
+    pub fn lock(&self) -> io::Result<()> {
+        // SAFETY: the range is ours until drop, and mlock changes no contents.
+        unsafe { rustix::mm::mlock(self.base.as_ptr().cast(), self.bytes)? };
+        Ok(())
+    }
+
+    /// Copies `length` bytes at `offset` to `to`.
+    ///
+    /// # Safety
+    /// `to` is valid for writes of `length` bytes that nobody else accesses meanwhile.
+    pub unsafe fn read_to(&self, offset: u64, to: *mut u8, length: usize) -> Result<(), AccessError> {
+        let from = self.place(offset, length)?;
+        // SAFETY: in bounds and alive by `place`; `to` is the caller's promise; far bytes may change under the copy.
+        unsafe { copy::from_shared(to, from, length) };
+        Ok(())
+    }
+
+    /// Copies `length` bytes from `from` to `offset`.
+    ///
+    /// # Safety
+    /// `from` is valid for reads of `length` bytes that nobody else writes meanwhile.
+    pub unsafe fn write_from(&self, offset: u64, from: *const u8, length: usize) -> Result<(), AccessError> {
+        self.writable()?;
+        let to = self.place(offset, length)?;
+        // SAFETY: in bounds and alive by `place`; `from` is the caller's promise.
+        unsafe { copy::to_shared(to, from, length) };
+        Ok(())
+    }
+
+    /// Copies far bytes into `to`.
+    pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), AccessError> {
+        // SAFETY: a unique slice is valid and exclusive for its length.
+        unsafe { self.read_to(offset, to.as_mut_ptr(), to.len()) }
+    }
+
+    /// Copies `from` into the mapping.
+    pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        // SAFETY: a shared slice is valid and unwritten for its length.
+        unsafe { self.write_from(offset, from.as_ptr(), from.len()) }
+    }
+
+    /// Fills the whole mapping with zeros.
+    pub fn scrub(&self) -> Result<(), AccessError> {
+        self.writable()?;
+        // SAFETY: the range is ours until drop; it is written as raw memory, never as a Rust object.
+        unsafe { copy::zero_shared(self.base.as_ptr(), self.bytes) };
+        fence(Ordering::SeqCst); // pairs with the fences of whoever is told afterwards that the region is clean
+        Ok(())
+    }
+
+    /// The word at `offset`, loaded whole. Acquires what its writer published before it.
+    pub fn load(&self, offset: u64) -> Result<u64, AccessError> {
+        Ok(self.word(offset)?.load(Ordering::Acquire))
+    }
+
+    /// Stores a word whole, after all that this thread wrote before.
+    pub fn store(&self, offset: u64, value: u64) -> Result<(), AccessError> {
+        self.writable()?;
+        self.word(offset)?.store(value, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Puts `new` in place of `expected`; returns what was there before.
+    pub fn compare_and_swap(&self, offset: u64, expected: u64, new: u64) -> Result<u64, AccessError> {
+        self.writable()?;
+        let word = self.word(offset)?;
+        Ok(match word.compare_exchange(expected, new, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(before) | Err(before) => before,
+        })
+    }
+
+    /// Adds `addend` (wrapping); returns what was there before.
+    pub fn fetch_and_add(&self, offset: u64, addend: u64) -> Result<u64, AccessError> {
+        self.writable()?;
+        Ok(self.word(offset)?.fetch_add(addend, Ordering::SeqCst))
+    }
+
+    fn writable(&self) -> Result<(), AccessError> {
+        match self.protection {
+            Protection::ReadWrite => Ok(()),
+            Protection::ReadOnly => Err(AccessError::ReadOnly),
+        }
+    }
+
+    fn place(&self, offset: u64, length: usize) -> Result<*mut u8, AccessError> {
+        let end = offset.checked_add(length as u64).ok_or(AccessError::OutOfBounds)?;
+        if end > self.bytes as u64 {
+            return Err(AccessError::OutOfBounds);
+        }
+        // SAFETY: offset <= bytes, so the result lies within the mapping or one past its end.
+        Ok(unsafe { self.base.as_ptr().add(offset as usize) })
+    }
+
+    fn word(&self, offset: u64) -> Result<&AtomicU64, AccessError> {
+        if !offset.is_multiple_of(8) {
+            return Err(AccessError::Misaligned);
+        }
+        let place = self.place(offset, 8)?;
+        // SAFETY: in bounds by `place`, aligned (the base is page-aligned), alive as long as `self`, and an
+        // atomic may be shared with any other process.
+        Ok(unsafe { AtomicU64::from_ptr(place.cast()) })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `new` and nothing can refer to it any more: accessors borrow `self`.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok(), "munmap of an own mapping: {unmapped:?}");
+    }
+}
+
+/// A memory file and this process's mapping of it.
+#[derive(Debug)]
+pub struct SharedMemory {
+    fd: OwnedFd,
+    mapping: Mapping,
+}
+
+impl SharedMemory {
+    /// New zeroed memory; `name` shows in `/proc/PID/maps`.
+    pub fn create(name: &str, bytes: u64) -> io::Result<Self> {
+        let fd = create_sealed(name, bytes)?;
+        let mapping = Mapping::new(fd.as_fd(), bytes, Protection::ReadWrite)?;
+        Ok(SharedMemory { fd, mapping })
+    }
+
+    /// The descriptor, to hand out.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The mapping.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn access_past_the_end_is_refused_and_changes_nothing() {
+        let memory = SharedMemory::create("test", 4096).unwrap();
+        let mapping = memory.mapping();
+        assert_eq!(mapping.write(4090, &[1; 7]), Err(AccessError::OutOfBounds));
+        assert_eq!(mapping.write(u64::MAX, &[1; 7]), Err(AccessError::OutOfBounds));
+        assert_eq!(mapping.compare_and_swap(4096, 0, 1), Err(AccessError::OutOfBounds));
+        assert_eq!(mapping.compare_and_swap(4, 0, 1), Err(AccessError::Misaligned));
+        let mut all = [9; 4096];
+        mapping.read(0, &mut all).unwrap();
+        assert_eq!(all, [0; 4096]);
+    }
+
+    #[test]
+    fn a_read_only_descriptor_cannot_be_mapped_writable() {
+        let memory = SharedMemory::create("test", 4096).unwrap();
+        let read_only = reopen_read_only(memory.fd()).unwrap();
+        assert!(Mapping::new(read_only.as_fd(), 4096, Protection::ReadWrite).is_err());
+        let view = Mapping::new(read_only.as_fd(), 4096, Protection::ReadOnly).unwrap();
+        memory.mapping().store(8, 77).unwrap();
+        assert_eq!(view.load(8), Ok(77));
+        assert_eq!(view.store(8, 1), Err(AccessError::ReadOnly));
+    }
+
+    #[test]
+    fn a_mapping_longer_than_its_memory_is_refused() {
+        let fd = create_sealed("test", 4096).unwrap();
+        assert!(Mapping::new(fd.as_fd(), 8192, Protection::ReadWrite).is_err());
+        assert!(rustix::fs::ftruncate(&fd, 0).is_err(), "the size is sealed");
+    }
+
+    #[test]
+    fn bytes_survive_the_way_at_every_alignment() {
+        let memory = SharedMemory::create("test", 4096).unwrap();
+        for offset in 0..17 {
+            for length in [0, 1, 7, 8, 9, 63, 64, 100, 1000] {
+                let data: Vec<u8> = (0..length).map(|i| (i * 7 + offset) as u8).collect();
+                memory.mapping().write(offset as u64, &data).unwrap();
+                let mut back = vec![0; length];
+                memory.mapping().read(offset as u64, &mut back).unwrap();
+                assert_eq!(back, data, "offset {offset}, length {length}");
+            }
+        }
+        memory.mapping().scrub().unwrap();
+        let mut all = [9; 4096];
+        memory.mapping().read(0, &mut all).unwrap();
+        assert_eq!(all, [0; 4096]);
+    }
+}

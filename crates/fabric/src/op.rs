@@ -1,0 +1,51 @@
+//! What an operation may end with.
+
+use farpool_wire::{NodeId, Refusal};
+
+/// Why an operation did not succeed, as far as anybody here knows (design, section 3).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum OpError {
+    /// The node said no: nothing happened.
+    #[error("refused: {0}")]
+    Refused(Refusal),
+    /// The queue was closed before the operation was handed over: nothing happened. Reconnect, then post again.
+    #[error("node {node} is not connected; nothing was sent")]
+    NotSent {
+        /// The queue's node.
+        node: NodeId,
+    },
+    /// It may have happened or not. Reconnect; once the node answers the new incarnation, reading tells.
+    #[error("node {node}: unknown whether the operation happened: {cause}")]
+    Unknown {
+        /// The queue's node.
+        node: NodeId,
+        /// What ended the wait.
+        cause: Uncertain,
+    },
+}
+
+/// What left an operation's fate open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Uncertain {
+    /// The connection ended.
+    #[error("the connection was lost")]
+    ConnectionLost,
+    /// No completion in time; the queue is closed.
+    #[error("no answer before the deadline")]
+    Deadline,
+    /// The lease was fenced while the operation ran.
+    #[error("the lease ended meanwhile")]
+    EpochMoved,
+    /// The peer broke the protocol; the queue is closed.
+    #[error("the peer broke the protocol")]
+    Protocol,
+}
+
+/// What a node answered to a call.
+#[derive(Debug)]
+pub struct CallAnswer {
+    /// The buffer of the request, now holding the answer from its start.
+    pub buffer: crate::ArenaBuf,
+    /// Length of the answer.
+    pub bytes: usize,
+}

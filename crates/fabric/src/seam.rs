@@ -1,0 +1,152 @@
+//! The seam between everything above and the transports below.
+//!
+//! A transport implements [`Transport`] and [`Link`]. The endpoint above owns the table of operations in
+//! flight, the deadlines and the buffers; a link only moves bytes.
+
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+
+use farpool_wire::{AccessKey, Epoch, Hello, NodeId, Refusal};
+
+use crate::op::Uncertain;
+
+/// Where a node can be reached from here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Who is wanted; another node at the same address is refused.
+    pub node: NodeId,
+    /// Its data plane over TCP.
+    pub tcp: Option<SocketAddr>,
+    /// The socket that hands out its memory, when it runs on this host.
+    pub shm_socket: Option<PathBuf>,
+}
+
+/// One way to carry the fabric.
+pub trait Transport {
+    /// Starts a connection; it may still be under way when this returns, and operations may be posted at once.
+    ///
+    /// # Errors
+    /// When this transport cannot reach the peer at all (no address for it, no such socket, refused at once).
+    fn open(&self, peer: &Peer, hello: Hello) -> std::io::Result<Box<dyn Link>>;
+}
+
+/// One incarnation of one connection to one node.
+///
+/// After a link is dropped it touches no local memory any more: that is what makes an operation's buffer
+/// reusable when its fate is unknown.
+pub trait Link {
+    /// Hands over an operation. It may complete at once; else it completes in a later [`Link::poll`].
+    ///
+    /// Operations take effect in the order posted. `posted.local` stays valid and untouched by others until
+    /// the operation completes or the link is dropped.
+    fn post(&mut self, posted: Posted) -> Option<Outcome>;
+
+    /// Sends what is waiting, and moves finished operations to `done`. Never blocks.
+    fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), LinkClosed>;
+
+    /// What to wait for when a poll brought nothing; `None` when polling again is all one can do.
+    fn readiness(&self) -> Option<Readiness<'_>>;
+
+    /// Name of the transport, for people to read.
+    fn transport(&self) -> &'static str;
+}
+
+/// A descriptor that becomes ready when polling the link may help.
+#[derive(Clone, Copy, Debug)]
+pub struct Readiness<'a> {
+    /// Always of interest for reading.
+    pub fd: BorrowedFd<'a>,
+    /// Also of interest for writing.
+    pub writable: bool,
+}
+
+/// The link is of no use any more; operations that did not complete are of unknown outcome.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LinkClosed {
+    /// Why.
+    pub cause: Uncertain,
+}
+
+/// Local memory of an operation.
+#[derive(Clone, Copy, Debug)]
+pub struct LocalSlice {
+    /// First byte.
+    pub start: *mut u8,
+    /// Length.
+    pub bytes: usize,
+}
+
+impl LocalSlice {
+    /// For operations that have no buffer.
+    pub const NONE: LocalSlice = LocalSlice { start: std::ptr::null_mut(), bytes: 0 };
+}
+
+/// An operation on its way.
+#[derive(Clone, Copy, Debug)]
+pub struct Posted {
+    /// Comes back in [`Done`]; unique among the operations in flight on this link.
+    pub slot: u32,
+    /// What to do.
+    pub op: Op,
+    /// The node's region.
+    pub region: u32,
+    /// The lease under which to act.
+    pub epoch: Epoch,
+    /// Bytes from the region's start.
+    pub offset: u64,
+    /// READ: destination. WRITE: source. CALL: `request` bytes, then room for the answer. Else unused.
+    pub local: LocalSlice,
+    /// Not before every READ and atomic posted earlier is done.
+    pub fence: bool,
+}
+
+/// The operations of the fabric.
+#[derive(Clone, Copy, Debug)]
+pub enum Op {
+    /// Opens a region for this queue.
+    Attach(AccessKey),
+    /// Lets go of a region.
+    Detach,
+    /// Far to local.
+    Read,
+    /// Local to far.
+    Write,
+    /// 8-byte compare-and-swap; the outcome's value is the word before.
+    CompareAndSwap {
+        /// What must be there.
+        expected: u64,
+        /// What to put there.
+        new: u64,
+    },
+    /// 8-byte wrapping add; the outcome's value is the word before.
+    FetchAndAdd {
+        /// What to add.
+        addend: u64,
+    },
+    /// A message for the node's processor.
+    Call {
+        /// Bytes of the request at the start of the local buffer.
+        request: usize,
+    },
+}
+
+/// How an operation ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Done. Atomics: the word before. Calls: length of the answer. Else zero.
+    Done(u64),
+    /// Nothing happened.
+    Refused(Refusal),
+    /// Nobody knows.
+    Unknown(Uncertain),
+}
+
+/// A finished operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Done {
+    /// That of [`Posted`].
+    pub slot: u32,
+    /// How it ended.
+    pub outcome: Outcome,
+}

@@ -1,0 +1,278 @@
+//! The node's side of framed connections: one thread, all connections, TCP and Unix sockets alike.
+//!
+//! V1. Operations of a connection take effect in the order received, one at a time: the fence flag needs nothing.
+//! V2. A greeting of a newer incarnation buries older connections of its session before it is answered; since
+//!     one thread serves all, nothing of them is under way then (design, section 3: incarnations).
+//! V3. Malformed bytes close their connection, count as rejected, and change nothing else.
+//! V4. Memory is bounded: connections, bytes read ahead and answers waiting to be sent all have limits.
+
+mod connection;
+mod sessions;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec};
+use rustix::net::{SocketFlags, sockopt};
+
+use crate::host::Host;
+use crate::spin::Spinner;
+use connection::{Connection, Verdict};
+use sessions::Sessions;
+
+/// Connections served at once; the next ones are closed at once. Two queues of a few hundred threads.
+const MAX_CONNECTIONS: usize = 1024;
+/// A connection that has not greeted by then is closed.
+const GREETING_DEADLINE: Duration = Duration::from_secs(5);
+/// How often an idle server looks for overdue greetings.
+const HOUSEKEEPING: Duration = Duration::from_secs(1);
+
+const TCP_TOKEN: u64 = 0;
+const UNIX_TOKEN: u64 = 1;
+const STOP_TOKEN: u64 = 2;
+const FIRST_CONNECTION_TOKEN: u64 = 3;
+
+/// Where to listen. At least one must be given.
+#[derive(Debug, Default)]
+pub struct Listeners {
+    /// For the TCP transport.
+    pub tcp: Option<TcpListener>,
+    /// For the shared-memory transport, and its path, removed when the server ends.
+    pub unix: Option<(UnixListener, PathBuf)>,
+}
+
+/// A running server; stops when dropped.
+#[derive(Debug)]
+pub struct ServerHandle {
+    stop: Arc<Stop>,
+    thread: Option<JoinHandle<()>>,
+    tcp: Option<SocketAddr>,
+    unix: Option<PathBuf>,
+}
+
+#[derive(Debug)]
+struct Stop {
+    asked: AtomicBool,
+    wake: OwnedFd,
+}
+
+impl ServerHandle {
+    /// Address of the TCP listener.
+    pub fn tcp(&self) -> Option<SocketAddr> {
+        self.tcp
+    }
+
+    /// Path of the Unix socket.
+    pub fn unix(&self) -> Option<&PathBuf> {
+        self.unix.as_ref()
+    }
+}
+
+impl Drop for ServerHandle {
+    fn drop(&mut self) {
+        self.stop.asked.store(true, Ordering::Release); // pairs with the load in `Server::run`
+        // Failing to write means the counter is full: the thread is being woken anyway.
+        let _ = rustix::io::write(&self.stop.wake, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the data plane's thread panicked");
+        }
+        if let Some(path) = &self.unix {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Serves `host` on a thread of its own until the handle is dropped.
+pub fn serve(host: Arc<dyn Host>, listeners: Listeners) -> io::Result<ServerHandle> {
+    let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+    let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    let stop = Arc::new(Stop { asked: AtomicBool::new(false), wake });
+    epoll::add(&epoll, &stop.wake, EventData::new_u64(STOP_TOKEN), EventFlags::IN)?;
+    let mut tcp_address = None;
+    if let Some(listener) = &listeners.tcp {
+        listener.set_nonblocking(true)?;
+        tcp_address = Some(listener.local_addr()?);
+        epoll::add(&epoll, listener, EventData::new_u64(TCP_TOKEN), EventFlags::IN)?;
+    }
+    let unix_path = listeners.unix.as_ref().map(|(_, path)| path.clone());
+    if let Some((listener, _)) = &listeners.unix {
+        listener.set_nonblocking(true)?;
+        epoll::add(&epoll, listener, EventData::new_u64(UNIX_TOKEN), EventFlags::IN)?;
+    }
+    let server = Server {
+        host,
+        listeners,
+        epoll,
+        stop: stop.clone(),
+        connections: HashMap::new(),
+        sessions: Sessions::new(),
+        next_token: FIRST_CONNECTION_TOKEN,
+        last_housekeeping: Instant::now(),
+    };
+    let thread = std::thread::Builder::new().name("fabric-server".into()).spawn(move || server.run())?;
+    Ok(ServerHandle { stop, thread: Some(thread), tcp: tcp_address, unix: unix_path })
+}
+
+struct Server {
+    host: Arc<dyn Host>,
+    listeners: Listeners,
+    epoll: OwnedFd,
+    stop: Arc<Stop>,
+    connections: HashMap<u64, Connection>,
+    sessions: Sessions,
+    next_token: u64,
+    last_housekeeping: Instant,
+}
+
+impl Server {
+    fn run(mut self) {
+        let mut spinner = Spinner::new();
+        let mut events = Vec::with_capacity(64);
+        let mut sleep = Duration::ZERO;
+        while !self.stop.asked.load(Ordering::Acquire) {
+            events.clear();
+            let timeout = Timespec { tv_sec: sleep.as_secs() as i64, tv_nsec: sleep.subsec_nanos() as i64 };
+            let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
+            match waited {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "the data plane cannot wait for its connections any more");
+                    return;
+                }
+            }
+            for event in &events {
+                self.handle(event);
+            }
+            if self.last_housekeeping.elapsed() >= HOUSEKEEPING {
+                self.close_silent();
+            }
+            if !events.is_empty() {
+                spinner.progressed();
+                sleep = Duration::ZERO;
+            } else if self.connections.is_empty() || !spinner.spin_again() {
+                sleep = HOUSEKEEPING;
+            } else {
+                sleep = Duration::ZERO;
+            }
+        }
+    }
+
+    fn handle(&mut self, event: &Event) {
+        match event.data.u64() {
+            TCP_TOKEN => self.accept_tcp(),
+            UNIX_TOKEN => self.accept_unix(),
+            STOP_TOKEN => {}
+            token => self.serve_connection(token),
+        }
+    }
+
+    fn accept_tcp(&mut self) {
+        while let Some(listener) = &self.listeners.tcp {
+            match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(stream) => {
+                    let _ = sockopt::set_tcp_nodelay(&stream, true); // only slower without
+                    self.adopt(stream, false);
+                }
+                Err(error) => return Self::accept_failed(error),
+            }
+        }
+    }
+
+    fn accept_unix(&mut self) {
+        while let Some((listener, _)) = &self.listeners.unix {
+            match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(stream) => self.adopt(stream, true),
+                Err(error) => return Self::accept_failed(error),
+            }
+        }
+    }
+
+    fn accept_failed(error: rustix::io::Errno) {
+        if error != rustix::io::Errno::AGAIN {
+            tracing::warn!(%error, "a connection could not be accepted");
+        }
+    }
+
+    fn adopt(&mut self, stream: OwnedFd, passes_descriptors: bool) {
+        if self.connections.len() >= MAX_CONNECTIONS {
+            tracing::warn!(limit = MAX_CONNECTIONS, "too many connections; closing the newest");
+            return;
+        }
+        let token = self.next_token;
+        self.next_token += 1;
+        if let Err(error) = epoll::add(&self.epoll, &stream, EventData::new_u64(token), EventFlags::IN) {
+            tracing::warn!(%error, "a connection could not be watched");
+            return;
+        }
+        self.connections.insert(token, Connection::new(stream, passes_descriptors));
+    }
+
+    fn serve_connection(&mut self, token: u64) {
+        let Some(connection) = self.connections.get_mut(&token) else { return };
+        let was_blocked = connection.is_blocked();
+        match connection.serve(&*self.host) {
+            Verdict::Keep => self.watch(token, was_blocked),
+            Verdict::Greeted(hello) => {
+                let (reply, buried) = self.sessions.greet(hello, token);
+                if let Some(older) = buried {
+                    self.close(older);
+                }
+                let connection = self.connections.get_mut(&token).expect("looked up above");
+                connection.answer_greeting(&self.host.identity(), reply);
+                // What was sent right behind the greeting is here already and raises no further event.
+                self.serve_connection(token);
+            }
+            Verdict::Close => self.close(token),
+            Verdict::Reject(error) => {
+                tracing::debug!(%error, "malformed input; closing the connection");
+                self.host.rejected();
+                self.close(token);
+            }
+        }
+    }
+
+    /// Asks for room to send while answers wait, and for input otherwise.
+    fn watch(&mut self, token: u64, was_blocked: bool) {
+        let connection = &self.connections[&token];
+        if connection.is_blocked() == was_blocked {
+            return;
+        }
+        let interest = if was_blocked { EventFlags::IN } else { EventFlags::OUT };
+        if epoll::modify(&self.epoll, connection.stream(), EventData::new_u64(token), interest).is_err() {
+            self.close(token);
+        }
+    }
+
+    fn close(&mut self, token: u64) {
+        if let Some(connection) = self.connections.remove(&token) {
+            let _ = epoll::delete(&self.epoll, connection.stream().as_fd()); // dropping closes it in any case
+            self.sessions.closed(token);
+        }
+    }
+
+    fn close_silent(&mut self) {
+        self.last_housekeeping = Instant::now();
+        let silent: Vec<u64> = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| connection.silent_for() > GREETING_DEADLINE)
+            .map(|(&token, _)| token)
+            .collect();
+        for token in silent {
+            tracing::debug!("a connection did not greet in time");
+            self.host.rejected();
+            self.close(token);
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! One framed connection, seen from the node.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farpool_wire::{
+    AccessKey, Decoded, Epoch, FrameError, HELLO_BYTES, Hello, HelloReply, Incarnation, MAX_PAYLOAD_BYTES,
+    MAX_TRANSFER_BYTES, Opcode, REQUEST_HEADER_BYTES, Refusal, RequestHeader, ResponseHeader,
+};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use crate::host::{Host, HostIdentity, SharedRegion};
+
+/// Requests are not looked at while this much waits to be sent: a client that does not read cannot fill us up.
+const MAX_UNSENT_BYTES: usize = 2 * MAX_TRANSFER_BYTES;
+/// Longest run of bytes kept unparsed: one request.
+const MAX_RECEIVED_BYTES: usize = REQUEST_HEADER_BYTES + MAX_PAYLOAD_BYTES;
+/// Received in one call at the least.
+const RECEIVE_BYTES: usize = 64 << 10;
+/// Buffers above this are given back when they are empty.
+const KEPT_BUFFER_BYTES: usize = 256 << 10;
+/// Regions attached on one connection: 4 Ki regions of 64 MiB are 256 GiB.
+const MAX_ATTACHED: usize = 4 << 10;
+
+/// What became of a connection after it was served.
+pub(super) enum Verdict {
+    /// It goes on.
+    Keep,
+    /// Its greeting has come and awaits an answer.
+    Greeted(Hello),
+    /// The peer is gone.
+    Close,
+    /// The peer sent something malformed.
+    Reject(FrameError),
+}
+
+/// One connection.
+pub(super) struct Connection {
+    stream: OwnedFd,
+    passes_descriptors: bool,
+    opened: Instant,
+    stage: Stage,
+    received: Vec<u8>,
+    /// How much of `received` has been served.
+    served: usize,
+    unsent: Vec<u8>,
+    sent: usize,
+    /// Descriptors to go out with the byte at this place of `unsent`.
+    descriptors: VecDeque<(usize, SharedRegion)>,
+    attached: HashMap<u32, Attachment>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Silent,
+    Greeted,
+    Open,
+    /// An old incarnation: it gets its answer and nothing else.
+    Buried,
+}
+
+struct Attachment {
+    epoch: Epoch,
+    /// Keeps shared memory marked as somebody's.
+    _holder: Option<Arc<dyn Send + Sync>>,
+}
+
+impl Connection {
+    pub(super) fn new(stream: OwnedFd, passes_descriptors: bool) -> Self {
+        Connection {
+            stream,
+            passes_descriptors,
+            opened: Instant::now(),
+            stage: Stage::Silent,
+            received: Vec::new(),
+            served: 0,
+            unsent: Vec::new(),
+            sent: 0,
+            descriptors: VecDeque::new(),
+            attached: HashMap::new(),
+        }
+    }
+
+    pub(super) fn stream(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    /// How long a connection has been here without greeting; zero once it has.
+    pub(super) fn silent_for(&self) -> Duration {
+        if self.stage == Stage::Silent { self.opened.elapsed() } else { Duration::ZERO }
+    }
+
+    /// Answers wait for the peer to read.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.sent < self.unsent.len()
+    }
+
+    /// Answers the greeting; `incarnation` is the one in force.
+    pub(super) fn answer_greeting(&mut self, identity: &HostIdentity, incarnation: Incarnation) {
+        let Stage::Greeted = self.stage else { return };
+        let reply = HelloReply {
+            node: identity.node,
+            incarnation,
+            region_bytes: identity.region_bytes,
+            regions: identity.regions as u64,
+        };
+        let asked = Hello::decode(&self.received[self.served..]);
+        self.stage = match asked {
+            Ok(Decoded::Complete(hello)) if hello.incarnation == incarnation && hello.node == identity.node => {
+                Stage::Open
+            }
+            _ => Stage::Buried,
+        };
+        self.served += HELLO_BYTES;
+        self.unsent.extend_from_slice(&reply.encode());
+    }
+
+    /// Serves what has come, as far as answers can be sent.
+    pub(super) fn serve(&mut self, host: &dyn Host) -> Verdict {
+        loop {
+            match self.serve_received(host) {
+                Ok(None) => {}
+                Ok(Some(verdict)) => return verdict,
+                Err(error) => return Verdict::Reject(error),
+            }
+            if !self.send() {
+                return Verdict::Close;
+            }
+            if self.is_blocked() {
+                return Verdict::Keep;
+            }
+            if self.stage == Stage::Buried {
+                return Verdict::Close;
+            }
+            match self.receive() {
+                Ok(0) => return Verdict::Close,
+                Ok(_) => {}
+                Err(Errno::AGAIN | Errno::INTR) => {
+                    self.shrink();
+                    return Verdict::Keep;
+                }
+                Err(_) => return Verdict::Close,
+            }
+        }
+    }
+
+    /// Serves whole requests until the input is used up or too much waits to be sent.
+    fn serve_received(&mut self, host: &dyn Host) -> Result<Option<Verdict>, FrameError> {
+        if self.stage == Stage::Silent {
+            return Ok(match Hello::decode(&self.received)? {
+                Decoded::Incomplete => None,
+                Decoded::Complete(hello) => {
+                    self.stage = Stage::Greeted;
+                    Some(Verdict::Greeted(hello))
+                }
+            });
+        }
+        while self.stage == Stage::Open && self.unsent.len() - self.sent < MAX_UNSENT_BYTES {
+            let Decoded::Complete(header) = RequestHeader::decode(&self.received[self.served..])? else { break };
+            let frame_bytes = REQUEST_HEADER_BYTES + header.payload as usize;
+            if self.received.len() - self.served < frame_bytes {
+                break;
+            }
+            // The payload is lent out of `self` so that answers can be appended meanwhile.
+            let received = std::mem::take(&mut self.received);
+            let payload = &received[self.served + REQUEST_HEADER_BYTES..self.served + frame_bytes];
+            self.serve_request(host, &header, payload);
+            self.received = received;
+            self.served += frame_bytes;
+        }
+        Ok(None)
+    }
+
+    fn serve_request(&mut self, host: &dyn Host, header: &RequestHeader, payload: &[u8]) {
+        let start = self.unsent.len();
+        let blank = ResponseHeader { outcome: Ok(()), payload: 0, token: header.token, value: 0 };
+        self.unsent.extend_from_slice(&blank.encode());
+        let body = self.unsent.len();
+        let outcome = self.carry_out(host, header, payload);
+        if outcome.is_err() {
+            self.unsent.truncate(body);
+        }
+        let response = ResponseHeader {
+            outcome: outcome.map(drop),
+            payload: (self.unsent.len() - body) as u32,
+            value: outcome.unwrap_or(0),
+            ..blank
+        };
+        self.unsent[start..body].copy_from_slice(&response.encode());
+    }
+
+    /// Carries out one request, appends the answer's payload, and returns the answer's value.
+    fn carry_out(&mut self, host: &dyn Host, header: &RequestHeader, payload: &[u8]) -> Result<u64, Refusal> {
+        match header.opcode {
+            Opcode::Attach => self.attach(host, header, payload).map(|()| 0),
+            Opcode::Detach => {
+                self.attached.remove(&header.region);
+                Ok(0)
+            }
+            Opcode::Call => host.call(payload, &mut self.unsent).map(|()| 0),
+            Opcode::Read | Opcode::Write | Opcode::CompareAndSwap | Opcode::FetchAndAdd => {
+                match self.attached.get(&header.region) {
+                    None => Err(Refusal::NotAttached),
+                    Some(attached) if attached.epoch != header.epoch => Err(Refusal::StaleEpoch),
+                    Some(_) => self.access(host, header, payload),
+                }
+            }
+        }
+    }
+
+    fn attach(&mut self, host: &dyn Host, header: &RequestHeader, payload: &[u8]) -> Result<(), Refusal> {
+        let key = AccessKey::from_slice(payload).ok_or(Refusal::WrongKey)?;
+        if self.attached.len() >= MAX_ATTACHED && !self.attached.contains_key(&header.region) {
+            return Err(Refusal::Exhausted);
+        }
+        let mut holder = None;
+        if self.passes_descriptors {
+            let shared = host.share(header.region, header.epoch, &key)?;
+            holder = Some(shared.holder.clone());
+            self.unsent.extend_from_slice(&shared.attached.encode());
+            self.descriptors.push_back((self.unsent.len() - 1, shared));
+        } else {
+            host.attach(header.region, header.epoch, &key)?;
+        }
+        self.attached.insert(header.region, Attachment { epoch: header.epoch, _holder: holder });
+        Ok(())
+    }
+
+    fn access(&mut self, host: &dyn Host, header: &RequestHeader, payload: &[u8]) -> Result<u64, Refusal> {
+        let length = header.length as usize;
+        if header.opcode == Opcode::Read && length > MAX_TRANSFER_BYTES {
+            return Err(Refusal::TooLong);
+        }
+        let word = |at: usize| u64::from_le_bytes(payload[at..at + 8].try_into().expect("length checked in decode"));
+        let unsent = &mut self.unsent;
+        let mut value = 0;
+        host.with_region(header.region, header.epoch, &mut |memory| {
+            value = match header.opcode {
+                Opcode::Read => {
+                    let start = unsent.len();
+                    unsent.resize(start + length, 0);
+                    memory.read(header.offset, &mut unsent[start..])?;
+                    0
+                }
+                Opcode::Write => {
+                    memory.write(header.offset, payload)?;
+                    0
+                }
+                Opcode::CompareAndSwap => memory.compare_and_swap(header.offset, word(0), word(8))?,
+                Opcode::FetchAndAdd => memory.fetch_and_add(header.offset, word(0))?,
+                Opcode::Attach | Opcode::Detach | Opcode::Call => unreachable!("served elsewhere"),
+            };
+            Ok(())
+        })?;
+        Ok(value)
+    }
+
+    /// Sends what can be sent; false when the peer is gone.
+    fn send(&mut self) -> bool {
+        while self.is_blocked() {
+            let stop = self.descriptors.front().map_or(self.unsent.len(), |&(place, _)| place);
+            let result = if self.sent < stop {
+                let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+                rustix::net::send(&self.stream, &self.unsent[self.sent..stop], flags)
+            } else {
+                self.send_with_descriptors()
+            };
+            match result {
+                Ok(bytes) => self.sent += bytes,
+                Err(Errno::AGAIN) => return true,
+                Err(Errno::INTR) => {}
+                Err(_) => return false,
+            }
+        }
+        self.unsent.clear();
+        self.sent = 0;
+        true
+    }
+
+    /// Sends the one byte that the next descriptors go with.
+    fn send_with_descriptors(&mut self) -> Result<usize, Errno> {
+        let (place, shared) = self.descriptors.front().expect("the caller looked");
+        let descriptors = [shared.memory.as_fd(), shared.epochs.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+        let byte = [IoSlice::new(&self.unsent[*place..place + 1])];
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let sent = rustix::net::sendmsg(&self.stream, &byte, &mut ancillary, flags)?;
+        self.descriptors.pop_front();
+        Ok(sent)
+    }
+
+    fn receive(&mut self) -> Result<usize, Errno> {
+        self.received.drain(..self.served);
+        self.served = 0;
+        let old = self.received.len();
+        let missing = self.missing_bytes().max(RECEIVE_BYTES).min(MAX_RECEIVED_BYTES + RECEIVE_BYTES - old);
+        self.received.reserve(missing);
+        rustix::net::recv(&self.stream, rustix::buffer::spare_capacity(&mut self.received), RecvFlags::DONTWAIT)
+            .map(|(_, bytes)| bytes)
+    }
+
+    /// How much of the request at the front has not come yet.
+    fn missing_bytes(&self) -> usize {
+        match RequestHeader::decode(&self.received) {
+            Ok(Decoded::Complete(header)) if self.stage == Stage::Open => {
+                (REQUEST_HEADER_BYTES + header.payload as usize).saturating_sub(self.received.len())
+            }
+            _ => 0,
+        }
+    }
+
+    fn shrink(&mut self) {
+        if self.received.len() == self.served && self.received.capacity() > KEPT_BUFFER_BYTES {
+            self.received = Vec::new();
+            self.served = 0;
+        }
+        if self.unsent.capacity() > KEPT_BUFFER_BYTES {
+            self.unsent.shrink_to(KEPT_BUFFER_BYTES);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Which incarnation of each session is in force.
+
+use std::collections::{HashMap, VecDeque};
+
+use farpool_wire::{Hello, Incarnation, SessionId};
+
+/// Sessions without a connection that are remembered, so that a late greeting of an old incarnation is still
+/// known for one. A connection delayed past this many others would be taken for a new session's first.
+const REMEMBERED: usize = 16 << 10;
+
+/// The table of sessions.
+pub(super) struct Sessions {
+    sessions: HashMap<SessionId, Session>,
+    /// Sessions in the order in which their connections ended; entries may be outdated.
+    ended: VecDeque<SessionId>,
+}
+
+struct Session {
+    incarnation: Incarnation,
+    connection: Option<u64>,
+}
+
+impl Sessions {
+    pub(super) fn new() -> Self {
+        Sessions { sessions: HashMap::new(), ended: VecDeque::new() }
+    }
+
+    /// Enters a greeting. Returns the incarnation now in force, and an older connection to close first.
+    pub(super) fn greet(&mut self, hello: Hello, connection: u64) -> (Incarnation, Option<u64>) {
+        let fresh = Session { incarnation: hello.incarnation, connection: Some(connection) };
+        match self.sessions.get_mut(&hello.session) {
+            Some(known) if known.incarnation >= hello.incarnation => (known.incarnation_in_force(), None),
+            Some(known) => {
+                let older = std::mem::replace(known, fresh).connection;
+                (hello.incarnation, older)
+            }
+            None => {
+                self.sessions.insert(hello.session, fresh);
+                (hello.incarnation, None)
+            }
+        }
+    }
+
+    /// A connection has ended.
+    pub(super) fn closed(&mut self, connection: u64) {
+        let Some((&id, session)) =
+            self.sessions.iter_mut().find(|(_, session)| session.connection == Some(connection))
+        else {
+            return;
+        };
+        session.connection = None;
+        self.ended.push_back(id);
+        while self.ended.len() > REMEMBERED {
+            let oldest = self.ended.pop_front().expect("longer than the limit");
+            if self.sessions.get(&oldest).is_some_and(|session| session.connection.is_none()) {
+                self.sessions.remove(&oldest);
+            }
+        }
+    }
+}
+
+impl Session {
+    /// For a client that greets with an incarnation already used: one it does not expect, so that it hangs up.
+    fn incarnation_in_force(&self) -> Incarnation {
+        Incarnation(self.incarnation.0 + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farpool_wire::NodeId;
+
+    fn hello(session: u64, incarnation: u64) -> Hello {
+        Hello { session: SessionId(session), incarnation: Incarnation(incarnation), node: NodeId(1) }
+    }
+
+    #[test]
+    fn a_newer_incarnation_buries_the_older_connection() {
+        let mut sessions = Sessions::new();
+        assert_eq!(sessions.greet(hello(1, 1), 10), (Incarnation(1), None));
+        assert_eq!(sessions.greet(hello(1, 2), 11), (Incarnation(2), Some(10)));
+    }
+
+    #[test]
+    fn an_old_incarnation_that_arrives_late_is_not_let_in() {
+        let mut sessions = Sessions::new();
+        sessions.greet(hello(1, 2), 11);
+        sessions.closed(11);
+        let (in_force, buried) = sessions.greet(hello(1, 1), 12);
+        assert_ne!(in_force, Incarnation(1));
+        assert_eq!(buried, None);
+        assert_ne!(sessions.greet(hello(1, 2), 13).0, Incarnation(2));
+    }
+
+    #[test]
+    fn the_table_of_ended_sessions_is_bounded() {
+        let mut sessions = Sessions::new();
+        for id in 0..3 * REMEMBERED as u64 {
+            sessions.greet(hello(id, 1), id);
+            sessions.sessions.get_mut(&SessionId(id)).unwrap().connection = None;
+            sessions.ended.push_back(SessionId(id));
+            if id % 1024 == 0 {
+                sessions.greet(hello(u64::MAX, id + 1), u64::MAX - id);
+                sessions.closed(u64::MAX - id);
+            }
+        }
+        assert!(sessions.sessions.len() <= REMEMBERED + 1024 + 1);
+    }
+}

@@ -1,0 +1,181 @@
+//! Shared memory: same host. The node hands out a region's memory over a Unix socket after checking the key;
+//! then operations are loads and stores of this thread (design, section 3).
+//!
+//! S1. Nobody can refuse a store. So an operation counts as done only if the region's epoch word, loaded after
+//!     the access and a full barrier, still holds the lease's epoch; else its outcome is *unknown*.
+//! S2. The node raises the word and passes a barrier before it copies or reuses the memory; the barriers pair.
+//! S3. Atomics are the processor's, as those of every other path to the region.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{Ordering, fence};
+
+use farpool_wire::{Epoch, Hello, Refusal, ShmAttached};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::frames::{FrameClient, FrameDone};
+use crate::host::access_refusal;
+use crate::memory::{AccessError, Mapping, Protection};
+use crate::op::Uncertain;
+use crate::seam::{Done, Link, LinkClosed, Op, Outcome, Peer, Posted, Readiness, Transport};
+
+/// Most regions of one node that a link maps: 64 Ki regions of 64 MiB are 4 TiB.
+const MAX_REGIONS: u32 = 1 << 16;
+
+/// Carries the fabric by shared memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ShmTransport;
+
+impl Transport for ShmTransport {
+    fn open(&self, peer: &Peer, hello: Hello) -> io::Result<Box<dyn Link>> {
+        let path = peer.shm_socket.as_ref().ok_or_else(|| {
+            io::Error::new(io::ErrorKind::AddrNotAvailable, format!("node {} is not on this host", peer.node))
+        })?;
+        let address = SocketAddrUnix::new(path.as_os_str().as_bytes())?;
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let stream = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // A Unix socket connects at once or fails (EAGAIN: the node's backlog is full).
+        rustix::net::connect(&stream, &address)?;
+        Ok(Box::new(ShmLink {
+            frames: FrameClient::new(stream, hello, true),
+            attached: Vec::new(),
+            attaching: Vec::new(),
+            done: Vec::new(),
+        }))
+    }
+}
+
+struct ShmLink {
+    frames: FrameClient,
+    /// By region.
+    attached: Vec<Option<Attached>>,
+    /// Slots, regions and epochs of attachments under way.
+    attaching: Vec<(u32, u32, Epoch)>,
+    /// Scratch, kept for its capacity.
+    done: Vec<FrameDone>,
+}
+
+struct Attached {
+    epoch: Epoch,
+    memory: Mapping,
+    epochs: Mapping,
+    epoch_offset: u64,
+}
+
+impl Link for ShmLink {
+    fn post(&mut self, posted: Posted) -> Option<Outcome> {
+        match posted.op {
+            Op::Attach(_) if posted.region >= MAX_REGIONS => Some(Outcome::Refused(Refusal::NotAttached)),
+            Op::Attach(_) => {
+                self.attaching.push((posted.slot, posted.region, posted.epoch));
+                self.frames.post(&posted);
+                None
+            }
+            Op::Detach => {
+                // Unmapped here first: the node may take the memory for free once it hears of it.
+                if let Some(place) = self.attached.get_mut(posted.region as usize) {
+                    *place = None;
+                }
+                self.frames.post(&posted);
+                None
+            }
+            Op::Call { .. } => {
+                self.frames.post(&posted);
+                None
+            }
+            _ => Some(match self.attached.get(posted.region as usize).and_then(Option::as_ref) {
+                None => Outcome::Refused(Refusal::NotAttached),
+                Some(attached) => attached.access(&posted),
+            }),
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), LinkClosed> {
+        let result = self.frames.poll(&mut self.done);
+        let finished = std::mem::take(&mut self.done);
+        for frame in finished {
+            let slot = frame.slot;
+            done.push(Done { slot, outcome: self.finish(frame) });
+        }
+        result
+    }
+
+    fn readiness(&self) -> Option<Readiness<'_>> {
+        Some(Readiness { fd: self.frames.fd(), writable: self.frames.wants_to_send() })
+    }
+
+    fn transport(&self) -> &'static str {
+        "shm"
+    }
+}
+
+impl ShmLink {
+    fn finish(&mut self, frame: FrameDone) -> Outcome {
+        let Some(place) = self.attaching.iter().position(|&(slot, ..)| slot == frame.slot) else {
+            return frame.outcome;
+        };
+        let (_, region, epoch) = self.attaching.swap_remove(place);
+        let Some((layout, memory, epochs)) = frame.shared else { return frame.outcome };
+        match Attached::map(epoch, layout, memory, epochs) {
+            Ok(attached) => {
+                let region = region as usize;
+                if region >= self.attached.len() {
+                    self.attached.resize_with(region + 1, || None);
+                }
+                self.attached[region] = Some(attached);
+                frame.outcome
+            }
+            Err(error) => {
+                tracing::warn!(region, %error, "the region's memory cannot be mapped");
+                Outcome::Refused(Refusal::Exhausted)
+            }
+        }
+    }
+}
+
+impl Attached {
+    fn map(epoch: Epoch, layout: ShmAttached, memory: OwnedFd, epochs: OwnedFd) -> io::Result<Self> {
+        let memory = Mapping::new(memory.as_fd(), layout.region_bytes, Protection::ReadWrite)?;
+        let words_bytes = layout.epoch_offset.checked_add(8);
+        let words_bytes = words_bytes.filter(|_| layout.epoch_offset.is_multiple_of(8));
+        let words_bytes = words_bytes.ok_or(io::Error::from(io::ErrorKind::InvalidData))?;
+        let epochs = Mapping::new(epochs.as_fd(), words_bytes, Protection::ReadOnly)?;
+        Ok(Attached { epoch, memory, epochs, epoch_offset: layout.epoch_offset })
+    }
+
+    fn access(&self, posted: &Posted) -> Outcome {
+        if posted.epoch != self.epoch || self.epoch_now() != self.epoch {
+            return Outcome::Refused(Refusal::StaleEpoch);
+        }
+        let value = match self.touch(posted) {
+            Ok(value) => value,
+            Err(error) => return Outcome::Refused(access_refusal(error)),
+        };
+        // S1; pairs with the barrier between raising the word and reusing the memory (S2).
+        fence(Ordering::SeqCst);
+        if self.epoch_now() == self.epoch { Outcome::Done(value) } else { Outcome::Unknown(Uncertain::EpochMoved) }
+    }
+
+    fn touch(&self, posted: &Posted) -> Result<u64, AccessError> {
+        let local = posted.local;
+        match posted.op {
+            Op::Read => {
+                // SAFETY: `local` is the operation's own buffer, valid and exclusive while it is in flight.
+                unsafe { self.memory.read_to(posted.offset, local.start, local.bytes) }.map(|()| 0)
+            }
+            Op::Write => {
+                // SAFETY: as above.
+                unsafe { self.memory.write_from(posted.offset, local.start, local.bytes) }.map(|()| 0)
+            }
+            Op::CompareAndSwap { expected, new } => self.memory.compare_and_swap(posted.offset, expected, new),
+            Op::FetchAndAdd { addend } => self.memory.fetch_and_add(posted.offset, addend),
+            Op::Attach(_) | Op::Detach | Op::Call { .. } => unreachable!("posted as frames"),
+        }
+    }
+
+    fn epoch_now(&self) -> Epoch {
+        // The place was checked when it was mapped; zero is no epoch.
+        Epoch(self.epochs.load(self.epoch_offset).unwrap_or(0))
+    }
+}

@@ -1,0 +1,48 @@
+//! The conformance suite over TCP.
+
+use std::any::Any;
+use std::net::TcpListener;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use farpool_fabric::conformance::{Carrier, SuiteHost};
+use farpool_fabric::{Host, Listeners, Peer, TcpTransport, Transport, conformance_tests, serve};
+
+struct Tcp;
+
+impl Carrier for Tcp {
+    fn serve(&self, host: Arc<SuiteHost>) -> (Peer, Box<dyn Any>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let node = host.identity().node;
+        let server = serve(host, Listeners { tcp: Some(listener), unix: None }).unwrap();
+        (Peer { node, tcp: server.tcp(), shm_socket: None }, Box::new(server))
+    }
+
+    fn transport(&self) -> Rc<dyn Transport> {
+        Rc::new(TcpTransport)
+    }
+}
+
+conformance_tests! {
+    Tcp;
+    bytes_written_are_read_back,
+    a_completed_write_is_seen_by_every_queue,
+    the_largest_transfer_works_and_a_larger_one_is_refused,
+    out_of_bounds_is_refused_and_changes_nothing,
+    misaligned_atomics_are_refused,
+    a_region_that_was_not_attached_is_refused,
+    a_wrong_key_is_refused,
+    an_old_epoch_is_refused,
+    a_detached_region_is_refused,
+    compare_and_swap_swaps_only_on_equality,
+    fetch_and_add_loses_no_addition_under_contention,
+    more_operations_than_places_all_complete,
+    a_dropped_operation_does_not_free_its_buffer_early,
+    calls_are_answered_and_unknown_calls_refused,
+    what_was_acknowledged_before_a_fence_stays_and_nothing_follows_it,
+    a_lent_again_region_shows_nothing_of_its_last_holder,
+    an_older_incarnation_is_dead_once_a_newer_one_is_answered,
+    the_death_of_the_node_ends_every_operation,
+    a_silent_node_ends_operations_by_their_deadline,
+    hundreds_of_queues_come_and_go,
+}

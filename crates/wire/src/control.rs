@@ -1,0 +1,55 @@
+//! Messages of the control plane, generated from `proto/farpool.proto`, and their way to and from our own types.
+
+#![allow(missing_docs)] // generated; the .proto has the comments
+
+tonic::include_proto!("farpool.v1");
+
+use std::fmt;
+
+use crate::{AccessKey, Epoch, NodeId, RegionId};
+
+// The two messages that carry a key print everything but the key.
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("address", &self.address)
+            .field("region", &self.region)
+            .field("epoch", &Epoch(self.epoch))
+            .field("ttl_ms", &self.ttl_ms)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for LeaseRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseRef")
+            .field("region", &self.region)
+            .field("epoch", &Epoch(self.epoch))
+            .finish_non_exhaustive()
+    }
+}
+
+impl Lease {
+    /// Which region is lent; `None` when the message lacks the node's address.
+    pub fn region_id(&self) -> Option<RegionId> {
+        self.address.as_ref().map(|at| RegionId { node: NodeId(at.node), index: self.region })
+    }
+
+    /// The key; `None` unless it has the right length.
+    pub fn access_key(&self) -> Option<AccessKey> {
+        AccessKey::from_slice(&self.key)
+    }
+}
+
+impl LeaseRef {
+    /// Names the lease of `region` under `epoch`.
+    pub fn new(region: u32, epoch: Epoch, key: &AccessKey) -> Self {
+        LeaseRef { region, epoch: epoch.0, key: key.as_bytes().to_vec() }
+    }
+
+    /// The key; `None` unless it has the right length.
+    pub fn access_key(&self) -> Option<AccessKey> {
+        AccessKey::from_slice(&self.key)
+    }
+}

@@ -1,0 +1,20 @@
+//! What travels between processes and what lies in memory that several of them see:
+//! ids, epochs and keys; the data plane's frames; the control plane's messages; the word of a file's block.
+//!
+//! W1. Decoding never panics: malformed bytes give a [`FrameError`].
+//! W2. Every layout is little-endian, versioned and pinned by a golden test; `docs/wire.md` describes it.
+//! W3. Keys are compared in constant time and never printed.
+//! Not here: sockets, files, clocks, randomness.
+
+mod block;
+pub mod control;
+mod frame;
+mod ids;
+
+pub use block::{BLOCK_BYTES, BlockWord};
+pub use frame::{
+    Decoded, FrameError, HELLO_BYTES, Hello, HelloReply, MAX_CALL_BYTES, MAX_PAYLOAD_BYTES,
+    MAX_TRANSFER_BYTES, Opcode, REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES, Refusal, RequestHeader,
+    ResponseHeader, SHM_ATTACHED_BYTES, ShmAttached, WIRE_VERSION,
+};
+pub use ids::{AccessKey, Epoch, Incarnation, NodeId, OwnerId, RegionId, RemoteAddr, SessionId};
