@@ -1,0 +1,92 @@
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use tonic::transport::{Channel, Endpoint};
+
+use crate::{ControlError, REQUEST_TIMEOUT, Tls};
+
+/// Longest wait for a connection, and for its TLS handshake: several round trips to the far side of the world.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A connection with requests under way that is silent for so long is asked whether it lives.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
+/// A peer that does not answer this question in time is gone.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A channel to `host:port`. It connects at the first request, and again whenever the connection was lost, so that
+/// only a wrong address or unusable certificates are errors here.
+pub fn dial(address: &str, tls: Option<&Tls>) -> Result<Channel, ControlError> {
+    let malformed = || ControlError::Address { address: address.to_owned() };
+    let host = host_of(address).ok_or_else(malformed)?;
+    if tls.is_none() && !is_loopback(host) {
+        return Err(ControlError::PlaintextOffLoopback { address: address.to_owned() });
+    }
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let endpoint = Endpoint::from_shared(format!("{scheme}://{address}")).map_err(|_| malformed())?;
+    let endpoint = match tls {
+        Some(tls) => endpoint.tls_config(tls.client()).map_err(|source| tls.unusable(source))?,
+        None => endpoint,
+    };
+    let endpoint = endpoint
+        .connect_timeout(CONNECT_TIMEOUT)
+        .timeout(REQUEST_TIMEOUT)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT);
+    Ok(endpoint.connect_lazy())
+}
+
+/// Whether an address is one of this machine's own that no other machine reaches.
+pub(crate) fn is_loopback_ip(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}
+
+/// The host of `host:port`; `None` unless it is just that.
+fn host_of(address: &str) -> Option<&str> {
+    if let Ok(socket) = address.parse::<SocketAddr>() {
+        return (socket.port() != 0).then(|| address.rsplit_once(':').map(|(host, _)| host))?;
+    }
+    let (host, port) = address.rsplit_once(':')?;
+    let named = !host.is_empty() && host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
+    let reachable =
+        port.bytes().all(|b| b.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port != 0);
+    (named && reachable).then_some(host)
+}
+
+/// A name other than `localhost` may resolve to anything, so it does not count.
+fn is_loopback(host: &str) -> bool {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost") || bare.parse().is_ok_and(is_loopback_ip)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn plain_text_is_dialled_on_loopback_only() {
+        for near in
+            ["127.0.0.1:7700", "127.9.9.9:1", "[::1]:7700", "localhost:7700", "[::ffff:127.0.0.1]:7700"]
+        {
+            assert!(dial(near, None).is_ok(), "{near}");
+        }
+        for far in
+            ["10.0.0.1:7700", "0.0.0.0:7700", "[::]:7700", "db1.example:7700", "localhost.example:7700"]
+        {
+            let error = dial(far, None).unwrap_err();
+            assert!(matches!(error, ControlError::PlaintextOffLoopback { .. }), "{far}");
+            assert!(error.to_string().contains("--tls-dir"), "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_not_host_and_port_is_refused() {
+        for bad in ["", "localhost", "localhost:", "localhost:0", "127.0.0.1:0", ":7700", "localhost:99999"] {
+            assert!(matches!(dial(bad, None), Err(ControlError::Address { .. })), "{bad}");
+        }
+        for bad in
+            ["http://localhost:7700", "localhost:7700/x", "a@localhost:7700", "local host:7700", "[::1:7700"]
+        {
+            assert!(matches!(dial(bad, None), Err(ControlError::Address { .. })), "{bad}");
+        }
+    }
+}

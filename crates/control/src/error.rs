@@ -1,0 +1,47 @@
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Why a process cannot take part in the control plane. Each is for an operator to mend.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// Pass a TLS directory, or stay on loopback.
+    #[error("{address} is not a loopback address: pass --tls-dir DIR, plain text never leaves the machine")]
+    PlaintextOffLoopback {
+        /// What was to be listened on or dialled.
+        address: String,
+    },
+    /// Mend the address.
+    #[error("`{address}` is no address: write HOST:PORT, for instance 127.0.0.1:7700")]
+    Address {
+        /// What was given.
+        address: String,
+    },
+    /// Put the file there, or name the right directory.
+    #[error("cannot read {}: {source}; --tls-dir needs ca.pem, cert.pem and key.pem", path.display())]
+    TlsFile {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Make the certificates anew.
+    #[error("the certificates in {} are of no use: {source}; make them anew", dir.display())]
+    Certificates {
+        /// Where they are.
+        dir: PathBuf,
+        /// What is wrong with them.
+        source: tonic::transport::Error,
+    },
+    /// End whoever has the port, or take another.
+    #[error("cannot listen on {address}: {source}; choose another address with --listen")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The server ended by itself.
+    #[error("the control plane's server stopped: {0}")]
+    Serve(#[source] tonic::transport::Error),
+}

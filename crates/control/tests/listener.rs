@@ -1,0 +1,188 @@
+//! What a listener of the control plane lets in.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farpool_control::{ControlError, Listener, SERVER_NAME, SHUTDOWN_GRACE, Tls, dial};
+use farpool_wire::control::node_client::NodeClient;
+use farpool_wire::control::node_server::{Node, NodeServer};
+use farpool_wire::control::{
+    GrantRequest, GrantResponse, RegionsRequest, RegionsResponse, ReleaseRequest, ReleaseResponse,
+    RenewRequest, RenewResponse,
+};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, oneshot};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
+use tonic::{Request, Response, Status};
+
+/// Answers `Regions`; a `Renew` says that it began and never ends.
+#[derive(Default)]
+struct FakeNode {
+    renewing: Arc<Notify>,
+}
+
+#[tonic::async_trait]
+impl Node for FakeNode {
+    async fn grant(&self, _: Request<GrantRequest>) -> Result<Response<GrantResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn renew(&self, _: Request<RenewRequest>) -> Result<Response<RenewResponse>, Status> {
+        self.renewing.notify_one();
+        std::future::pending().await
+    }
+
+    async fn release(&self, _: Request<ReleaseRequest>) -> Result<Response<ReleaseResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn regions(&self, _: Request<RegionsRequest>) -> Result<Response<RegionsResponse>, Status> {
+        Ok(Response::new(RegionsResponse { regions_total: 7, ..Default::default() }))
+    }
+}
+
+async fn start(tls: Option<Tls>) -> String {
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), tls).await.unwrap();
+    let address = listener.address().to_string();
+    tokio::spawn(listener.serve(NodeServer::new(FakeNode::default()), std::future::pending()));
+    address
+}
+
+async fn regions_total(address: &str, tls: Option<&Tls>) -> Result<u32, Status> {
+    let mut node = NodeClient::new(dial(address, tls).unwrap());
+    node.regions(RegionsRequest {}).await.map(|answer| answer.into_inner().regions_total)
+}
+
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    /// A TLS directory of a process that trusts this authority, with a certificate from `issuer`.
+    fn directory(&self, issuer: &Authority) -> TempDir {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![SERVER_NAME.to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &issuer.0).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("ca.pem"), self.0.pem()).unwrap();
+        std::fs::write(dir.path().join("cert.pem"), certificate.pem()).unwrap();
+        std::fs::write(dir.path().join("key.pem"), key.serialize_pem()).unwrap();
+        dir
+    }
+}
+
+fn load(dir: &TempDir) -> Tls {
+    Tls::load(dir.path()).unwrap()
+}
+
+#[tokio::test]
+async fn two_processes_of_one_authority_talk_over_tls() {
+    let authority = Authority::new();
+    let address = start(Some(load(&authority.directory(&authority)))).await;
+    let client = load(&authority.directory(&authority));
+    assert_eq!(regions_total(&address, Some(&client)).await.unwrap(), 7);
+}
+
+#[tokio::test]
+async fn a_client_without_a_certificate_is_refused() {
+    let authority = Authority::new();
+    let address = start(Some(load(&authority.directory(&authority)))).await;
+    let tls = ClientTlsConfig::new()
+        .domain_name(SERVER_NAME)
+        .ca_certificate(Certificate::from_pem(authority.0.pem()));
+    let endpoint = Endpoint::from_shared(format!("https://{address}")).unwrap().tls_config(tls).unwrap();
+    let mut node = NodeClient::new(endpoint.connect_lazy());
+    node.regions(RegionsRequest {}).await.unwrap_err();
+    regions_total(&address, None).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn certificates_of_another_authority_are_refused_by_either_side() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let address = start(Some(load(&authority.directory(&authority)))).await;
+    let stranger = load(&authority.directory(&other));
+    regions_total(&address, Some(&stranger)).await.unwrap_err();
+    let distrustful = load(&other.directory(&authority));
+    regions_total(&address, Some(&distrustful)).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn plaintext_off_loopback_is_refused() {
+    let anywhere = "0.0.0.0:0".parse().unwrap();
+    let error = Listener::bind(anywhere, None).await.unwrap_err();
+    assert!(matches!(error, ControlError::PlaintextOffLoopback { .. }));
+    assert!(error.to_string().contains("--tls-dir"));
+    let authority = Authority::new();
+    let tls = load(&authority.directory(&authority));
+    Listener::bind(anywhere, Some(tls)).await.unwrap();
+}
+
+#[tokio::test]
+async fn unusable_tls_files_are_errors_that_name_them() {
+    let error = Tls::load(Path::new("/nonexistent")).unwrap_err().to_string();
+    assert!(error.contains("/nonexistent/ca.pem") && error.contains("key.pem"), "{error}");
+
+    let authority = Authority::new();
+    let dir = authority.directory(&authority);
+    std::fs::write(dir.path().join("cert.pem"), "no certificate").unwrap();
+    let error = dial("127.0.0.1:1", Some(&load(&dir))).unwrap_err();
+    assert!(error.to_string().contains(&dir.path().display().to_string()), "{error}");
+    assert!(!format!("{:?}", load(&dir)).contains("PRIVATE"));
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_an_error_that_names_the_fix() {
+    let first = Listener::bind("127.0.0.1:0".parse().unwrap(), None).await.unwrap();
+    let error = Listener::bind(first.address(), None).await.unwrap_err();
+    assert!(error.to_string().contains("--listen"), "{error}");
+}
+
+#[tokio::test]
+async fn garbage_on_the_port_does_nothing() {
+    let address = start(None).await;
+    for garbage in
+        [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xFF; 4096], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\xFFgarbage!"]
+    {
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        let _ = stream.write_all(garbage).await; // the server may have closed already
+        stream.shutdown().await.ok();
+        let mut answer = Vec::new();
+        let closed = stream.read_to_end(&mut answer);
+        let _ = tokio::time::timeout(Duration::from_secs(5), closed).await.expect("the connection is closed");
+    }
+    assert_eq!(regions_total(&address, None).await.unwrap(), 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_connection_is_closed() {
+    let address = start(None).await;
+    let mut stream = TcpStream::connect(&address).await.unwrap();
+    let began = tokio::time::Instant::now();
+    let _ = stream.read_to_end(&mut Vec::new()).await;
+    assert!(began.elapsed() < 2 * farpool_control::PREFACE_DEADLINE);
+}
+
+#[tokio::test]
+async fn a_request_that_never_ends_does_not_hold_up_the_shutdown() {
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), None).await.unwrap();
+    let address = listener.address().to_string();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let node = FakeNode::default();
+    let renewing = node.renewing.clone();
+    let serving = tokio::spawn(listener.serve(NodeServer::new(node), async { stopped.await.unwrap() }));
+    let mut node = NodeClient::new(dial(&address, None).unwrap());
+    let endless = tokio::spawn(async move { node.renew(RenewRequest::default()).await });
+    renewing.notified().await;
+    stop.send(()).unwrap();
+    let ended = tokio::time::timeout(2 * SHUTDOWN_GRACE, serving).await.expect("the server ends in time");
+    ended.unwrap().unwrap();
+    endless.abort();
+}

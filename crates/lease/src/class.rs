@@ -1,0 +1,45 @@
+use farpool_wire::control;
+
+/// Whether a lease may be taken back early. Leases of either class end when nobody renews them: an answer lost on
+/// its way to the owner must not keep memory for ever.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum LeaseClass {
+    /// Caches and temporary files: the broker may take the region back after a grace period.
+    Revocable,
+    /// Transactional data: stays until released.
+    Pinned,
+}
+
+impl LeaseClass {
+    /// What a message's field says; `None` for the unspecified class and for classes this release does not know.
+    pub fn from_wire(class: i32) -> Option<Self> {
+        match control::LeaseClass::try_from(class).ok()? {
+            control::LeaseClass::Unspecified => None,
+            control::LeaseClass::Revocable => Some(LeaseClass::Revocable),
+            control::LeaseClass::Pinned => Some(LeaseClass::Pinned),
+        }
+    }
+
+    /// The field of a message.
+    pub fn to_wire(self) -> i32 {
+        match self {
+            LeaseClass::Revocable => control::LeaseClass::Revocable as i32,
+            LeaseClass::Pinned => control::LeaseClass::Pinned as i32,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_survive_the_way_and_unknown_ones_are_none() {
+        for class in [LeaseClass::Revocable, LeaseClass::Pinned] {
+            assert_eq!(LeaseClass::from_wire(class.to_wire()), Some(class));
+        }
+        for unknown in [0, 3, -1] {
+            assert_eq!(LeaseClass::from_wire(unknown), None);
+        }
+    }
+}

@@ -1,0 +1,228 @@
+use std::collections::BTreeMap;
+
+use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
+
+use crate::Millis;
+
+/// How far a clock may run fast or slow against true time.
+pub const CLOCK_DRIFT_PERCENT: u64 = 10;
+
+/// Part of a lease's time that its holder leaves unused. With the node's clock 10 % fast and the holder's 10 %
+/// slow, the lease is over when the holder has seen 0.9 / 1.1 = 81.8 % of it pass; a fifth left unused covers that.
+const MARGIN_DIVISOR: u64 = 5;
+const _: () = assert!(
+    (MARGIN_DIVISOR - 1) * (100 + CLOCK_DRIFT_PERCENT) <= MARGIN_DIVISOR * (100 - CLOCK_DRIFT_PERCENT),
+    "a holder with a slow clock would outlive its lease at a node with a fast one"
+);
+
+/// A lease is renewed after this part of its time; 47 % of it is then left before the holder must stop.
+const RENEW_DIVISOR: u64 = 3;
+
+/// A renewal without an answer is asked again after this part of the lease's time: five tries before the holder
+/// must stop.
+const RETRY_DIVISOR: u64 = 10;
+
+/// One lease as its holder sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Holding {
+    /// The lending's number.
+    pub epoch: Epoch,
+    /// Opens the region.
+    pub key: AccessKey,
+    usable_until: Millis,
+    renew_at: Millis,
+    retry_after: Millis,
+}
+
+impl Holding {
+    fn new(epoch: Epoch, key: AccessKey, asked_at: Millis, ttl: Millis) -> Self {
+        let usable_until = asked_at.plus(Millis(ttl.0 - ttl.0.div_ceil(MARGIN_DIVISOR)));
+        let renew_at = asked_at.plus(Millis(ttl.0 / RENEW_DIVISOR));
+        let retry_after = Millis((ttl.0 / RETRY_DIVISOR).max(1));
+        Holding { epoch, key, usable_until, renew_at, retry_after }
+    }
+
+    /// From then on nothing may be asked of the region under this lease, by the holder's clock.
+    pub fn usable_until(&self) -> Millis {
+        self.usable_until
+    }
+}
+
+/// The leases that one client holds, by its own clock.
+///
+/// All times count from when the client *asked*: the node answered later, so its lease ends later.
+#[derive(Debug, Default)]
+pub struct Holdings {
+    leases: BTreeMap<RegionId, Holding>,
+}
+
+impl Holdings {
+    /// Notes a lease that was asked for at `asked_at` and lasts `ttl`. Of two lendings of a region the later counts.
+    pub fn acquired(
+        &mut self,
+        asked_at: Millis,
+        ttl: Millis,
+        region: RegionId,
+        epoch: Epoch,
+        key: AccessKey,
+    ) {
+        if self.leases.get(&region).is_none_or(|held| held.epoch < epoch) {
+            self.leases.insert(region, Holding::new(epoch, key, asked_at, ttl));
+        }
+    }
+
+    /// The lease of a region, if it may be used now.
+    pub fn usable(&self, now: Millis, region: RegionId) -> Option<&Holding> {
+        self.leases.get(&region).filter(|held| now < held.usable_until)
+    }
+
+    /// The leases to renew now, by node. They are not named again before an answer has had its time.
+    pub fn due(&mut self, now: Millis) -> BTreeMap<NodeId, Vec<(u32, Holding)>> {
+        let mut due: BTreeMap<NodeId, Vec<_>> = BTreeMap::new();
+        for (region, held) in &mut self.leases {
+            if now >= held.renew_at {
+                held.renew_at = now.plus(held.retry_after);
+                due.entry(region.node).or_default().push((region.index, *held));
+            }
+        }
+        due
+    }
+
+    /// The node renewed a lease for `ttl` when asked at `asked_at`. Answers to leases that were dropped, and
+    /// answers that come out of order, change nothing.
+    pub fn renewed(&mut self, asked_at: Millis, ttl: Millis, region: RegionId, epoch: Epoch) {
+        if let Some(held) = self.leases.get_mut(&region).filter(|held| held.epoch == epoch) {
+            let renewed = Holding::new(epoch, held.key, asked_at, ttl);
+            if renewed.usable_until > held.usable_until {
+                *held = renewed;
+            }
+        }
+    }
+
+    /// The lease was released, or the node refused it. `false`: it was not held any more.
+    pub fn dropped(&mut self, region: RegionId, epoch: Epoch) -> bool {
+        let held = self.leases.get(&region).is_some_and(|held| held.epoch == epoch);
+        if held {
+            self.leases.remove(&region);
+        }
+        held
+    }
+
+    /// Drops the leases whose time is over by the holder's clock, and names them. What was stored there is lost to
+    /// the holder, though the node may keep it a little longer.
+    #[must_use]
+    pub fn lapsed(&mut self, now: Millis) -> Vec<(RegionId, Epoch)> {
+        let over = self.leases.extract_if(.., |_, held| now >= held.usable_until);
+        over.map(|(region, held)| (region, held.epoch)).collect()
+    }
+
+    /// When [`due`](Self::due) or [`lapsed`](Self::lapsed) has something to do next.
+    pub fn next_deadline(&self) -> Option<Millis> {
+        self.leases.values().map(|held| held.renew_at.min(held.usable_until)).min()
+    }
+
+    /// Every lease held, usable or not.
+    pub fn iter(&self) -> impl Iterator<Item = (RegionId, &Holding)> {
+        self.leases.iter().map(|(region, held)| (*region, held))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farpool_wire::OwnerId;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{LeaseClass, Lending, RegionTable};
+
+    const KEY: AccessKey = AccessKey::from_bytes([1; 16]);
+    const TTL: Millis = Millis(10_000);
+    const REGION: RegionId = RegionId { node: NodeId(1), index: 0 };
+    const EPOCH: Epoch = Epoch::new(1, 1);
+
+    fn one_lease() -> Holdings {
+        let mut holdings = Holdings::default();
+        holdings.acquired(Millis(0), TTL, REGION, EPOCH, KEY);
+        holdings
+    }
+
+    #[test]
+    fn a_holder_stops_a_fifth_before_the_end() {
+        let mut holdings = one_lease();
+        assert!(holdings.usable(Millis(7_999), REGION).is_some());
+        assert!(holdings.usable(Millis(8_000), REGION).is_none());
+        assert!(holdings.lapsed(Millis(7_999)).is_empty());
+        assert_eq!(holdings.lapsed(Millis(8_000)), [(REGION, EPOCH)]);
+        assert_eq!(holdings.next_deadline(), None);
+    }
+
+    #[test]
+    fn an_unanswered_renewal_is_asked_again_five_times_before_the_holder_stops() {
+        let mut holdings = one_lease();
+        let mut asked = Vec::new();
+        while let Some(now) = holdings.next_deadline() {
+            asked.extend(holdings.due(now).into_values().map(|_| now.0));
+            let _ = holdings.lapsed(now);
+        }
+        assert_eq!(asked, [3_333, 4_333, 5_333, 6_333, 7_333]);
+    }
+
+    #[test]
+    fn an_answer_counts_from_the_question_and_late_ones_never_shorten() {
+        let mut holdings = one_lease();
+        holdings.renewed(Millis(4_000), TTL, REGION, EPOCH);
+        holdings.renewed(Millis(3_333), TTL, REGION, EPOCH);
+        assert_eq!(holdings.usable(Millis(11_999), REGION).map(Holding::usable_until), Some(Millis(12_000)));
+    }
+
+    #[test]
+    fn answers_about_another_epoch_change_nothing() {
+        let mut holdings = one_lease();
+        holdings.renewed(Millis(4_000), TTL, REGION, Epoch::new(1, 2));
+        assert!(!holdings.dropped(REGION, Epoch::new(1, 2)));
+        assert!(holdings.usable(Millis(8_000), REGION).is_none());
+        holdings.acquired(Millis(0), TTL, REGION, Epoch::new(1, 0), KEY);
+        assert_eq!(holdings.usable(Millis(0), REGION).map(|held| held.epoch), Some(EPOCH));
+        assert!(holdings.dropped(REGION, EPOCH));
+    }
+
+    #[test]
+    fn short_leases_are_never_usable_to_their_end() {
+        for ttl in 0..50 {
+            let held = Holding::new(EPOCH, KEY, Millis(0), Millis(ttl));
+            assert!(held.usable_until.0 * 110 <= ttl * 90);
+        }
+    }
+
+    proptest! {
+        /// L6: times are in true milliseconds; each side sees them through its own clock.
+        #[test]
+        fn a_holder_stops_before_the_node_lends_the_region_again(
+            node_rate in 90u64..=110,
+            holder_rate in 90u64..=110,
+            flight_out in 0u64..3_000,
+            flight_back in 0u64..3_000,
+            renewals in 0usize..5,
+        ) {
+            let node_clock = |at: u64| Millis(at * node_rate / 100);
+            let holder_clock = |at: u64| Millis(at * holder_rate / 100);
+            let mut table = RegionTable::new(1, 1, TTL);
+            let mut holdings = Holdings::default();
+            let owner = OwnerId(1);
+            let granted = table.grant(node_clock(flight_out), owner, LeaseClass::Revocable, 1, &mut || KEY);
+            let lending: Lending = granted[0].lending;
+            holdings.acquired(holder_clock(0), TTL, REGION, lending.epoch, KEY);
+            let mut at = flight_out + flight_back;
+            for _ in 0..renewals {
+                let asked = holder_clock(at);
+                if table.renew(node_clock(at + flight_out), owner, lending, &KEY).is_ok() {
+                    holdings.renewed(asked, TTL, REGION, lending.epoch);
+                }
+                at += flight_out + flight_back;
+            }
+            // From whenever the node would fence on, the holder has already stopped.
+            let end = (at..).step_by(10).find(|&at| !table.expire(node_clock(at)).is_empty()).unwrap();
+            prop_assert!(holdings.usable(holder_clock(end), REGION).is_none());
+        }
+    }
+}

@@ -1,0 +1,23 @@
+use std::fmt;
+
+/// Milliseconds of a monotonic clock, or between two of its readings. Never compared between machines.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Millis(pub u64);
+
+impl Millis {
+    /// This much later; stays at the end of time rather than wrap.
+    pub const fn plus(self, span: Millis) -> Millis {
+        Millis(self.0.saturating_add(span.0))
+    }
+
+    /// How long ago `earlier` was; zero when it lies ahead.
+    pub const fn since(self, earlier: Millis) -> Millis {
+        Millis(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl fmt::Display for Millis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ms", self.0)
+    }
+}
