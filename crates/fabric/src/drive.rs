@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use std::os::fd::OwnedFd;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use crate::endpoint::Endpoint;
 use crate::spin::Spinner;
@@ -17,42 +19,79 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 
 /// Runs `future` to its end, polling `endpoint`, spinning a little and then sleeping while nothing happens.
 ///
-/// The future must wait for nothing but operations of this endpoint and [`Endpoint::yield_now`].
+/// Wakers may be called from any thread: a sleeping `block_on` is woken through its [`Parker`].
 pub fn block_on<F: Future>(endpoint: &Endpoint, future: F) -> F::Output {
     let mut future = pin!(future);
-    let woken = Arc::new(Flag(AtomicBool::new(true)));
-    let waker = Waker::from(woken.clone());
+    let parker = PARKER.with(Arc::clone);
+    parker.woken.store(true, Ordering::Relaxed); // only a later wake needs ordering
+    let waker = Waker::from(parker.clone());
     let mut context = Context::from_waker(&waker);
     let mut spinner = Spinner::new();
     loop {
-        // The flag is of this thread alone: wakers run inside `endpoint.poll` below.
-        if woken.0.swap(false, Ordering::Relaxed)
+        // Acquire: pairs with the release in `wake`, so that what the waker did before is seen by the future.
+        if parker.woken.swap(false, Ordering::AcqRel)
             && let Poll::Ready(output) = future.as_mut().poll(&mut context)
         {
             return output;
         }
-        if endpoint.poll() > 0 || woken.0.load(Ordering::Relaxed) {
+        if endpoint.poll() > 0 || parker.woken.load(Ordering::Relaxed) {
             spinner.progressed();
-        } else if !spinner.spin_again() {
-            sleep_until_ready(endpoint);
+        } else if !endpoint.is_waiting() || !spinner.spin_again() {
+            sleep_until_ready(endpoint, &parker);
         }
     }
 }
 
-struct Flag(AtomicBool);
+thread_local! {
+    /// One per thread, since a descriptor per call would cost more than most operations.
+    static PARKER: Arc<Parker> = Arc::new(Parker::new());
+}
 
-impl Wake for Flag {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::Relaxed);
-    }
+/// Puts a thread to sleep and wakes it from another.
+struct Parker {
+    woken: AtomicBool,
+    sleeping: AtomicBool,
+    /// `None` when the process is out of descriptors: then sleeps are short.
+    event: Option<OwnedFd>,
+}
 
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.0.store(true, Ordering::Relaxed);
+impl Parker {
+    fn new() -> Self {
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok();
+        Parker { woken: AtomicBool::new(false), sleeping: AtomicBool::new(false), event }
     }
 }
 
-/// Waits until a busy link's descriptor is ready, or the next deadline is there.
-fn sleep_until_ready(endpoint: &Endpoint) {
+impl Wake for Parker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // Sequentially consistent with `sleep_until_ready`, which stores `sleeping` and then loads `woken`:
+        // one of the two sees the other.
+        self.woken.store(true, Ordering::SeqCst);
+        if self.sleeping.load(Ordering::SeqCst)
+            && let Some(event) = &self.event
+        {
+            let _ = rustix::io::write(event, &1u64.to_ne_bytes()); // a full counter wakes as well
+        }
+    }
+}
+
+/// Waits until a busy link's descriptor is ready, a waker is called, or the next deadline is there.
+fn sleep_until_ready(endpoint: &Endpoint, parker: &Parker) {
+    parker.sleeping.store(true, Ordering::SeqCst);
+    if !parker.woken.load(Ordering::SeqCst) {
+        wait_for_descriptors(endpoint, parker);
+    }
+    parker.sleeping.store(false, Ordering::SeqCst);
+    if let Some(event) = &parker.event {
+        let _ = rustix::io::read(event, &mut [0; 8]); // empty it; EAGAIN when nobody wrote
+    }
+}
+
+fn wait_for_descriptors(endpoint: &Endpoint, parker: &Parker) {
     let now = endpoint.now_ns();
     let until_deadline = endpoint.next_deadline_ns().map(|at| Duration::from_nanos(at.saturating_sub(now)));
     let longest = until_deadline.unwrap_or(LONGEST_SLEEP).min(LONGEST_SLEEP);
@@ -73,6 +112,9 @@ fn sleep_until_ready(endpoint: &Endpoint) {
             PollFd::from_borrowed_fd(fd, interest)
         })
         .collect();
+    if let Some(event) = &parker.event {
+        fds.push(PollFd::new(event, PollFlags::IN));
+    }
     let timeout = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos() as i64 };
     // EINTR and the like only mean an earlier look.
     let _ = rustix::event::poll(&mut fds, Some(&timeout));

@@ -62,6 +62,8 @@ struct Table {
     free: Vec<u32>,
     /// Who waits for a place in the table.
     waiting: Vec<Waker>,
+    /// Who sleeps, and until when.
+    sleeping: Vec<(u64, Waker)>,
     /// Scratch for completions, kept for its capacity.
     done: Vec<Done>,
 }
@@ -108,6 +110,7 @@ impl Endpoint {
                     operations: Vec::new(),
                     free: Vec::new(),
                     waiting: Vec::new(),
+                    sleeping: Vec::new(),
                     done: Vec::new(),
                 }),
             }),
@@ -147,13 +150,30 @@ impl Endpoint {
         self.shared.table.borrow_mut().poll(self.shared.clock.now_ns())
     }
 
-    /// Time of the earliest deadline in flight.
+    /// When [`Endpoint::poll`] has something to do even if nothing arrives: the earliest deadline or end of a sleep.
     pub fn next_deadline_ns(&self) -> Option<u64> {
         let table = self.shared.table.borrow();
-        let waiting = |operation: &&Operation| {
-            matches!(operation.state, OperationState::InFlight(_) | OperationState::Abandoned)
-        };
-        table.operations.iter().filter(waiting).map(|operation| operation.deadline_ns).min()
+        let in_flight = table.operations.iter().filter(|operation| operation.is_in_flight());
+        let sleeps = table.sleeping.iter().map(|&(until, _)| until);
+        in_flight.map(|operation| operation.deadline_ns).chain(sleeps).min()
+    }
+
+    /// Sleeps by the endpoint's clock.
+    pub async fn sleep(&self, duration: Duration) {
+        let until = self.now_ns().saturating_add(duration.as_nanos() as u64);
+        std::future::poll_fn(|context| {
+            if self.now_ns() >= until {
+                return Poll::Ready(());
+            }
+            self.shared.table.borrow_mut().sleeping.push((until, context.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Whether any operation is in flight.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.shared.table.borrow().queues.iter().any(|queue| queue.in_flight > 0)
     }
 
     /// Calls `visit` with the readiness of each link that has operations in flight; false when one of them
@@ -204,6 +224,7 @@ impl Table {
             }
         }
         self.done = done;
+        self.sleeping.extract_if(.., |&mut (until, _)| until <= now_ns).for_each(|(_, waker)| waker.wake());
         ended + self.close_overdue(now_ns)
     }
 
@@ -211,8 +232,7 @@ impl Table {
         let mut ended = 0;
         for slot in 0..self.operations.len() {
             let operation = &self.operations[slot];
-            let waits = matches!(operation.state, OperationState::InFlight(_) | OperationState::Abandoned);
-            if waits && operation.deadline_ns <= now_ns {
+            if operation.is_in_flight() && operation.deadline_ns <= now_ns {
                 ended += self.close(operation.queue, Uncertain::Deadline);
             }
         }
@@ -225,8 +245,7 @@ impl Table {
         let mut ended = 0;
         for slot in 0..self.operations.len() {
             let operation = &self.operations[slot];
-            let waits = matches!(operation.state, OperationState::InFlight(_) | OperationState::Abandoned);
-            if waits && operation.queue == index {
+            if operation.is_in_flight() && operation.queue == index {
                 self.finish(slot as u32, Outcome::Unknown(cause));
                 ended += 1;
             }
@@ -276,6 +295,12 @@ impl Table {
             state: OperationState::Free,
         });
         Some(self.operations.len() as u32 - 1)
+    }
+}
+
+impl Operation {
+    fn is_in_flight(&self) -> bool {
+        matches!(self.state, OperationState::InFlight(_) | OperationState::Abandoned)
     }
 }
 

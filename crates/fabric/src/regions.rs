@@ -102,6 +102,11 @@ impl RegionSet {
         fence(Ordering::SeqCst);
     }
 
+    /// Whether some process still has the region's memory of a lease that was fenced or is in force.
+    pub fn is_held(&self, region: u32) -> bool {
+        self.slots[region as usize].read().is_held()
+    }
+
     /// Makes a fenced region clean. May take as long as writing a region's length of memory.
     ///
     /// # Panics
@@ -109,7 +114,7 @@ impl RegionSet {
     pub fn scrub(&self, region: u32) -> io::Result<Scrubbed> {
         let mut slot = self.slots[region as usize].write();
         assert!(slot.open.is_none(), "region {region} is still lent");
-        if slot.holder.as_ref().is_some_and(|holder| holder.strong_count() > 0) {
+        if slot.is_held() {
             return Ok(Scrubbed::StillHeld);
         }
         let handed_out = slot.holder.take().is_some();
@@ -180,6 +185,10 @@ impl RegionSet {
 }
 
 impl Slot {
+    fn is_held(&self) -> bool {
+        self.holder.as_ref().is_some_and(|holder| holder.strong_count() > 0)
+    }
+
     fn check(&self, epoch: Epoch, key: &AccessKey) -> Result<&SharedMemory, Refusal> {
         let (current, current_key) = self.open.as_ref().ok_or(Refusal::StaleEpoch)?;
         if *current != epoch {

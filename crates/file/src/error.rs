@@ -1,0 +1,56 @@
+//! What can go wrong with a file's data, one variant per decision of the caller.
+
+use farpool_pool::{AccessError, NoSpace};
+
+/// Why a file operation failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// Delete something, or lend the pool more memory.
+    #[error("no far memory left for the file")]
+    NoSpace,
+    /// Files end at [`crate::MAX_FILE_BYTES`].
+    #[error("beyond the largest file size")]
+    TooLarge,
+    /// For good: write the range anew, or give the file up.
+    #[error("what lay at offset {offset} is lost with its node or lease")]
+    Lost {
+        /// Start of the block.
+        offset: u64,
+    },
+    /// Far memory does not hold what was written there: as [`FileError::Lost`], and a node to look at.
+    #[error("what lies at offset {offset} is not what was written there")]
+    Damaged {
+        /// Start of the block.
+        offset: u64,
+    },
+    /// A writer of the same block did not finish in time.
+    #[error("the block at offset {offset} stayed locked too long")]
+    Unavailable {
+        /// Start of the block.
+        offset: u64,
+    },
+    /// More was asked for in one call than a session has room for.
+    #[error("more than one transfer may hold")]
+    TooLong,
+}
+
+impl From<NoSpace> for FileError {
+    fn from(_: NoSpace) -> Self {
+        FileError::NoSpace
+    }
+}
+
+impl FileError {
+    /// What a failed access to a block means for the file.
+    pub(crate) fn from_access(error: AccessError, offset: u64) -> Self {
+        match error {
+            AccessError::LeaseLost { .. } | AccessError::NodeLost { .. } => FileError::Lost { offset },
+            AccessError::ArenaFull => FileError::TooLong,
+            AccessError::Refused(error) => {
+                tracing::error!(%error, "a node refused what a lease should allow");
+                FileError::Lost { offset }
+            }
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Remote files: `create → read/write(offset, length) → delete` on memory of other machines (paper 1, table 2).
+//!
+//! A file is a sparse list of extents, striped over the nodes; each 8 KiB block of it has a word on this host.
+//!
+//! B1. Every block read is checked against its word: a torn, stale, swapped or replayed block does not pass. What
+//!     is read is what was last written, or an error.
+//! B2. A block never written reads as zeros without touching far memory, whatever its extent held before.
+//! B3. A word changes from one write's to the next's under its lock, and only after the data is in far memory.
+//! B4. What could not be stored stays lost: reading it is an error until it is written anew, whole.
+//! B5. Extents are given back when nothing of the file refers to them and no operation is on them.
+//!
+//! [`FarFile`] is the blocking edge; reading and writing below it are `async` over a session's core.
+//! Not here: names, permissions, times (crate `mount`); redundancy (a later change).
+
+mod blocks;
+mod error;
+mod file;
+mod map;
+mod read;
+mod split;
+mod store;
+#[cfg(test)]
+mod tests;
+mod write;
+
+pub use error::FileError;
+pub use file::{FarFile, FileBytes, MAX_FILE_BYTES};
+pub use store::FileStore;
+
+pub use farpool_pool::{Capacity, Session};

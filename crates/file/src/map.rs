@@ -1,0 +1,75 @@
+//! A file's size, extents and losses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use farpool_pool::{EXTENT_BYTES, Extent};
+use farpool_wire::BLOCK_BYTES;
+
+use crate::split::Piece;
+
+/// What is known of a file on its owner's host.
+#[derive(Debug, Default)]
+pub(crate) struct Map {
+    pub(crate) size: u64,
+    extents: BTreeMap<u64, Arc<Extent>>,
+    /// Blocks whose last contents could not be stored.
+    lost: BTreeSet<u64>,
+}
+
+impl Map {
+    pub(crate) fn extent(&self, stripe: u64) -> Option<Arc<Extent>> {
+        self.extents.get(&stripe).cloned()
+    }
+
+    /// Puts an extent in place unless there is one; returns the one that is there now, and whether it is the new.
+    pub(crate) fn put(&mut self, stripe: u64, extent: Extent) -> (Arc<Extent>, bool) {
+        let mut fresh = false;
+        let kept = self.extents.entry(stripe).or_insert_with(|| {
+            fresh = true;
+            Arc::new(extent)
+        });
+        (kept.clone(), fresh)
+    }
+
+    pub(crate) fn remove(&mut self, stripe: u64) {
+        self.extents.remove(&stripe);
+    }
+
+    /// Stripes within a range that have an extent.
+    pub(crate) fn stripes(&self, from: u64, end: u64) -> Vec<u64> {
+        if from >= end { Vec::new() } else { self.extents.range(from..end).map(|(&stripe, _)| stripe).collect() }
+    }
+
+    pub(crate) fn allocated_bytes(&self) -> u64 {
+        self.extents.len() as u64 * EXTENT_BYTES
+    }
+
+    /// Offset of the first lost block that a piece touches.
+    pub(crate) fn first_lost(&self, piece: &Piece) -> Option<u64> {
+        if self.lost.is_empty() {
+            return None;
+        }
+        let first = piece.file_offset(piece.aligned_start()) / BLOCK_BYTES as u64;
+        let count = piece.end_block() - piece.first_block();
+        self.lost.range(first..first + count).next().map(|block| block * BLOCK_BYTES as u64)
+    }
+
+    pub(crate) fn has_lost(&self) -> bool {
+        !self.lost.is_empty()
+    }
+
+    /// Notes that a range's contents could not be stored.
+    pub(crate) fn lose(&mut self, offset: u64, bytes: u64) {
+        let end = (offset.saturating_add(bytes)).min(self.size.max(offset));
+        let block = BLOCK_BYTES as u64;
+        self.lost.extend(offset / block..end.div_ceil(block));
+    }
+
+    /// Forgets losses in blocks that lie wholly within a range: they were written anew or cut off.
+    pub(crate) fn unlose(&mut self, offset: u64, bytes: u64) {
+        let block = BLOCK_BYTES as u64;
+        let (first, end) = (offset.div_ceil(block), offset.saturating_add(bytes) / block);
+        self.lost.extract_if(first..end.max(first), |_| true).for_each(drop);
+    }
+}

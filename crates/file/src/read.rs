@@ -1,0 +1,160 @@
+//! Reading: far memory to the session's arena, every block checked against its word (B1).
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use farpool_fabric::ArenaBuf;
+use farpool_pool::{Extent, SessionCore};
+use farpool_wire::{BLOCK_BYTES, BlockWord};
+use futures_util::future::try_join_all;
+
+use crate::blocks::{BLOCKS_PER_EXTENT, BlockWords, checksum};
+use crate::error::FileError;
+use crate::file::FileInner;
+use crate::split::{Piece, pieces};
+
+/// How often a piece is read anew because a writer changed it meanwhile, before the reader gives up.
+const MAX_OVERTAKEN: u32 = 10_000;
+
+impl FileInner {
+    /// Reads up to `length` bytes; returns a buffer of whole blocks and where in it they lie. No buffer: no bytes.
+    pub(crate) async fn read(
+        &self,
+        core: &SessionCore,
+        offset: u64,
+        length: usize,
+    ) -> Result<(Option<ArenaBuf>, Range<usize>), FileError> {
+        let size = self.map.read().size;
+        let bytes = (length as u64).min(size.saturating_sub(offset));
+        if bytes == 0 {
+            return Ok((None, 0..0));
+        }
+        let skipped = offset % BLOCK_BYTES as u64;
+        let aligned = (skipped + bytes).next_multiple_of(BLOCK_BYTES as u64);
+        let mut rest = core.buffer(aligned as usize).map_err(|_| FileError::TooLong)?;
+        let mut reads = Vec::with_capacity(4);
+        for piece in pieces(offset, bytes) {
+            let piece_bytes = piece.aligned_bytes() as usize;
+            let own = if piece_bytes < rest.len() {
+                let behind = rest.split_off(piece_bytes);
+                std::mem::replace(&mut rest, behind)
+            } else {
+                // The last piece takes what is left; nothing is split after it.
+                reads.push(self.read_piece(core, piece, rest));
+                break;
+            };
+            reads.push(self.read_piece(core, piece, own));
+        }
+        let mut parts = try_join_all(reads).await?.into_iter();
+        let mut whole = parts.next().expect("at least one byte is read");
+        parts.for_each(|part| whole.join(part));
+        Ok((Some(whole), skipped as usize..(skipped + bytes) as usize))
+    }
+
+    /// Reads the blocks that a piece touches.
+    pub(crate) async fn read_piece(
+        &self,
+        core: &SessionCore,
+        piece: Piece,
+        mut buffer: ArenaBuf,
+    ) -> Result<ArenaBuf, FileError> {
+        let extent = {
+            let map = self.map.read();
+            if let Some(offset) = map.first_lost(&piece) {
+                return Err(FileError::Lost { offset });
+            }
+            map.extent(piece.stripe)
+        };
+        match extent {
+            None => {
+                buffer.fill(0);
+                Ok(buffer)
+            }
+            Some(extent) => self.read_extent(core, piece, extent, buffer).await,
+        }
+    }
+
+    async fn read_extent(
+        &self,
+        core: &SessionCore,
+        piece: Piece,
+        extent: Arc<Extent>,
+        mut buffer: ArenaBuf,
+    ) -> Result<ArenaBuf, FileError> {
+        let words = &self.store.words;
+        let mut before = [BlockWord::EMPTY; BLOCKS_PER_EXTENT as usize];
+        for _ in 0..MAX_OVERTAKEN {
+            let before = self.words_of(core, piece, &extent, &mut before).await?;
+            if before.iter().all(|word| word.is_empty()) {
+                buffer.fill(0);
+                return Ok(buffer);
+            }
+            let (returned, result) = core.read(&extent, piece.aligned_start(), buffer).await;
+            buffer = returned;
+            let start = piece.file_offset(piece.aligned_start());
+            result.map_err(|error| FileError::from_access(error, start))?;
+            match verify(words, &extent, piece.first_block(), before, &mut buffer) {
+                Verdict::Right => return Ok(buffer),
+                Verdict::Wrong(block) => {
+                    return Err(self.damaged(&extent, piece.file_offset(block * BLOCK_BYTES as u64)));
+                }
+                Verdict::Overtaken => {}
+            }
+        }
+        Err(FileError::Unavailable { offset: piece.file_offset(piece.start) })
+    }
+
+    /// The words of a piece's blocks, each at a moment when nobody had its lock.
+    async fn words_of<'a>(
+        &self,
+        core: &SessionCore,
+        piece: Piece,
+        extent: &Extent,
+        found: &'a mut [BlockWord],
+    ) -> Result<&'a [BlockWord], FileError> {
+        let words = &self.store.words;
+        let count = (piece.end_block() - piece.first_block()) as usize;
+        for (block, word) in (piece.first_block()..).zip(&mut found[..count]) {
+            let offset = piece.file_offset(block * BLOCK_BYTES as u64);
+            let unlocked = words.unlocked(core.endpoint(), words.place(extent, block)).await;
+            *word = unlocked.map_err(|_| FileError::Unavailable { offset })?;
+            if word.is_lost() {
+                return Err(FileError::Lost { offset });
+            }
+        }
+        Ok(&found[..count])
+    }
+
+    pub(crate) fn damaged(&self, extent: &Extent, offset: u64) -> FileError {
+        if extent.region().node.is_lost() {
+            return FileError::Lost { offset };
+        }
+        tracing::error!(region = %extent.region().id, offset, "a block is not what was written there");
+        FileError::Damaged { offset }
+    }
+}
+
+enum Verdict {
+    Right,
+    /// In this block of the extent.
+    Wrong(u64),
+    /// A writer was at work while the blocks were read.
+    Overtaken,
+}
+
+/// Checks blocks just read against the words they had before, and fills empty ones with zeros.
+///
+/// Data that match the earlier word were the block's contents at a moment within the read. Data that do not are
+/// wrong if the word is still the same, since then nobody wrote meanwhile.
+fn verify(words: &BlockWords, extent: &Extent, first_block: u64, before: &[BlockWord], buffer: &mut [u8]) -> Verdict {
+    let blocks = (first_block..).zip(before).zip(buffer.chunks_exact_mut(BLOCK_BYTES));
+    for ((block, word), data) in blocks {
+        if word.is_empty() {
+            data.fill(0);
+        } else if !word.matches(checksum(data)) {
+            let unchanged = words.load(words.place(extent, block)) == *word;
+            return if unchanged { Verdict::Wrong(block) } else { Verdict::Overtaken };
+        }
+    }
+    Verdict::Right
+}

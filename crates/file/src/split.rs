@@ -1,0 +1,96 @@
+//! Which blocks of which extents a range of a file falls on. Pure.
+
+use farpool_pool::EXTENT_BYTES;
+use farpool_wire::BLOCK_BYTES;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// Part of a range that lies in one extent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Piece {
+    /// Which extent of the file.
+    pub(crate) stripe: u64,
+    /// The range's first byte, within the extent.
+    pub(crate) start: u64,
+    /// One past its last.
+    pub(crate) end: u64,
+}
+
+impl Piece {
+    /// First block touched.
+    pub(crate) fn first_block(&self) -> u64 {
+        self.start / BLOCK
+    }
+
+    /// One past the last block touched.
+    pub(crate) fn end_block(&self) -> u64 {
+        self.end.div_ceil(BLOCK)
+    }
+
+    /// The range's start, rounded down to a block.
+    pub(crate) fn aligned_start(&self) -> u64 {
+        self.first_block() * BLOCK
+    }
+
+    /// Bytes of all blocks touched.
+    pub(crate) fn aligned_bytes(&self) -> u64 {
+        (self.end_block() - self.first_block()) * BLOCK
+    }
+
+    /// Offset in the file of the extent's byte `within`.
+    pub(crate) fn file_offset(&self, within: u64) -> u64 {
+        self.stripe * EXTENT_BYTES + within
+    }
+
+    /// Whether the piece covers `block` from its start to its end.
+    pub(crate) fn covers(&self, block: u64) -> bool {
+        self.start <= block * BLOCK && (block + 1) * BLOCK <= self.end
+    }
+
+    /// Whether it covers its whole extent.
+    pub(crate) fn is_whole_extent(&self) -> bool {
+        self.start == 0 && self.end == EXTENT_BYTES
+    }
+}
+
+/// Cuts `offset..offset + bytes` at extent boundaries.
+pub(crate) fn pieces(offset: u64, bytes: u64) -> impl Iterator<Item = Piece> {
+    let end = offset + bytes;
+    let first = offset / EXTENT_BYTES;
+    let stripes = if bytes == 0 { 0..0 } else { first..end.div_ceil(EXTENT_BYTES) };
+    stripes.map(move |stripe| {
+        let base = stripe * EXTENT_BYTES;
+        Piece { stripe, start: offset.max(base) - base, end: (end - base).min(EXTENT_BYTES) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_range_over_an_extent_boundary_has_two_pieces() {
+        let found: Vec<_> = pieces(EXTENT_BYTES - 10, 30).collect();
+        assert_eq!(found, [
+            Piece { stripe: 0, start: EXTENT_BYTES - 10, end: EXTENT_BYTES },
+            Piece { stripe: 1, start: 0, end: 20 },
+        ]);
+        assert_eq!(pieces(7, 0).count(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_cover_the_range_once_and_in_order(offset in 0u64..1 << 40, bytes in 0u64..5 << 20) {
+            let mut at = offset;
+            for piece in pieces(offset, bytes) {
+                prop_assert_eq!(piece.file_offset(piece.start), at);
+                prop_assert!(piece.start < piece.end && piece.end <= EXTENT_BYTES);
+                prop_assert!(piece.aligned_start() <= piece.start);
+                prop_assert!(piece.aligned_start() + piece.aligned_bytes() >= piece.end);
+                at += piece.end - piece.start;
+            }
+            prop_assert_eq!(at, offset + bytes);
+        }
+    }
+}

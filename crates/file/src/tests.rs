@@ -1,0 +1,378 @@
+//! Files over a real broker and real nodes in this process.
+
+use std::net::SocketAddr;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use farpool_broker::BrokerConfig;
+use farpool_fabric::TransportChoice;
+use farpool_node::NodeConfig;
+use farpool_pool::{EXTENT_BYTES, Pool, PoolConfig};
+use farpool_wire::{BLOCK_BYTES, MAX_TRANSFER_BYTES};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
+
+use crate::{FarFile, FileError, FileStore, Session};
+
+const REGION_BYTES: u64 = 1 << 20;
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// A broker and nodes, ended when dropped.
+struct Rig {
+    runtime: Runtime,
+    broker: SocketAddr,
+    nodes: Vec<JoinHandle<()>>,
+    directory: tempfile::TempDir,
+}
+
+impl Rig {
+    fn new(nodes: u32, regions_each: u64) -> Rig {
+        let runtime = Runtime::new().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let (ready, is_ready) = mpsc::channel();
+        let config =
+            BrokerConfig { listen: any_port(), store: directory.path().join("broker.redb"), tls: None };
+        runtime.spawn(async move {
+            let on_ready = |address| ready.send(address).unwrap();
+            farpool_broker::run(config, on_ready, std::future::pending()).await.unwrap();
+        });
+        let broker = is_ready.recv_timeout(Duration::from_secs(20)).unwrap();
+        let mut rig = Rig { runtime, broker, nodes: Vec::new(), directory };
+        for _ in 0..nodes {
+            rig.start_node(regions_each);
+        }
+        let lent = nodes as u64 * regions_each * REGION_BYTES;
+        wait_until(|| rig.pool(TransportChoice::Auto).capacity().total_bytes == lent);
+        rig
+    }
+
+    fn start_node(&mut self, regions: u64) {
+        let config = NodeConfig {
+            broker: self.broker.to_string(),
+            control_listen: any_port(),
+            data_listen: any_port(),
+            shm_socket: Some(self.directory.path().join(format!("node{}.sock", self.nodes.len()))),
+            memory_bytes: regions * REGION_BYTES,
+            region_bytes: REGION_BYTES,
+            lock_memory: false,
+            state_dir: None,
+            tls: None,
+        };
+        self.nodes.push(self.runtime.spawn(async move {
+            farpool_node::run(config, |_| {}, std::future::pending()).await.unwrap();
+        }));
+    }
+
+    /// Ends a node as abruptly as a thread can end.
+    fn kill_node(&mut self, index: usize) {
+        let node = self.nodes.remove(index);
+        node.abort();
+        let _ = self.runtime.block_on(node);
+    }
+
+    fn pool(&self, transport: TransportChoice) -> Pool {
+        let broker = self.broker.to_string();
+        Pool::connect(PoolConfig { broker, tls: None, transport, limit_bytes: None }).unwrap()
+    }
+
+    fn store(&self, transport: TransportChoice) -> (FileStore, Session) {
+        let store = FileStore::new(self.pool(transport)).unwrap();
+        let session = store.session();
+        (store, session)
+    }
+}
+
+fn any_port() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
+    (0..bytes as u64).map(|place| (place.wrapping_mul(seed | 1) >> 3) as u8).collect()
+}
+
+fn read(file: &FarFile, session: &Session, offset: u64, length: usize) -> Result<Vec<u8>, FileError> {
+    file.read(session, offset, length).map(|bytes| bytes.to_vec())
+}
+
+fn wait_until(mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < Duration::from_secs(30), "waited too long");
+        std::thread::yield_now();
+    }
+}
+
+/// Puts bytes into far memory behind the back of the block words.
+fn tamper(file: &FarFile, session: &Session, stripe: u64, offset: u64, bytes: &[u8]) {
+    let extent = file.inner.map.read().extent(stripe).unwrap();
+    let guard = session.lock();
+    // SAFETY: the buffer and the future end here, before the guard.
+    let core = unsafe { guard.core() };
+    let mut buffer = core.buffer(bytes.len()).unwrap();
+    buffer.copy_from_slice(bytes);
+    guard.block_on(core.write(&extent, offset, buffer)).1.unwrap();
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write { offset: u64, bytes: usize, seed: u64 },
+    Read { offset: u64, bytes: usize },
+    SetSize(u64),
+    Punch { offset: u64, bytes: u64 },
+    Reserve { offset: u64, bytes: u64 },
+}
+
+/// Offsets near the boundaries of blocks and extents, where mistakes live.
+fn places() -> impl Strategy<Value = u64> {
+    let near = |unit: u64| (0..6u64, -2i64..=2).prop_map(move |(n, by)| (n * unit).saturating_add_signed(by));
+    prop_oneof![near(EXTENT_BYTES), near(BLOCK), 0..3 * EXTENT_BYTES]
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let bytes = prop_oneof![1..100usize, 8000..8400usize, 1..700_000usize, Just(BLOCK_BYTES), Just(MAX_TRANSFER_BYTES)];
+    prop_oneof![
+        4 => (places(), bytes.clone(), any::<u64>()).prop_map(|(offset, bytes, seed)| Step::Write { offset, bytes, seed }),
+        4 => (places(), bytes).prop_map(|(offset, bytes)| Step::Read { offset, bytes }),
+        1 => places().prop_map(Step::SetSize),
+        1 => (places(), places()).prop_map(|(offset, bytes)| Step::Punch { offset, bytes }),
+        1 => (places(), 0..EXTENT_BYTES).prop_map(|(offset, bytes)| Step::Reserve { offset, bytes }),
+    ]
+}
+
+/// Carries out steps on a file and on a vector, and compares.
+fn agrees_with_model(store: &FileStore, session: &Session, steps: Vec<Step>) -> Result<(), TestCaseError> {
+    let file = store.create();
+    let mut model: Vec<u8> = Vec::new();
+    for step in steps {
+        match step.clone() {
+            Step::Write { offset, bytes, seed } => {
+                let data = pattern(bytes, seed);
+                file.write(session, offset, &data).unwrap();
+                let end = offset as usize + bytes;
+                model.resize(model.len().max(end), 0);
+                model[offset as usize..end].copy_from_slice(&data);
+            }
+            Step::Read { offset, bytes } => {
+                let start = (offset as usize).min(model.len());
+                let end = (start + bytes).min(model.len());
+                prop_assert!(read(&file, session, offset, bytes).unwrap() == model[start..end], "{:?}", step);
+            }
+            Step::SetSize(size) => {
+                file.set_size(session, size).unwrap();
+                model.resize(size as usize, 0);
+            }
+            Step::Punch { offset, bytes } => {
+                file.punch(session, offset, bytes).unwrap();
+                let end = ((offset + bytes) as usize).min(model.len());
+                model[(offset as usize).min(end)..end].fill(0);
+            }
+            Step::Reserve { offset, bytes } => file.reserve(session, offset, bytes).unwrap(),
+        }
+        prop_assert_eq!(file.size(), model.len() as u64);
+    }
+    for (index, chunk) in model.chunks(MAX_TRANSFER_BYTES).enumerate() {
+        let offset = (index * MAX_TRANSFER_BYTES) as u64;
+        prop_assert!(read(&file, session, offset, chunk.len()).unwrap() == chunk, "at the end, {}", offset);
+    }
+    Ok(())
+}
+
+fn files_agree_with_a_model_over(transport: TransportChoice) {
+    let rig = Rig::new(2, 16);
+    let (store, session) = rig.store(transport);
+    let mut runner = TestRunner::new(Config { cases: 60, failure_persistence: None, ..Config::default() });
+    runner
+        .run(&proptest::collection::vec(steps(), 1..30), |steps| agrees_with_model(&store, &session, steps))
+        .unwrap();
+}
+
+#[test]
+fn files_agree_with_a_model_over_shared_memory() {
+    files_agree_with_a_model_over(TransportChoice::Shm);
+}
+
+#[test]
+fn files_agree_with_a_model_over_tcp() {
+    files_agree_with_a_model_over(TransportChoice::Tcp);
+}
+
+#[test]
+fn a_damaged_block_is_an_error_and_its_neighbours_are_not() {
+    let rig = Rig::new(1, 4);
+    let (store, session) = rig.store(TransportChoice::Tcp);
+    let file = store.create();
+    file.write(&session, 0, &pattern(4 * BLOCK_BYTES, 3)).unwrap();
+    tamper(&file, &session, 0, BLOCK + 100, &[0xFF, 0, 1]);
+    assert_eq!(read(&file, &session, BLOCK, BLOCK_BYTES), Err(FileError::Damaged { offset: BLOCK }));
+    assert!(read(&file, &session, 2 * BLOCK, BLOCK_BYTES).is_ok());
+    assert_eq!(file.write(&session, BLOCK + 1, &[1]), Err(FileError::Damaged { offset: BLOCK }));
+    file.write(&session, BLOCK, &pattern(BLOCK_BYTES, 5)).unwrap();
+    assert_eq!(read(&file, &session, BLOCK, BLOCK_BYTES).unwrap(), pattern(BLOCK_BYTES, 5));
+}
+
+#[test]
+fn swapped_and_replayed_blocks_do_not_pass() {
+    let rig = Rig::new(1, 4);
+    let (store, session) = rig.store(TransportChoice::Shm);
+    let file = store.create();
+    let (first, second) = (pattern(BLOCK_BYTES, 3), pattern(BLOCK_BYTES, 7));
+    file.write(&session, 0, &first).unwrap();
+    file.write(&session, BLOCK, &second).unwrap();
+    tamper(&file, &session, 0, 0, &second);
+    assert_eq!(read(&file, &session, 0, 1), Err(FileError::Damaged { offset: 0 }));
+    file.write(&session, 0, &second).unwrap();
+    tamper(&file, &session, 0, 0, &first);
+    assert_eq!(read(&file, &session, 0, 1), Err(FileError::Damaged { offset: 0 }));
+}
+
+#[test]
+fn an_extent_used_again_shows_nothing_of_its_last_file() {
+    let rig = Rig::new(1, 2);
+    let (store, session) = rig.store(TransportChoice::Shm);
+    for round in 0..20 {
+        let file = store.create();
+        file.write(&session, 100, &[round]).unwrap();
+        let mut expected = vec![0; 101];
+        expected[100] = round;
+        assert_eq!(read(&file, &session, 0, 200).unwrap(), expected);
+        file.set_size(&session, EXTENT_BYTES).unwrap();
+        assert!(read(&file, &session, 101, 20_000).unwrap().iter().all(|&byte| byte == 0));
+        file.write(&session, 0, &[0xEE; 20_000]).unwrap();
+    }
+}
+
+#[test]
+fn a_full_pool_refuses_writes_and_deleting_makes_room() {
+    let rig = Rig::new(2, 2);
+    let (store, session) = rig.store(TransportChoice::Shm);
+    let total = 4 * REGION_BYTES;
+    let file = store.create();
+    file.write(&session, 0, &pattern(MAX_TRANSFER_BYTES, 3)).unwrap();
+    assert_eq!(file.reserve(&session, 0, 2 * total), Err(FileError::NoSpace));
+    let mut offset = MAX_TRANSFER_BYTES as u64;
+    let full = loop {
+        match file.write(&session, offset, &[1; BLOCK_BYTES]) {
+            Ok(()) => offset += EXTENT_BYTES,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((full, offset), (FileError::NoSpace, total));
+    assert!(file.write(&session, 0, &[2; BLOCK_BYTES]).is_ok(), "what is allocated can still be written");
+    assert!(read(&file, &session, BLOCK, BLOCK_BYTES).is_ok());
+    drop(file);
+    let other = store.create();
+    assert!(other.write(&session, 0, &[3; BLOCK_BYTES]).is_ok());
+}
+
+#[test]
+fn truncating_and_deleting_give_memory_back_to_other_owners() {
+    let rig = Rig::new(1, 4);
+    let (store, session) = rig.store(TransportChoice::Shm);
+    let file = store.create();
+    for place in 0..4 {
+        file.write(&session, place * REGION_BYTES, &pattern(MAX_TRANSFER_BYTES, place)).unwrap();
+    }
+    let (other_store, other_session) = rig.store(TransportChoice::Tcp);
+    let other = other_store.create();
+    assert_eq!(other.write(&other_session, 0, &[1; BLOCK_BYTES]), Err(FileError::NoSpace));
+    file.set_size(&session, 10).unwrap();
+    assert_eq!(file.allocated_bytes(), EXTENT_BYTES);
+    drop(file);
+    drop((session, store));
+    wait_until(|| other.write(&other_session, 0, &[1; BLOCK_BYTES]).is_ok());
+    assert_eq!(read(&other, &other_session, 0, 1).unwrap(), [1]);
+}
+
+#[test]
+fn what_could_not_be_stored_stays_an_error_until_written_anew() {
+    let rig = Rig::new(1, 2);
+    let (store, session) = rig.store(TransportChoice::Shm);
+    let file = store.create();
+    file.write(&session, 0, &[1; 3 * BLOCK_BYTES]).unwrap();
+    file.mark_lost(BLOCK + 5, 10);
+    assert_eq!(read(&file, &session, BLOCK, 1), Err(FileError::Lost { offset: BLOCK }));
+    assert_eq!(file.write(&session, BLOCK, &[2]), Err(FileError::Lost { offset: BLOCK }));
+    assert!(read(&file, &session, 2 * BLOCK, 1).is_ok());
+    file.write(&session, BLOCK, &[2; BLOCK_BYTES]).unwrap();
+    assert_eq!(read(&file, &session, BLOCK, 1).unwrap(), [2]);
+    file.mark_lost(0, 1);
+    file.punch(&session, 0, BLOCK).unwrap();
+    assert_eq!(read(&file, &session, 0, 1).unwrap(), [0]);
+}
+
+fn losing_a_node_is_an_error_at_once_over(transport: TransportChoice) {
+    let mut rig = Rig::new(2, 8);
+    let (store, session) = rig.store(transport);
+    let file = store.create();
+    file.write(&session, 0, &pattern(MAX_TRANSFER_BYTES, 9)).unwrap();
+    rig.kill_node(0);
+    let started = Instant::now();
+    let mut errors = 0;
+    wait_until(|| {
+        errors = (0..4).filter(|stripe| read(&file, &session, stripe * EXTENT_BYTES, 1).is_err()).count();
+        errors > 0
+    });
+    assert!(started.elapsed() < 2 * farpool_pool::NODE_DEADLINE, "{:?}", started.elapsed());
+    assert_eq!(errors, 2, "the stripes of the other node are still there");
+    let started = Instant::now();
+    for _ in 0..1000 {
+        assert!((0..4).any(|stripe| read(&file, &session, stripe * EXTENT_BYTES, 1).is_err()));
+    }
+    assert!(started.elapsed() < farpool_pool::NODE_DEADLINE, "one deadline per node, not per call");
+    let fresh = store.create();
+    fresh.write(&session, 0, &pattern(MAX_TRANSFER_BYTES, 4)).unwrap();
+    assert!(read(&fresh, &session, 0, MAX_TRANSFER_BYTES).unwrap() == pattern(MAX_TRANSFER_BYTES, 4));
+}
+
+#[test]
+fn losing_a_node_is_an_error_at_once_over_shared_memory() {
+    losing_a_node_is_an_error_at_once_over(TransportChoice::Shm);
+}
+
+#[test]
+fn losing_a_node_is_an_error_at_once_over_tcp() {
+    losing_a_node_is_an_error_at_once_over(TransportChoice::Tcp);
+}
+
+#[test]
+fn readers_see_whole_blocks_while_writers_change_them() {
+    let rig = Rig::new(2, 8);
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let (store, session) = rig.store(transport);
+        let file = store.create();
+        file.write(&session, 0, &[0; 64 * BLOCK_BYTES]).unwrap();
+        std::thread::scope(|scope| {
+            for writer in 1..=2u8 {
+                let (file, session) = (file.clone(), store.session());
+                scope.spawn(move || {
+                    for round in 0..200u64 {
+                        let block = (round * 7 + writer as u64) % 64;
+                        let data = [writer.wrapping_mul(100).wrapping_add(round as u8); BLOCK_BYTES];
+                        file.write(&session, block * BLOCK, &data).unwrap();
+                    }
+                });
+            }
+            for _ in 0..200 {
+                for block in read(&file, &session, 0, 64 * BLOCK_BYTES).unwrap().chunks(BLOCK_BYTES) {
+                    assert!(block.iter().all(|&byte| byte == block[0]), "a torn block passed");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn impossible_ranges_are_refused() {
+    let rig = Rig::new(1, 1);
+    let (store, session) = rig.store(TransportChoice::Shm);
+    let file = store.create();
+    assert_eq!(file.write(&session, u64::MAX - 1, &[1; 10]), Err(FileError::TooLarge));
+    assert_eq!(file.set_size(&session, u64::MAX), Err(FileError::TooLarge));
+    assert_eq!(file.punch(&session, u64::MAX, 1), Err(FileError::TooLarge));
+    assert_eq!(file.write(&session, 0, &vec![0; MAX_TRANSFER_BYTES + 1]), Err(FileError::TooLong));
+    assert_eq!(read(&file, &session, u64::MAX, 10).unwrap(), []);
+    file.set_size(&session, crate::MAX_FILE_BYTES).unwrap();
+    assert_eq!(read(&file, &session, crate::MAX_FILE_BYTES - 5, 100).unwrap(), [0; 5]);
+}

@@ -1,0 +1,190 @@
+//! Writing: blocks are locked, stored in far memory, and only then shown by their words (B3).
+
+use std::sync::Arc;
+
+use farpool_fabric::ArenaBuf;
+use farpool_pool::{AccessError, Extent, SessionCore};
+use farpool_wire::{BLOCK_BYTES, BlockWord};
+use futures_util::future::join_all;
+
+use crate::blocks::{BlockPlace, BlockWords, checksum};
+use crate::error::FileError;
+use crate::file::FileInner;
+use crate::split::{Piece, pieces};
+
+impl FileInner {
+    /// Writes all of `data` at `offset`. After an error, parts of it may have been written.
+    pub(crate) async fn write(&self, core: &SessionCore, offset: u64, data: &[u8]) -> Result<(), FileError> {
+        let mut rest = data;
+        let mut writes = Vec::with_capacity(4);
+        for piece in pieces(offset, data.len() as u64) {
+            let (own, behind) = rest.split_at((piece.end - piece.start) as usize);
+            rest = behind;
+            writes.push(self.write_piece(core, piece, own));
+        }
+        // All of them to their end, whatever becomes of one: a write given up half-way would be in doubt.
+        join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
+        if self.map.read().has_lost() {
+            self.map.write().unlose(offset, data.len() as u64);
+        }
+        Ok(())
+    }
+
+    async fn write_piece(&self, core: &SessionCore, piece: Piece, data: &[u8]) -> Result<(), FileError> {
+        let (extent, _) = self.ensure_extent(piece.stripe).await?;
+        self.store_piece(core, piece, &extent, |target| target.copy_from_slice(data)).await
+    }
+
+    /// Makes part of an extent read as zeros: whole blocks by their words alone.
+    pub(crate) async fn zero(&self, core: &SessionCore, piece: Piece) -> Result<(), FileError> {
+        let Some(extent) = self.map.read().extent(piece.stripe) else { return Ok(()) };
+        let words = &self.store.words;
+        for block in piece.first_block()..piece.end_block() {
+            let start = block * BLOCK_BYTES as u64;
+            if piece.covers(block) {
+                let locks = Locks::take(words, core, &extent, piece, block..block + 1).await?;
+                locks.release(|_, _| BlockWord::EMPTY);
+                continue;
+            }
+            let within = Piece {
+                stripe: piece.stripe,
+                start: piece.start.max(start),
+                end: piece.end.min(start + BLOCK_BYTES as u64),
+            };
+            if !words.load(words.place(&extent, block)).is_empty() {
+                self.store_piece(core, within, &extent, |target| target.fill(0)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Locks the blocks of a piece, lets `fill` put the new bytes in place among the old, and stores the whole.
+    async fn store_piece(
+        &self,
+        core: &SessionCore,
+        piece: Piece,
+        extent: &Arc<Extent>,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<(), FileError> {
+        let blocks = piece.first_block()..piece.end_block();
+        let mut locks = Locks::take(&self.store.words, core, extent, piece, blocks).await?;
+        let buffer = core.buffer(piece.aligned_bytes() as usize).map_err(|_| FileError::TooLong)?;
+        let mut buffer = self.old_ends(core, piece, extent, &locks, buffer).await?;
+        let start = (piece.start - piece.aligned_start()) as usize;
+        fill(&mut buffer[start..start + (piece.end - piece.start) as usize]);
+        locks.in_doubt = true;
+        let (buffer, result) = core.write(extent, piece.aligned_start(), buffer).await;
+        match result {
+            Ok(()) => {
+                locks.release(|word, at| word.written(checksum(&buffer[at..at + BLOCK_BYTES])));
+                Ok(())
+            }
+            Err(error) => {
+                // Refused for certain: the old data stand. Else nobody knows what lies there.
+                let untouched = matches!(error, AccessError::Refused(_) | AccessError::ArenaFull);
+                locks.release(|word, _| if untouched { word } else { word.lost() });
+                Err(FileError::from_access(error, piece.file_offset(piece.start)))
+            }
+        }
+    }
+
+    /// Reads the blocks at a piece's ends that it covers only in part; the rest of the buffer is for the caller.
+    async fn old_ends(
+        &self,
+        core: &SessionCore,
+        piece: Piece,
+        extent: &Extent,
+        locks: &Locks<'_>,
+        mut buffer: ArenaBuf,
+    ) -> Result<ArenaBuf, FileError> {
+        let (first, last) = (piece.first_block(), piece.end_block() - 1);
+        let ends = [Some(first), Some(last).filter(|&last| last != first)];
+        for block in ends.into_iter().flatten().filter(|&block| !piece.covers(block)) {
+            let at = ((block - piece.first_block()) as usize) * BLOCK_BYTES;
+            self.old_block(core, piece, extent, locks.word(block), block, &mut buffer[at..at + BLOCK_BYTES]).await?;
+        }
+        Ok(buffer)
+    }
+
+    /// Reads one block whose lock we hold.
+    async fn old_block(
+        &self,
+        core: &SessionCore,
+        piece: Piece,
+        extent: &Extent,
+        word: BlockWord,
+        block: u64,
+        to: &mut [u8],
+    ) -> Result<(), FileError> {
+        let start = block * BLOCK_BYTES as u64;
+        let offset = piece.file_offset(start);
+        let one = Piece { stripe: piece.stripe, start, end: start + BLOCK_BYTES as u64 };
+        if word.is_lost() || self.map.read().first_lost(&one).is_some() {
+            return Err(FileError::Lost { offset });
+        }
+        if word.is_empty() {
+            to.fill(0);
+            return Ok(());
+        }
+        let buffer = core.buffer(BLOCK_BYTES).map_err(|_| FileError::TooLong)?;
+        let (buffer, result) = core.read(extent, start, buffer).await;
+        result.map_err(|error| FileError::from_access(error, offset))?;
+        if !word.matches(checksum(&buffer)) {
+            return Err(self.damaged(extent, offset));
+        }
+        to.copy_from_slice(&buffer);
+        Ok(())
+    }
+}
+
+/// Locks on consecutive blocks of an extent. Dropping them leaves the blocks as they were, or lost when a write
+/// to them was given up half-way.
+struct Locks<'a> {
+    words: &'a BlockWords,
+    /// A write was posted and its outcome not yet seen.
+    in_doubt: bool,
+    first_block: u64,
+    held: Vec<(BlockPlace, BlockWord)>,
+}
+
+impl<'a> Locks<'a> {
+    /// Takes them in ascending order, as everybody does, so that two writers cannot wait for each other.
+    async fn take(
+        words: &'a BlockWords,
+        core: &SessionCore,
+        extent: &Extent,
+        piece: Piece,
+        blocks: std::ops::Range<u64>,
+    ) -> Result<Locks<'a>, FileError> {
+        let count = (blocks.end - blocks.start) as usize;
+        let mut locks = Locks { words, in_doubt: false, first_block: blocks.start, held: Vec::with_capacity(count) };
+        for block in blocks {
+            let place = words.place(extent, block);
+            let word = words.lock(core.endpoint(), place).await.map_err(|_| FileError::Unavailable {
+                offset: piece.file_offset(block * BLOCK_BYTES as u64),
+            })?;
+            locks.held.push((place, word));
+        }
+        Ok(locks)
+    }
+
+    /// A block's word as it was when it was locked.
+    fn word(&self, block: u64) -> BlockWord {
+        self.held[(block - self.first_block) as usize].1
+    }
+
+    /// Unlocks all, each with what `next` makes of its old word and its place in the buffer.
+    fn release(mut self, next: impl Fn(BlockWord, usize) -> BlockWord) {
+        for (index, (place, word)) in self.held.drain(..).enumerate() {
+            self.words.store(place, next(word, index * BLOCK_BYTES));
+        }
+    }
+}
+
+impl Drop for Locks<'_> {
+    fn drop(&mut self) {
+        for (place, word) in self.held.drain(..) {
+            self.words.store(place, if self.in_doubt { word.lost() } else { word });
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The node's side of the control plane: what the broker and owners may ask, over gRPC.
+
+use std::sync::Arc;
+
+use farpool_control::limits::{MAX_LEASES_PER_REQUEST, MAX_REGIONS_PER_ACQUIRE};
+use farpool_lease::LeaseClass;
+use farpool_wire::OwnerId;
+use farpool_wire::control::node_server::{Node, NodeServer};
+use farpool_wire::control::{
+    GrantRequest, GrantResponse, LeaseRef, RegionsRequest, RegionsResponse, ReleaseRequest, ReleaseResponse,
+    RenewOutcome, RenewRequest, RenewResponse,
+};
+use tonic::{Request, Response, Status};
+
+use crate::lender::Lender;
+
+/// The gRPC service over a node's core, ready for [`farpool_control::Listener::serve`].
+pub fn control_service<L: Lender>(lender: Arc<L>) -> NodeServer<ControlService<L>> {
+    NodeServer::new(ControlService { lender })
+}
+
+/// Checks requests and passes them on.
+pub struct ControlService<L> {
+    lender: Arc<L>,
+}
+
+#[tonic::async_trait]
+impl<L: Lender> Node for ControlService<L> {
+    async fn grant(&self, request: Request<GrantRequest>) -> Result<Response<GrantResponse>, Status> {
+        let GrantRequest { owner, count, class } = request.into_inner();
+        let Some(class) = LeaseClass::from_wire(class) else {
+            return Err(Status::invalid_argument("the class of the lease is missing"));
+        };
+        if count == 0 || count > MAX_REGIONS_PER_ACQUIRE {
+            let text = format!("a grant is of 1 to {MAX_REGIONS_PER_ACQUIRE} regions, not {count}");
+            return Err(Status::invalid_argument(text));
+        }
+        let leases = self.lender.grant(OwnerId(owner), class, count);
+        tracing::debug!(owner = %OwnerId(owner), asked = count, granted = leases.len(), "regions lent");
+        Ok(Response::new(GrantResponse { leases }))
+    }
+
+    async fn renew(&self, request: Request<RenewRequest>) -> Result<Response<RenewResponse>, Status> {
+        let RenewRequest { owner, leases } = request.into_inner();
+        check_number(&leases)?;
+        let renew = |lease| match self.lender.renew(OwnerId(owner), lease) {
+            Ok(()) => RenewOutcome { renewed: true, refusal: String::new() },
+            Err(refusal) => RenewOutcome { renewed: false, refusal: refusal.to_string() },
+        };
+        let outcomes = leases.iter().map(renew).collect();
+        Ok(Response::new(RenewResponse { ttl_ms: self.lender.lease_ttl_ms(), outcomes }))
+    }
+
+    async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<ReleaseResponse>, Status> {
+        let ReleaseRequest { owner, leases } = request.into_inner();
+        check_number(&leases)?;
+        let released = leases.iter().filter(|lease| self.lender.release(OwnerId(owner), lease).is_ok());
+        Ok(Response::new(ReleaseResponse { released: released.count() as u32 }))
+    }
+
+    async fn regions(&self, _: Request<RegionsRequest>) -> Result<Response<RegionsResponse>, Status> {
+        Ok(Response::new(RegionsResponse {
+            address: Some(self.lender.address()),
+            region_bytes: self.lender.region_bytes(),
+            regions_total: self.lender.regions_total(),
+            lent: self.lender.states(),
+        }))
+    }
+}
+
+fn check_number(leases: &[LeaseRef]) -> Result<(), Status> {
+    if leases.len() > MAX_LEASES_PER_REQUEST {
+        let text = format!("{} leases in one request, at most {MAX_LEASES_PER_REQUEST}", leases.len());
+        return Err(Status::invalid_argument(text));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use farpool_control::{Listener, dial};
+    use farpool_wire::control::node_client::NodeClient;
+    use farpool_wire::{AccessKey, Epoch};
+    use tonic::Code;
+    use tonic::transport::Channel;
+
+    use super::*;
+    use crate::lender::fake::{FakeLender, TTL_MS};
+
+    async fn a_node(regions: u32) -> (Arc<FakeLender>, NodeClient<Channel>) {
+        let lender = Arc::new(FakeLender::new(regions));
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), None).await.unwrap();
+        let address = listener.address().to_string();
+        tokio::spawn(listener.serve(control_service(lender.clone()), std::future::pending()));
+        (lender, NodeClient::new(dial(&address, None).unwrap()))
+    }
+
+    fn grant(count: u32) -> GrantRequest {
+        GrantRequest { owner: 7, count, class: LeaseClass::Revocable.to_wire() }
+    }
+
+    #[tokio::test]
+    async fn leases_are_granted_renewed_and_released_by_their_owner_only() {
+        let (lender, mut node) = a_node(3).await;
+        let leases = node.grant(grant(9)).await.unwrap().into_inner().leases;
+        assert_eq!(leases.len(), 3);
+        let named: Vec<_> = leases
+            .iter()
+            .map(|lease| LeaseRef::new(lease.region, Epoch(lease.epoch), &lease.access_key().unwrap()))
+            .collect();
+        let forged = LeaseRef::new(0, Epoch(named[0].epoch), &AccessKey::from_bytes([0xEE; 16]));
+
+        let request = RenewRequest { owner: 7, leases: vec![named[0].clone(), forged.clone()] };
+        let answer = node.renew(request).await.unwrap().into_inner();
+        assert_eq!(answer.ttl_ms, TTL_MS);
+        assert_eq!(answer.outcomes.iter().map(|outcome| outcome.renewed).collect::<Vec<_>>(), [true, false]);
+        assert!(!answer.outcomes[1].refusal.is_empty());
+
+        let stranger = ReleaseRequest { owner: 8, leases: named.clone() };
+        assert_eq!(node.release(stranger).await.unwrap().into_inner().released, 0);
+        let owner = ReleaseRequest { owner: 7, leases: named[1..].iter().cloned().chain([forged]).collect() };
+        assert_eq!(node.release(owner).await.unwrap().into_inner().released, 2);
+        assert_eq!(lender.counts().held, 1);
+    }
+
+    #[tokio::test]
+    async fn impossible_requests_are_refused() {
+        let (_lender, mut node) = a_node(3).await;
+        for bad in [grant(0), grant(u32::MAX), GrantRequest { class: 0, ..grant(1) }] {
+            assert_eq!(node.grant(bad).await.unwrap_err().code(), Code::InvalidArgument);
+        }
+        let leases = vec![LeaseRef::default(); MAX_LEASES_PER_REQUEST + 1];
+        let renew = RenewRequest { owner: 7, leases: leases.clone() };
+        assert_eq!(node.renew(renew).await.unwrap_err().code(), Code::InvalidArgument);
+        let release = ReleaseRequest { owner: 7, leases };
+        assert_eq!(node.release(release).await.unwrap_err().code(), Code::InvalidArgument);
+        let keyless = RenewRequest { owner: 7, leases: vec![LeaseRef::default()] };
+        assert!(!node.renew(keyless).await.unwrap().into_inner().outcomes[0].renewed);
+    }
+
+    #[tokio::test]
+    async fn the_table_shows_what_is_lent() {
+        let (_lender, mut node) = a_node(3).await;
+        node.grant(grant(2)).await.unwrap();
+        let table = node.regions(RegionsRequest {}).await.unwrap().into_inner();
+        assert_eq!((table.regions_total, table.lent.len()), (3, 2));
+        assert!(table.lent.iter().all(|region| region.held && region.owner == 7));
+    }
+}

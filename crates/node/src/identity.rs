@@ -1,0 +1,81 @@
+//! Who a node is, across restarts when it has a directory to remember it in.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+use farpool_wire::NodeId;
+
+const FILE: &str = "node";
+const HEADER: &str = "farpool node identity 1";
+
+/// A node's name, and which of its lives this is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Identity {
+    pub(crate) node: NodeId,
+    /// Never the same twice under one id: epochs are made of it.
+    pub(crate) incarnation: u32,
+}
+
+/// A name nobody had before.
+pub(crate) fn fresh() -> io::Result<Identity> {
+    let node = NodeId(getrandom::u64().map_err(io::Error::other)?);
+    Ok(Identity { node, incarnation: 1 })
+}
+
+/// The name kept in `directory`, in its next life, or a fresh one that is kept there from now on.
+pub(crate) fn next_life(directory: &Path) -> io::Result<Identity> {
+    fs::create_dir_all(directory)?;
+    let path = directory.join(FILE);
+    let identity = match fs::read_to_string(&path) {
+        Ok(text) => {
+            let known = parse(&text).ok_or_else(|| {
+                let message = format!("{} is not a node's identity file; move it away", path.display());
+                io::Error::new(io::ErrorKind::InvalidData, message)
+            })?;
+            let incarnation = known.incarnation.checked_add(1);
+            let incarnation = incarnation.ok_or_else(|| io::Error::other("the node has used up its lives; remove its state"))?;
+            Identity { incarnation, ..known }
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => fresh()?,
+        Err(error) => return Err(error),
+    };
+    keep(directory, &path, identity)?;
+    Ok(identity)
+}
+
+/// Written before it is used, and durably: a life that could be lived twice would bring epochs back.
+fn keep(directory: &Path, path: &Path, identity: Identity) -> io::Result<()> {
+    let draft = directory.join(format!("{FILE}.new"));
+    let mut file = File::create(&draft)?;
+    writeln!(file, "{HEADER}\n{} {}", identity.node, identity.incarnation)?;
+    file.sync_all()?;
+    fs::rename(&draft, path)?;
+    File::open(directory)?.sync_all()
+}
+
+fn parse(text: &str) -> Option<Identity> {
+    let (node, incarnation) = text.strip_prefix(HEADER)?.trim().split_once(' ')?;
+    Some(Identity { node: NodeId(u64::from_str_radix(node, 16).ok()?), incarnation: incarnation.parse().ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restart_keeps_the_name_and_never_the_incarnation() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = next_life(directory.path()).unwrap();
+        let second = next_life(directory.path()).unwrap();
+        assert_eq!(second, Identity { node: first.node, incarnation: first.incarnation + 1 });
+    }
+
+    #[test]
+    fn a_damaged_identity_file_is_an_error_that_names_it() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join(FILE), "farpool node identity 1\nxyz").unwrap();
+        let error = next_life(directory.path()).unwrap_err().to_string();
+        assert!(error.contains("identity file"), "{error}");
+    }
+}

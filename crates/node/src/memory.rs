@@ -1,0 +1,92 @@
+//! How much memory a node may lend.
+
+use std::fs;
+use std::io;
+
+use rustix::process::{Resource, getrlimit};
+
+/// Left to the machine at least, whatever `auto` finds: the kernel and a shell want to live too.
+const LEAST_RESERVE_BYTES: u64 = 512 << 20;
+/// Left to the machine as a part of what is available.
+const RESERVE_PERCENT: u64 = 10;
+
+/// What `--memory auto` comes to: the smaller of the machine's available memory and the room in this process's
+/// cgroup, less a reserve (design, section 4).
+pub fn memory_to_lend() -> io::Result<u64> {
+    let available = available_memory()?;
+    let reserve = (available / 100 * RESERVE_PERCENT).max(LEAST_RESERVE_BYTES);
+    Ok(available.saturating_sub(reserve))
+}
+
+/// Memory that this process could take now without pushing anybody out.
+pub fn available_memory() -> io::Result<u64> {
+    let machine = mem_available(&fs::read_to_string("/proc/meminfo")?)
+        .ok_or_else(|| io::Error::other("/proc/meminfo has no MemAvailable"))?;
+    Ok(cgroup_room().map_or(machine, |room| room.min(machine)))
+}
+
+/// Bytes that this process may lock; `None`: any number.
+pub fn lockable_memory() -> Option<u64> {
+    if may_lock_anything() { None } else { getrlimit(Resource::Memlock).current }
+}
+
+/// Whether the process has CAP_IPC_LOCK.
+fn may_lock_anything() -> bool {
+    const CAP_IPC_LOCK: u64 = 1 << 14;
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & CAP_IPC_LOCK != 0)
+}
+
+fn mem_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// Room left in this process's memory cgroup, version 1 or 2; `None` without a limit.
+fn cgroup_room() -> Option<u64> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let (directory, limit, usage) = groups.lines().find_map(cgroup_files)?;
+    let number = |file: &str| fs::read_to_string(format!("{directory}/{file}")).ok()?.trim().parse::<u64>().ok();
+    Some(number(limit)?.saturating_sub(number(usage)?)) // "max" is no number: no limit
+}
+
+/// Folder and file names for one line of `/proc/self/cgroup`.
+fn cgroup_files(line: &str) -> Option<(String, &'static str, &'static str)> {
+    let mut parts = line.splitn(3, ':');
+    let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+    let path = path.trim_end_matches('/');
+    if controllers.split(',').any(|controller| controller == "memory") {
+        return Some((format!("/sys/fs/cgroup/memory{path}"), "memory.limit_in_bytes", "memory.usage_in_bytes"));
+    }
+    let unified = controllers.is_empty() && fs::exists(format!("/sys/fs/cgroup{path}/memory.max")).unwrap_or(false);
+    unified.then(|| (format!("/sys/fs/cgroup{path}"), "memory.max", "memory.current"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn meminfo_is_read_in_kibibytes() {
+        let meminfo = "MemTotal:       24576000 kB\nMemAvailable:   1024 kB\n";
+        assert_eq!(mem_available(meminfo), Some(1 << 20));
+        assert_eq!(mem_available("MemTotal: 1 kB"), None);
+        assert_eq!(mem_available("MemAvailable: lots"), None);
+    }
+
+    #[test]
+    fn auto_leaves_a_reserve() {
+        let lent = memory_to_lend().unwrap();
+        assert!(lent <= available_memory().unwrap());
+    }
+
+    #[test]
+    fn version_1_memory_groups_are_found_by_name() {
+        let (directory, limit, _) = cgroup_files("9:memory:/database").unwrap();
+        assert_eq!(directory, "/sys/fs/cgroup/memory/database");
+        assert_eq!(limit, "memory.limit_in_bytes");
+        assert_eq!(cgroup_files("3:cpu,cpuacct:/x"), None);
+        assert_eq!(cgroup_files("garbage"), None);
+    }
+}

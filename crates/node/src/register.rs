@@ -1,0 +1,279 @@
+//! Keeps the node known to the broker: reports its table, says that it lives, and reports again whenever the broker
+//! asks for it or was lost. Leases go on without any of this.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farpool_control::{ControlError, Tls, dial};
+use farpool_wire::control::broker_client::BrokerClient;
+use farpool_wire::control::{HeartbeatRequest, RegisterRequest};
+use tokio::time::{sleep, timeout};
+use tonic::Status;
+use tonic::transport::Channel;
+
+use crate::lender::Lender;
+
+/// Longest wait for the broker's answer; it may have to wait for its disk.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(3);
+
+/// Pause after the first failed attempt; doubles up to the longest, so that a broker that comes back has its nodes
+/// within seconds and is not run over by them.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Longest pause between attempts.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Whatever interval the broker asks for, a node speaks no more often than this,
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+/// and no more rarely than this.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A node's standing with its broker.
+pub struct Registration<L> {
+    lender: Arc<L>,
+    broker: BrokerClient<Channel>,
+    broker_address: String,
+    said: Option<Result<(), String>>,
+}
+
+impl<L: Lender> Registration<L> {
+    /// Says whom to register with; fails when the address or the certificates are of no use.
+    pub fn new(lender: Arc<L>, broker: &str, tls: Option<&Tls>) -> Result<Self, ControlError> {
+        let client = BrokerClient::new(dial(broker, tls)?);
+        Ok(Registration { lender, broker: client, broker_address: broker.to_owned(), said: None })
+    }
+
+    /// Keeps the node registered for as long as it is polled, whatever becomes of the broker.
+    pub async fn run(mut self) -> Infallible {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let lost = match self.register().await {
+                Ok(interval) => {
+                    self.say(Ok(()));
+                    pause = FIRST_PAUSE;
+                    self.beat(interval).await
+                }
+                Err(status) => Err(status),
+            };
+            if let Err(status) = lost {
+                self.say(Err(status.message().to_owned()));
+                sleep(pause).await;
+                pause = LONGEST_PAUSE.min(pause * 2);
+            }
+        }
+    }
+
+    /// Logs how the node stands when that has changed: a broker may be away for hours, and be asked all the time.
+    fn say(&mut self, standing: Result<(), String>) {
+        if self.said.as_ref() == Some(&standing) {
+            return;
+        }
+        match &standing {
+            Ok(()) => tracing::info!(broker = self.broker_address, "registered with the broker"),
+            Err(reason) => tracing::warn!(broker = self.broker_address, reason, "not registered; trying on"),
+        }
+        self.said = Some(standing);
+    }
+
+    /// Reports the node's table; says how often to send heartbeats.
+    async fn register(&mut self) -> Result<Duration, Status> {
+        let report = RegisterRequest {
+            address: Some(self.lender.address()),
+            region_bytes: self.lender.region_bytes(),
+            regions_total: self.lender.regions_total(),
+            lent: self.lender.states(),
+        };
+        let answer = timeout(ANSWER_DEADLINE, self.broker.register(report)).await.map_err(late)??;
+        let interval = Duration::from_millis(answer.into_inner().heartbeat_interval_ms);
+        Ok(interval.clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL))
+    }
+
+    /// Sends heartbeats until the broker asks for a report, or is lost.
+    async fn beat(&mut self, interval: Duration) -> Result<(), Status> {
+        loop {
+            sleep(interval).await;
+            let (address, counts) = (self.lender.address(), self.lender.counts());
+            let beat = HeartbeatRequest {
+                node: address.node,
+                incarnation: address.incarnation,
+                regions_free: counts.free,
+                regions_lent: counts.held,
+                frames_rejected: self.lender.frames_rejected(),
+            };
+            let answer = timeout(ANSWER_DEADLINE, self.broker.heartbeat(beat)).await.map_err(late)??;
+            if answer.into_inner().register_again {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn late(_: tokio::time::error::Elapsed) -> Status {
+    Status::deadline_exceeded("no answer in time")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use farpool_control::Listener;
+    use farpool_lease::LeaseClass;
+    use farpool_wire::OwnerId;
+    use farpool_wire::control::broker_server::{Broker, BrokerServer};
+    use farpool_wire::control::{
+        AcquireRequest, AcquireResponse, HeartbeatResponse, RegisterResponse, StatusRequest, StatusResponse,
+    };
+    use tokio::sync::mpsc;
+    use tokio::task::JoinHandle;
+    use tonic::{Request, Response};
+
+    use super::*;
+    use crate::lender::fake::{FRAMES_REJECTED, FakeLender};
+
+    /// Nothing here takes longer, unless it hangs.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[derive(Debug)]
+    enum Heard {
+        Report(RegisterRequest),
+        Beat(HeartbeatRequest),
+    }
+
+    /// Passes on what it hears. Asks for a report at each heartbeat with `asks_again`, else when it has had none.
+    struct FakeBroker {
+        heard: mpsc::Sender<Heard>,
+        asks_again: bool,
+        has_report: AtomicBool,
+    }
+
+    impl FakeBroker {
+        fn new(heard: mpsc::Sender<Heard>, asks_again: bool) -> Self {
+            FakeBroker { heard, asks_again, has_report: AtomicBool::new(false) }
+        }
+    }
+
+    #[tonic::async_trait]
+    impl Broker for FakeBroker {
+        async fn register(
+            &self,
+            request: Request<RegisterRequest>,
+        ) -> Result<Response<RegisterResponse>, Status> {
+            self.has_report.store(true, Ordering::Release);
+            self.heard.send(Heard::Report(request.into_inner())).await.unwrap();
+            Ok(Response::new(RegisterResponse { heartbeat_interval_ms: 1 }))
+        }
+
+        async fn heartbeat(
+            &self,
+            request: Request<HeartbeatRequest>,
+        ) -> Result<Response<HeartbeatResponse>, Status> {
+            self.heard.send(Heard::Beat(request.into_inner())).await.unwrap();
+            let register_again = self.asks_again || !self.has_report.load(Ordering::Acquire);
+            Ok(Response::new(HeartbeatResponse { register_again }))
+        }
+
+        async fn acquire(&self, _: Request<AcquireRequest>) -> Result<Response<AcquireResponse>, Status> {
+            Err(Status::unimplemented("nodes do not acquire"))
+        }
+
+        async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+            Err(Status::unimplemented("nodes do not ask for the status"))
+        }
+    }
+
+    struct RunningBroker {
+        address: SocketAddr,
+        heard: mpsc::Receiver<Heard>,
+        task: JoinHandle<Result<(), ControlError>>,
+    }
+
+    impl RunningBroker {
+        async fn start(address: &str, asks_again: bool) -> Self {
+            let listener = Listener::bind(address.parse().unwrap(), None).await.unwrap();
+            let (sender, heard) = mpsc::channel(100);
+            let address = listener.address();
+            let service = BrokerServer::new(FakeBroker::new(sender, asks_again));
+            let task = tokio::spawn(listener.serve(service, std::future::pending()));
+            RunningBroker { address, heard, task }
+        }
+
+        async fn next(&mut self) -> Heard {
+            tokio::time::timeout(PATIENCE, self.heard.recv()).await.expect("the node speaks").unwrap()
+        }
+
+        async fn next_report(&mut self) -> RegisterRequest {
+            let report = async {
+                loop {
+                    if let Heard::Report(report) = self.next().await {
+                        return report;
+                    }
+                }
+            };
+            tokio::time::timeout(PATIENCE, report).await.expect("the node reports")
+        }
+    }
+
+    fn keep_registered(lender: &Arc<FakeLender>, broker: SocketAddr) -> JoinHandle<Infallible> {
+        let registration = Registration::new(lender.clone(), &broker.to_string(), None).unwrap();
+        tokio::spawn(registration.run())
+    }
+
+    #[tokio::test]
+    async fn a_node_reports_its_table_and_then_says_that_it_lives() {
+        let lender = Arc::new(FakeLender::new(4));
+        lender.grant(OwnerId(7), LeaseClass::Pinned, 3);
+        let mut broker = RunningBroker::start("127.0.0.1:0", false).await;
+        let _node = keep_registered(&lender, broker.address);
+        let report = broker.next_report().await;
+        assert_eq!((report.regions_total, report.lent.len()), (4, 3));
+        for _ in 0..2 {
+            let Heard::Beat(beat) = broker.next().await else { panic!("reported again unasked") };
+            assert_eq!((beat.regions_free, beat.regions_lent), (1, 3));
+            assert_eq!(beat.frames_rejected, FRAMES_REJECTED);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_node_reports_again_when_told() {
+        let lender = Arc::new(FakeLender::new(4));
+        let mut broker = RunningBroker::start("127.0.0.1:0", true).await;
+        let _node = keep_registered(&lender, broker.address);
+        assert!(broker.next_report().await.lent.is_empty());
+        lender.grant(OwnerId(7), LeaseClass::Revocable, 1);
+        assert_eq!(broker.next_report().await.lent.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_node_waits_for_a_broker_that_is_not_there_yet() {
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), None).await.unwrap();
+        let address = listener.address();
+        drop(listener);
+        let _node = keep_registered(&Arc::new(FakeLender::new(4)), address);
+        let mut broker = RunningBroker::start(&address.to_string(), false).await;
+        broker.next_report().await;
+    }
+
+    #[tokio::test]
+    async fn a_broker_that_was_restarted_gets_the_node_back() {
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), None).await.unwrap();
+        let address = listener.address();
+        let (sender, mut heard) = mpsc::channel(100);
+        let service = BrokerServer::new(FakeBroker::new(sender, false));
+        let first = tokio::spawn(listener.serve(service, async { stopped.await.unwrap() }));
+        let _node = keep_registered(&Arc::new(FakeLender::new(4)), address);
+        assert!(matches!(heard.recv().await, Some(Heard::Report(_))));
+        stop.send(()).unwrap();
+        first.await.unwrap().unwrap();
+        let mut second = RunningBroker::start(&address.to_string(), false).await;
+        second.next_report().await;
+        second.task.abort();
+    }
+
+    #[tokio::test]
+    async fn plaintext_off_loopback_is_refused() {
+        let error = Registration::new(Arc::new(FakeLender::new(1)), "10.0.0.1:7700", None).err().unwrap();
+        assert!(matches!(error, ControlError::PlaintextOffLoopback { .. }));
+    }
+}

@@ -1,0 +1,292 @@
+//! A node's life: memory, data plane, control plane, registration, and an orderly end.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use farpool_control::{ControlError, Listener, Tls};
+use farpool_fabric::{Listeners, RegionSet, ServerHandle, serve};
+use farpool_lease::DEFAULT_TTL;
+use farpool_wire::NodeId;
+use farpool_wire::control::NodeAddress;
+
+use crate::control::control_service;
+use crate::core::{Core, Keeper};
+use crate::identity::{self, Identity};
+use crate::memory::{available_memory, lockable_memory};
+use crate::register::Registration;
+
+/// Smallest region: one extent of a client's file, several times over.
+pub const LEAST_REGION_BYTES: u64 = 1 << 20;
+/// Regions' sizes are multiples of this, so that they can be mapped by huge pages.
+const REGION_GRANULE_BYTES: u64 = 1 << 20;
+
+/// How a node is set up.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// Whom to register with, HOST:PORT.
+    pub broker: String,
+    /// Where owners renew their leases.
+    pub control_listen: SocketAddr,
+    /// Where clients on other hosts read and write.
+    pub data_listen: SocketAddr,
+    /// Where clients on this host fetch the memory itself.
+    pub shm_socket: Option<PathBuf>,
+    /// How much to lend; rounded down to whole regions.
+    pub memory_bytes: u64,
+    /// Size of each region.
+    pub region_bytes: u64,
+    /// Keep the memory out of swap.
+    pub lock_memory: bool,
+    /// Where to remember the node's name; without it every start is a new node.
+    pub state_dir: Option<PathBuf>,
+    /// Certificates of the control plane.
+    pub tls: Option<Tls>,
+}
+
+/// Why a node did not come up, or did not stay.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// Give it more, or smaller regions.
+    #[error("{memory_bytes} bytes are less than one region of {region_bytes}; raise --memory or lower --region-size")]
+    NoRegion {
+        /// What was offered.
+        memory_bytes: u64,
+        /// The region size.
+        region_bytes: u64,
+    },
+    /// Choose another size.
+    #[error("regions of {region_bytes} bytes are impossible; --region-size takes a multiple of {REGION_GRANULE_BYTES} bytes")]
+    RegionSize {
+        /// What was given.
+        region_bytes: u64,
+    },
+    /// Offer less.
+    #[error("only {} MiB of memory are available, not {} MiB; lower --memory, or use --memory auto", available_bytes >> 20, memory_bytes >> 20)]
+    NotAvailable {
+        /// What was offered.
+        memory_bytes: u64,
+        /// What there is.
+        available_bytes: u64,
+    },
+    /// Raise the limit, or do without locking.
+    #[error("only {} MiB may be locked, not {} MiB; raise the limit (ulimit -l, or LimitMEMLOCK= in the unit), or pass --no-lock", lockable_bytes >> 20, memory_bytes >> 20)]
+    NotLockable {
+        /// What was offered.
+        memory_bytes: u64,
+        /// What the limit allows.
+        lockable_bytes: u64,
+    },
+    /// The kernel did not give the memory after all.
+    #[error("cannot reserve the memory: {0}; lower --memory")]
+    Reserve(#[source] io::Error),
+    /// End whoever has it, or choose another.
+    #[error("cannot listen on {place}: {source}; choose another with {flag}")]
+    Listen {
+        /// Address or path.
+        place: String,
+        /// The flag that sets it.
+        flag: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Mend the state directory.
+    #[error("cannot keep the node's identity in {}: {source}", directory.display())]
+    State {
+        /// The directory.
+        directory: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The system is short of threads or descriptors.
+    #[error("cannot start the node's threads: {0}; raise the limits on processes and open files")]
+    Start(#[source] io::Error),
+    /// Address or certificates.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+}
+
+/// What a node tells its operator once it serves.
+#[derive(Clone, Debug)]
+pub struct Ready {
+    /// Its name.
+    pub node: NodeId,
+    /// Its addresses.
+    pub address: NodeAddress,
+    /// How many regions it lends.
+    pub regions: u32,
+    /// Size of each.
+    pub region_bytes: u64,
+}
+
+/// Runs a node until `shutdown`. `on_ready` is called once it serves; it registers with the broker meanwhile and
+/// keeps trying when that is away.
+pub async fn run(
+    config: NodeConfig,
+    on_ready: impl FnOnce(&Ready),
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), NodeError> {
+    let regions = check(&config)?;
+    let identity = match &config.state_dir {
+        Some(directory) => identity::next_life(directory)
+            .map_err(|source| NodeError::State { directory: directory.clone(), source })?,
+        None => identity::fresh().map_err(NodeError::Start)?,
+    };
+    // Bound before the memory is taken: a taken port is told at once.
+    let control = Listener::bind(config.control_listen, config.tls.clone()).await?;
+    let listeners = listen(&config)?;
+    let (core, _keeper, server) = start(&config, identity, regions, listeners).await?;
+    let address = address(identity, &control, &server);
+    core.set_address(address.clone());
+    be_first_to_go();
+    let registration = Registration::new(core.clone(), &config.broker, config.tls.as_ref())?;
+    on_ready(&Ready { node: identity.node, address, regions, region_bytes: config.region_bytes });
+    let serving = control.serve(control_service(core), shutdown);
+    tokio::select! {
+        served = serving => served.map_err(NodeError::from),
+        never = registration.run() => match never {},
+    }
+}
+
+/// Checks the configuration against itself and the machine; returns the number of regions.
+fn check(config: &NodeConfig) -> Result<u32, NodeError> {
+    let &NodeConfig { memory_bytes, region_bytes, .. } = config;
+    if region_bytes < LEAST_REGION_BYTES || !region_bytes.is_multiple_of(REGION_GRANULE_BYTES) {
+        return Err(NodeError::RegionSize { region_bytes });
+    }
+    let regions = u32::try_from(memory_bytes / region_bytes).unwrap_or(u32::MAX);
+    if regions == 0 {
+        return Err(NodeError::NoRegion { memory_bytes, region_bytes });
+    }
+    let available_bytes = available_memory().map_err(NodeError::Reserve)?;
+    if memory_bytes > available_bytes {
+        return Err(NodeError::NotAvailable { memory_bytes, available_bytes });
+    }
+    if config.lock_memory
+        && let Some(lockable_bytes) = lockable_memory()
+        && lockable_bytes < memory_bytes
+    {
+        return Err(NodeError::NotLockable { memory_bytes, lockable_bytes });
+    }
+    Ok(regions)
+}
+
+fn listen(config: &NodeConfig) -> Result<Listeners, NodeError> {
+    let tcp = TcpListener::bind(config.data_listen).map_err(|source| NodeError::Listen {
+        place: config.data_listen.to_string(),
+        flag: "--data-listen",
+        source,
+    })?;
+    let unix = config.shm_socket.as_ref().map(|path| {
+        bind_unix(path).map(|listener| (listener, path.clone())).map_err(|source| NodeError::Listen {
+            place: path.display().to_string(),
+            flag: "--shm-socket",
+            source,
+        })
+    });
+    Ok(Listeners { tcp: Some(tcp), unix: unix.transpose()? })
+}
+
+/// Binds a socket path, over a socket that nobody listens on any more. Anyone on the host may connect: regions open
+/// only to their keys.
+fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+    if std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
+        if UnixStream::connect(path).is_ok() {
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another node listens there"));
+        }
+        std::fs::remove_file(path)?;
+    }
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+    Ok(listener)
+}
+
+/// Takes the memory, which may last seconds, and starts the data plane.
+async fn start(
+    config: &NodeConfig,
+    identity: Identity,
+    regions: u32,
+    listeners: Listeners,
+) -> Result<(Arc<Core>, Keeper, ServerHandle), NodeError> {
+    let (region_bytes, locked) = (config.region_bytes, config.lock_memory);
+    let reserving = tokio::task::spawn_blocking(move || {
+        RegionSet::create(regions, region_bytes, locked, |done| {
+            tracing::debug!(done, of = regions, "regions reserved");
+        })
+    });
+    let memory = reserving.await.map_err(|error| NodeError::Start(io::Error::other(error)))?;
+    let memory = memory.map_err(NodeError::Reserve)?;
+    let started = Core::start(identity.node, identity.incarnation, DEFAULT_TTL, memory);
+    let (core, keeper) = started.map_err(NodeError::Start)?;
+    let server = serve(core.clone(), listeners).map_err(NodeError::Start)?;
+    Ok((core, keeper, server))
+}
+
+fn address(identity: Identity, control: &Listener, server: &ServerHandle) -> NodeAddress {
+    let shm_socket = server.unix().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+    NodeAddress {
+        node: identity.node.0,
+        incarnation: identity.incarnation,
+        control: control.address().to_string(),
+        tcp: server.tcp().map(|address| address.to_string()).unwrap_or_default(),
+        shm_socket: shm_socket.map(|path| path.display().to_string()).unwrap_or_default(),
+        // The boot id tells whether two processes run on one kernel.
+        host: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned(),
+    }
+}
+
+/// Asks the kernel to end this process before any other when memory runs out: it lends what is idle only.
+fn be_first_to_go() {
+    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "1000") {
+        tracing::warn!(%error, "the kernel may end other processes before this node when memory runs out");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(memory_bytes: u64, region_bytes: u64) -> NodeConfig {
+        let any = "127.0.0.1:0".parse().unwrap();
+        NodeConfig {
+            broker: "127.0.0.1:1".into(),
+            control_listen: any,
+            data_listen: any,
+            shm_socket: None,
+            memory_bytes,
+            region_bytes,
+            lock_memory: false,
+            state_dir: None,
+            tls: None,
+        }
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused_with_the_flag_that_mends_them() {
+        for (memory, region, flag) in [
+            (1 << 30, 0, "--region-size"),
+            (1 << 30, (1 << 20) + 1, "--region-size"),
+            (1 << 20, 64 << 20, "--memory"),
+            (1 << 60, 64 << 20, "--memory"),
+        ] {
+            let error = check(&config(memory, region)).unwrap_err().to_string();
+            assert!(error.contains(flag), "{error}");
+        }
+        assert_eq!(check(&config(130 << 20, 64 << 20)).unwrap(), 2);
+    }
+
+    #[test]
+    fn a_socket_left_by_a_dead_node_is_taken_over_and_a_living_one_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("node.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        let living = bind_unix(&path).unwrap();
+        assert!(bind_unix(&path).is_err());
+        drop(living);
+        std::fs::write(directory.path().join("file"), "precious").unwrap();
+        assert!(bind_unix(&directory.path().join("file")).is_err());
+    }
+}

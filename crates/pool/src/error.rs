@@ -1,0 +1,60 @@
+//! What can go wrong, one variant per decision of the caller.
+
+use farpool_control::ControlError;
+use farpool_fabric::OpError;
+use farpool_wire::{NodeId, RegionId};
+
+/// Why there is no connection to the pool.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// Mend the address or the certificates.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// Start a broker, or name the right one.
+    #[error("no broker answers at {broker}: {reason}; start one with `farpool up`, or name it with --broker HOST:PORT")]
+    BrokerUnreachable {
+        /// Who was asked.
+        broker: String,
+        /// What gRPC said.
+        reason: String,
+    },
+    /// The limit on threads or descriptors is too low.
+    #[error("cannot start the pool's threads: {0}; raise the limits on processes and open files")]
+    Start(#[source] std::io::Error),
+    /// Use a region size that is a multiple of the extent size.
+    #[error("the pool's regions have {region_bytes} bytes; clients need a multiple of {extent_bytes}")]
+    RegionSize {
+        /// What the nodes lend.
+        region_bytes: u64,
+        /// What this side carves them into.
+        extent_bytes: u64,
+    },
+}
+
+/// The pool, or this client's share of it, is used up; or it cannot grow since no broker answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("no far memory left")]
+pub struct NoSpace;
+
+/// Why an extent could not be read or written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum AccessError {
+    /// What lay there is gone.
+    #[error("region {region}: its lease has ended and its contents are lost")]
+    LeaseLost {
+        /// The region.
+        region: RegionId,
+    },
+    /// What lay on the node is gone.
+    #[error("node {node} does not answer; what lay there is lost")]
+    NodeLost {
+        /// The node.
+        node: NodeId,
+    },
+    /// The node said no for a reason that no lease explains: a bug on one of the two sides.
+    #[error("unexpected refusal: {0}")]
+    Refused(OpError),
+    /// The transfer is larger than this session's staging arena has room for.
+    #[error("the session's staging arena is full")]
+    ArenaFull,
+}

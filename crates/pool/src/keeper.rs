@@ -1,0 +1,312 @@
+//! The thread that speaks with the broker and the nodes: more regions, renewals, regions given back.
+//!
+//! K1. No request delays another: each runs as a task of its own with its own deadline, so that a broker that
+//!     hangs costs no lease.
+//! K2. The broker is asked for regions only; leases are renewed and released with the nodes themselves.
+
+use std::collections::BTreeMap;
+use std::net::ToSocketAddrs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use farpool_control::{Tls, dial};
+use farpool_fabric::{Peer, TransportChoice};
+use farpool_lease::{Holding, Millis};
+use farpool_wire::control::broker_client::BrokerClient;
+use farpool_wire::control::node_client::NodeClient;
+use farpool_wire::control::{
+    AcquireRequest, Lease, LeaseClass, LeaseRef, NodeAddress, ReleaseRequest, RenewRequest, StatusRequest,
+};
+use farpool_wire::{Epoch, NodeId, RegionId};
+use tokio::sync::oneshot;
+use tonic::transport::Channel;
+
+use crate::error::PoolError;
+use crate::pool::{GrowthOutcome, LeasedRegionParts, PoolConfig, Shared};
+use crate::region::{LeasedRegion, NodeState};
+
+/// Size of regions unless the nodes say otherwise.
+pub(crate) const DEFAULT_REGION_BYTES: u64 = 64 << 20;
+/// How often leases are looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// How often the pool's size is asked for.
+const VIEW_INTERVAL: Duration = Duration::from_secs(1);
+/// For any request; a lease's renewal is asked again several times within its life.
+const REQUEST_DEADLINE: Duration = Duration::from_secs(3);
+/// Regions that stay empty for so long go back to the pool: longer than the gap between two queries that spill.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// The pool's size as the broker sees it.
+pub(crate) struct View {
+    pub(crate) region_bytes: u64,
+    pub(crate) free_regions: u64,
+}
+
+/// Asks the broker once, to learn whether it is there.
+pub(crate) fn first_view(config: &PoolConfig) -> Result<View, PoolError> {
+    let runtime = runtime().map_err(PoolError::Start)?;
+    runtime.block_on(async {
+        let mut broker = BrokerClient::new(dial(&config.broker, config.tls.as_ref())?);
+        view(&mut broker).await.map_err(|reason| PoolError::BrokerUnreachable {
+            broker: config.broker.clone(),
+            reason,
+        })
+    })
+}
+
+async fn view(broker: &mut BrokerClient<Channel>) -> Result<View, String> {
+    let asked = tokio::time::timeout(REQUEST_DEADLINE, broker.status(StatusRequest {})).await;
+    let status = asked
+        .map_err(|_| format!("no answer within {} s", REQUEST_DEADLINE.as_secs()))?
+        .map_err(|status| status.message().to_owned())?
+        .into_inner();
+    let free = status.nodes.iter().filter(|node| node.alive).map(|node| node.regions_free as u64).sum();
+    Ok(View { region_bytes: status.region_bytes, free_regions: free })
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+/// The running keeper. Dropping it gives all leases back, within [`REQUEST_DEADLINE`].
+pub(crate) struct Keeper {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Keeper {
+    pub(crate) fn start(shared: Arc<Shared>) -> Result<Self, PoolError> {
+        let runtime = runtime().map_err(PoolError::Start)?;
+        let broker = {
+            let _inside = runtime.enter(); // channels belong to a runtime
+            BrokerClient::new(dial(&shared.config.broker, shared.config.tls.as_ref())?)
+        };
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::Builder::new()
+            .name("pool-keeper".into())
+            .spawn(move || runtime.block_on(keep(shared, broker, stopped)))
+            .map_err(PoolError::Start)?;
+        Ok(Keeper { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the pool's keeper panicked");
+        }
+    }
+}
+
+async fn keep(shared: Arc<Shared>, broker: BrokerClient<Channel>, mut stopped: oneshot::Receiver<()>) {
+    let mut nodes = Nodes { tls: shared.config.tls.clone(), clients: BTreeMap::new() };
+    let growing = tokio::spawn(grow_when_wanted(shared.clone(), broker.clone()));
+    let viewing = tokio::spawn(watch_capacity(shared.clone(), broker));
+    let mut tick = tokio::time::interval(TICK);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = &mut stopped => break,
+            _ = tick.tick() => look_after_leases(&shared, &mut nodes),
+        }
+    }
+    growing.abort();
+    viewing.abort();
+    let releases = release(&shared, &mut nodes, shared.retire_all());
+    for task in releases {
+        let _ = task.await; // it has its own deadline; what is not released runs out by itself
+    }
+}
+
+fn look_after_leases(shared: &Arc<Shared>, nodes: &mut Nodes) {
+    let now = shared.now();
+    for (region, epoch) in shared.with_holdings(|holdings| holdings.lapsed(now)) {
+        shared.lease_lost(region, epoch);
+    }
+    for (node, due) in shared.with_holdings(|holdings| holdings.due(now)) {
+        if let Some(client) = nodes.client(shared, node) {
+            tokio::spawn(renew(shared.clone(), client, node, due));
+        }
+    }
+    drop(release(shared, nodes, shared.shrink(LINGER)));
+    nodes.forget_strangers(shared);
+}
+
+/// Control services of the nodes we hold regions of.
+struct Nodes {
+    tls: Option<Tls>,
+    clients: BTreeMap<NodeId, (Arc<NodeState>, NodeClient<Channel>)>,
+}
+
+impl Nodes {
+    fn client(&mut self, shared: &Shared, node: NodeId) -> Option<NodeClient<Channel>> {
+        let state = shared.nodes().into_iter().find(|state| state.peer.node == node)?;
+        self.client_of(&state)
+    }
+
+    fn client_of(&mut self, state: &Arc<NodeState>) -> Option<NodeClient<Channel>> {
+        let node = state.peer.node;
+        if let Some((known, client)) = self.clients.get(&node)
+            && Arc::ptr_eq(known, state)
+        {
+            return Some(client.clone());
+        }
+        match dial(&state.control, self.tls.as_ref()) {
+            Ok(channel) => {
+                let client = NodeClient::new(channel);
+                self.clients.insert(node, (state.clone(), client.clone()));
+                Some(client)
+            }
+            Err(error) => {
+                tracing::warn!(%node, %error, "leases on this node cannot be renewed");
+                None
+            }
+        }
+    }
+
+    fn forget_strangers(&mut self, shared: &Shared) {
+        let known: Vec<NodeId> = shared.nodes().iter().map(|state| state.peer.node).collect();
+        self.clients.retain(|node, _| known.contains(node));
+    }
+}
+
+async fn renew(shared: Arc<Shared>, mut client: NodeClient<Channel>, node: NodeId, due: Vec<(u32, Holding)>) {
+    let asked_at = shared.now();
+    let leases = due.iter().map(|(region, held)| LeaseRef::new(*region, held.epoch, &held.key)).collect();
+    let request = RenewRequest { owner: shared.owner.0, leases };
+    let answer = match tokio::time::timeout(REQUEST_DEADLINE, client.renew(request)).await {
+        Ok(Ok(answer)) => answer.into_inner(),
+        Ok(Err(status)) => return tracing::warn!(%node, error = status.message(), "renewal failed; trying again"),
+        Err(_) => return tracing::warn!(%node, "renewal got no answer; trying again"),
+    };
+    let ttl = Millis(answer.ttl_ms);
+    for ((index, held), outcome) in due.into_iter().zip(answer.outcomes) {
+        let region = RegionId { node, index };
+        if outcome.renewed {
+            shared.lease_renewed(asked_at, ttl, region, held.epoch);
+        } else {
+            tracing::warn!(%region, refusal = outcome.refusal, "the node refused to renew");
+            shared.lease_lost(region, held.epoch);
+        }
+    }
+}
+
+/// Gives regions back to their nodes, one task per node.
+fn release(
+    shared: &Arc<Shared>,
+    nodes: &mut Nodes,
+    regions: Vec<Arc<LeasedRegion>>,
+) -> Vec<tokio::task::JoinHandle<()>> {
+    let mut by_node: BTreeMap<NodeId, Vec<Arc<LeasedRegion>>> = BTreeMap::new();
+    for region in regions {
+        by_node.entry(region.id.node).or_default().push(region);
+    }
+    let mut tasks = Vec::new();
+    for (node, regions) in by_node {
+        let Some(mut client) = nodes.client_of(&regions[0].node) else { continue };
+        let leases = regions.iter().map(|held| LeaseRef::new(held.id.index, held.epoch, &held.key)).collect();
+        let request = ReleaseRequest { owner: shared.owner.0, leases };
+        tasks.push(tokio::spawn(async move {
+            let answer = tokio::time::timeout(REQUEST_DEADLINE, client.release(request)).await;
+            if !matches!(answer, Ok(Ok(_))) {
+                tracing::debug!(%node, "regions could not be given back; their leases will run out");
+            }
+        }));
+    }
+    tasks
+}
+
+async fn watch_capacity(shared: Arc<Shared>, mut broker: BrokerClient<Channel>) {
+    loop {
+        tokio::time::sleep(VIEW_INTERVAL).await;
+        match view(&mut broker).await {
+            Ok(view) => shared.pool_has_free(view.free_regions),
+            Err(error) => tracing::debug!(error, "the broker does not answer"),
+        }
+    }
+}
+
+async fn grow_when_wanted(shared: Arc<Shared>, mut broker: BrokerClient<Channel>) {
+    loop {
+        shared.growth_wanted.notified().await;
+        let outcome = if shared.is_low() { grow(&shared, &mut broker).await } else { GrowthOutcome::Grown };
+        shared.growth_ended(outcome);
+        tokio::time::sleep(Shared::growth_pause(outcome)).await;
+    }
+}
+
+async fn grow(shared: &Arc<Shared>, broker: &mut BrokerClient<Channel>) -> GrowthOutcome {
+    let count = shared.regions_wanted();
+    if count == 0 {
+        return GrowthOutcome::Full;
+    }
+    let asked_at = shared.now();
+    let request = AcquireRequest {
+        owner: shared.owner.0,
+        count,
+        class: LeaseClass::Revocable as i32,
+        avoid: shared.nodes_to_avoid().into_iter().map(|node| node.0).collect(),
+    };
+    let answer = match tokio::time::timeout(REQUEST_DEADLINE, broker.acquire(request)).await {
+        Ok(Ok(answer)) => answer.into_inner(),
+        Ok(Err(status)) => {
+            tracing::warn!(error = status.message(), "the broker gave no regions");
+            return GrowthOutcome::Unreachable;
+        }
+        Err(_) => {
+            tracing::warn!("the broker did not answer");
+            return GrowthOutcome::Unreachable;
+        }
+    };
+    if answer.leases.is_empty() {
+        tracing::info!(reason = answer.short_reason, "the pool has no more regions");
+        shared.pool_has_free(0);
+        return GrowthOutcome::Full;
+    }
+    for lease in answer.leases {
+        let ttl = Millis(lease.ttl_ms);
+        match lease_parts(lease, answer.region_bytes, &shared.config, shared.region_bytes) {
+            Ok(parts) => drop(shared.lease_acquired(asked_at, ttl, parts)),
+            Err(reason) => tracing::warn!(reason, "a lease of no use; it will run out"),
+        }
+    }
+    GrowthOutcome::Grown
+}
+
+/// Checks a lease as it came from the broker.
+fn lease_parts(
+    lease: Lease,
+    region_bytes: u64,
+    config: &PoolConfig,
+    wanted_bytes: u64,
+) -> Result<LeasedRegionParts, &'static str> {
+    if region_bytes != wanted_bytes {
+        return Err("its region has another size than those before; reconnect to the pool");
+    }
+    let id = lease.region_id().ok_or("it names no node")?;
+    let key = lease.access_key().ok_or("its key has not 16 bytes")?;
+    let address = lease.address.ok_or("it names no node")?;
+    let node = NodeState::new(peer_of(&address, config.transport), address.control);
+    Ok(LeasedRegionParts { id, epoch: Epoch(lease.epoch), key, node })
+}
+
+/// Where a node's data plane is reached from here.
+fn peer_of(address: &NodeAddress, transport: TransportChoice) -> Peer {
+    let same_host = !address.host.is_empty() && address.host == this_host();
+    let shm = (same_host || transport == TransportChoice::Shm) && !address.shm_socket.is_empty();
+    Peer {
+        node: NodeId(address.node),
+        tcp: address.tcp.to_socket_addrs().ok().and_then(|mut found| found.next()),
+        shm_socket: shm.then(|| PathBuf::from(&address.shm_socket)),
+    }
+}
+
+/// Names this host as nodes do: by the kernel's boot id.
+fn this_host() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}

@@ -1,0 +1,32 @@
+//! The client's side of the pool: leases held and renewed, extents handed out, sessions that reach them.
+//!
+//! P1. An extent belongs to one taker at a time, and is reused only after the taker has dropped it and with it
+//!     every operation on it.
+//! P2. A lease is used only while it is held by this process's own clock, with a margin (crate `lease`).
+//! P3. A node that does not answer within [`NODE_DEADLINE`] is given up once, for all sessions: what lay there
+//!     is lost at once and for ever, and costs no second wait.
+//! P4. Regions that are empty go back to the pool after a short while.
+//!
+//! The rules are pure ([`space`](self), crate `lease`); `keeper` talks to the broker and the nodes, `watch` looks
+//! after the nodes' lives, [`Session`] is the blocking edge.
+//! Not here: what extents are used for.
+
+mod error;
+mod keeper;
+mod pool;
+mod region;
+mod session;
+mod space;
+mod watch;
+
+pub use error::{AccessError, NoSpace, PoolError};
+pub use pool::{Capacity, Pool, PoolConfig};
+pub use region::{LeasedRegion, NodeState};
+pub use session::{Session, SessionCore, SessionGuard};
+pub use space::{EXTENT_BYTES, Extent};
+
+use std::time::Duration;
+
+/// A node that is silent for so long is given up. Above what a busy machine makes a healthy node wait for its
+/// processor, below what a user takes for a hang.
+pub const NODE_DEADLINE: Duration = Duration::from_secs(5);

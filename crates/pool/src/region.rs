@@ -1,0 +1,141 @@
+//! A leased region and the node it lies on, as all sessions of the process see them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use farpool_fabric::Peer;
+use farpool_wire::{AccessKey, Epoch, RegionId};
+
+use crate::error::AccessError;
+
+// Orderings below: the flags and times are only ever raised towards *stop*, they guard no other memory, and an
+// operation that misses one by a moment is refused by the node. Hence `Relaxed` throughout.
+
+/// One acquaintance with a node: from its first lease until it is given up.
+#[derive(Debug)]
+pub struct NodeState {
+    /// Where it is reached.
+    pub peer: Peer,
+    /// Address of its control service.
+    pub control: String,
+    lost: AtomicBool,
+}
+
+impl NodeState {
+    pub(crate) fn new(peer: Peer, control: String) -> Self {
+        NodeState { peer, control, lost: AtomicBool::new(false) }
+    }
+
+    /// Whether the node was given up. It stays so: a node that comes back gets a new `NodeState` with its next
+    /// lease.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Gives the node up; true for the first who does.
+    pub(crate) fn give_up(&self) -> bool {
+        !self.lost.swap(true, Ordering::Relaxed)
+    }
+}
+
+/// A region under lease.
+#[derive(Debug)]
+pub struct LeasedRegion {
+    /// Which.
+    pub id: RegionId,
+    /// The lending's number.
+    pub epoch: Epoch,
+    /// The node.
+    pub node: Arc<NodeState>,
+    pub(crate) key: AccessKey,
+    /// By the pool's clock, in milliseconds; zero once the lease is lost.
+    usable_until_ms: AtomicU64,
+    /// Given back: sessions let go of it.
+    retired: AtomicBool,
+}
+
+impl LeasedRegion {
+    pub(crate) fn new(
+        id: RegionId,
+        epoch: Epoch,
+        key: AccessKey,
+        node: Arc<NodeState>,
+        usable_until_ms: u64,
+    ) -> Self {
+        LeasedRegion {
+            id,
+            epoch,
+            node,
+            key,
+            usable_until_ms: AtomicU64::new(usable_until_ms),
+            retired: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether the region may be used at `now_ms`.
+    pub fn check(&self, now_ms: u64) -> Result<(), AccessError> {
+        if self.node.is_lost() {
+            Err(AccessError::NodeLost { node: self.id.node })
+        } else if now_ms >= self.usable_until_ms.load(Ordering::Relaxed) {
+            Err(AccessError::LeaseLost { region: self.id })
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(crate) fn extend(&self, usable_until_ms: u64) {
+        // Zero stays zero: a lost lease does not come back.
+        let _ = self.usable_until_ms.try_update(Ordering::Relaxed, Ordering::Relaxed, |current| {
+            (current != 0).then_some(current.max(usable_until_ms))
+        });
+    }
+
+    pub(crate) fn lose(&self) {
+        self.usable_until_ms.store(0, Ordering::Relaxed);
+    }
+
+    pub(crate) fn retire(&self) {
+        self.retired.store(true, Ordering::Relaxed);
+        self.lose();
+    }
+
+    /// Whether sessions should let go of the region.
+    pub(crate) fn is_over(&self) -> bool {
+        self.retired.load(Ordering::Relaxed)
+            || self.node.is_lost()
+            || self.usable_until_ms.load(Ordering::Relaxed) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farpool_wire::NodeId;
+
+    fn region() -> LeasedRegion {
+        let peer = Peer { node: NodeId(1), tcp: None, shm_socket: None };
+        let node = Arc::new(NodeState::new(peer, String::new()));
+        let id = RegionId { node: NodeId(1), index: 0 };
+        LeasedRegion::new(id, Epoch(1), AccessKey::from_bytes([0; 16]), node, 100)
+    }
+
+    #[test]
+    fn a_lost_lease_is_not_brought_back_by_a_late_renewal() {
+        let region = region();
+        assert!(region.check(99).is_ok() && region.check(100).is_err());
+        region.extend(200);
+        assert!(region.check(199).is_ok());
+        region.extend(150);
+        assert!(region.check(199).is_ok(), "an older answer does not shorten");
+        region.lose();
+        region.extend(300);
+        assert_eq!(region.check(0), Err(AccessError::LeaseLost { region: region.id }));
+    }
+
+    #[test]
+    fn a_lost_node_takes_all_its_regions_along() {
+        let region = region();
+        assert!(region.node.give_up() && !region.node.give_up());
+        assert_eq!(region.check(0), Err(AccessError::NodeLost { node: NodeId(1) }));
+    }
+}

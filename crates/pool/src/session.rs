@@ -1,0 +1,268 @@
+//! Sessions: how a thread reaches the extents.
+//!
+//! S1. A session reaches a region only after attaching it, and lets go of it once the region is given back or
+//!     lost, idle or not.
+//! S2. After an operation of unknown outcome the session reconnects before anything else: what was under way is
+//!     dead then, and doing it again is safe (design, section 3: incarnations).
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use farpool_fabric::{ArenaBuf, ArenaFull, Endpoint, OpError, Queue, Uncertain, block_on};
+use farpool_wire::{MAX_TRANSFER_BYTES, NodeId, Refusal};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::error::AccessError;
+use crate::pool::Shared;
+use crate::region::{LeasedRegion, NodeState};
+use crate::space::Extent;
+use crate::watch::endpoint;
+
+/// Room for the largest transfer with its blocks completed at both ends, twice.
+const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
+/// How often an operation is tried: anew after a broken connection, and once more when the repeat ran into the
+/// reconnection of a sibling.
+const TRIES: usize = 3;
+
+/// The blocking edge of a session. Any thread may use it, one at a time.
+#[derive(Clone)]
+pub struct Session {
+    confined: Arc<Mutex<Confined>>,
+}
+
+/// A session that one thread uses now.
+pub struct SessionGuard<'a> {
+    confined: MutexGuard<'a, Confined>,
+}
+
+/// A core that wanders between threads as a whole.
+pub(crate) struct Confined(SessionCore);
+
+// SAFETY: a core is made of counted pointers that are not atomic. All of them live inside the core: what its
+// methods hand out (buffers, futures) may not outlive the guard, by the contract of `SessionGuard::core`, and the
+// guard is on one thread. So the whole moves between threads, never a part; the mutex orders the moves.
+unsafe impl Send for Confined {}
+
+impl Session {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        let confined = Arc::new(Mutex::new(Confined(SessionCore::new(shared.clone()))));
+        shared.register_session(Arc::downgrade(&confined));
+        Session { confined }
+    }
+
+    /// Waits until no other thread uses the session.
+    pub fn lock(&self) -> SessionGuard<'_> {
+        SessionGuard { confined: self.confined.lock() }
+    }
+}
+
+impl SessionGuard<'_> {
+    /// The session itself, for `async` code.
+    ///
+    /// # Safety
+    /// Nothing obtained from it (buffers, queues, endpoints, futures) outlives the guard.
+    pub unsafe fn core(&self) -> &SessionCore {
+        &self.confined.0
+    }
+
+    /// Runs a future that uses the session's core.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        block_on(&self.confined.0.endpoint, future)
+    }
+}
+
+impl Confined {
+    /// Lets go of regions that are over. Called when the owner of the session may be idle.
+    pub(crate) fn let_go(&self) {
+        if self.0.has_regions_over() {
+            block_on(&self.0.endpoint, self.0.let_go());
+        }
+    }
+}
+
+/// A session for one thread's `async` code: an endpoint, and a queue per node.
+pub struct SessionCore {
+    shared: Arc<Shared>,
+    endpoint: Endpoint,
+    queues: RefCell<BTreeMap<NodeId, Rc<NodeQueue>>>,
+}
+
+struct NodeQueue {
+    node: Arc<NodeState>,
+    queue: Queue,
+    /// By index within the node.
+    attached: RefCell<BTreeMap<u32, Arc<LeasedRegion>>>,
+}
+
+#[derive(Clone, Copy)]
+enum Direction {
+    Read,
+    Write,
+}
+
+/// What to do after an operation failed.
+enum Next {
+    TryAgain,
+    Fail(AccessError),
+}
+
+impl SessionCore {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        let endpoint = endpoint(&shared, ARENA_BYTES);
+        SessionCore { shared, endpoint, queues: RefCell::default() }
+    }
+
+    /// The session's end of the fabric.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// A buffer of the session's arena.
+    pub fn buffer(&self, bytes: usize) -> Result<ArenaBuf, ArenaFull> {
+        self.endpoint.arena().take(bytes)
+    }
+
+    /// Fills `buffer` from an extent's bytes at `offset`. The buffer comes back either way.
+    pub async fn read(&self, from: &Extent, offset: u64, buffer: ArenaBuf) -> (ArenaBuf, Result<(), AccessError>) {
+        self.transfer(Direction::Read, from, offset, buffer).await
+    }
+
+    /// Copies `buffer` to an extent's bytes at `offset`.
+    pub async fn write(&self, to: &Extent, offset: u64, buffer: ArenaBuf) -> (ArenaBuf, Result<(), AccessError>) {
+        self.transfer(Direction::Write, to, offset, buffer).await
+    }
+
+    async fn transfer(
+        &self,
+        direction: Direction,
+        extent: &Extent,
+        offset: u64,
+        mut buffer: ArenaBuf,
+    ) -> (ArenaBuf, Result<(), AccessError>) {
+        let region = extent.region();
+        for _ in 0..TRIES {
+            if let Err(error) = region.check(self.shared.now().0) {
+                return (buffer, Err(error));
+            }
+            let attached = self.attach(region).await;
+            let (queue, result) = match attached {
+                Err(error) => return (buffer, Err(error)),
+                Ok(queue) => {
+                    let at = extent.address(offset);
+                    let (returned, result) = match direction {
+                        Direction::Read => queue.queue.read(at, region.epoch, buffer).await,
+                        Direction::Write => queue.queue.write(at, region.epoch, buffer).await,
+                    };
+                    buffer = returned;
+                    (queue, result)
+                }
+            };
+            match result {
+                Ok(()) => return (buffer, Ok(())),
+                Err(error) => match self.after(error, &queue, region) {
+                    Next::TryAgain => {}
+                    Next::Fail(error) => return (buffer, Err(error)),
+                },
+            }
+        }
+        self.shared.node_lost(&region.node);
+        (buffer, Err(AccessError::NodeLost { node: region.id.node }))
+    }
+
+    /// The queue to a region's node, with the region attached.
+    async fn attach(&self, region: &Arc<LeasedRegion>) -> Result<Rc<NodeQueue>, AccessError> {
+        for _ in 0..TRIES {
+            let queue = self.queue(&region.node)?;
+            let known = queue.attached.borrow().get(&region.id.index).is_some_and(|known| known.epoch == region.epoch);
+            if known {
+                return Ok(queue);
+            }
+            match queue.queue.attach(region.id, region.epoch, region.key).await {
+                Ok(()) => {
+                    queue.attached.borrow_mut().insert(region.id.index, region.clone());
+                    return Ok(queue);
+                }
+                Err(error) => match self.after(error, &queue, region) {
+                    Next::TryAgain => {}
+                    Next::Fail(error) => return Err(error),
+                },
+            }
+        }
+        self.shared.node_lost(&region.node);
+        Err(AccessError::NodeLost { node: region.id.node })
+    }
+
+    fn queue(&self, node: &Arc<NodeState>) -> Result<Rc<NodeQueue>, AccessError> {
+        let id = node.peer.node;
+        if let Some(known) = self.queues.borrow().get(&id)
+            && Arc::ptr_eq(&known.node, node)
+        {
+            return Ok(known.clone());
+        }
+        let Ok(queue) = self.endpoint.open(node.peer.clone()) else {
+            self.shared.node_lost(node);
+            return Err(AccessError::NodeLost { node: id });
+        };
+        let queue = Rc::new(NodeQueue { node: node.clone(), queue, attached: RefCell::default() });
+        self.queues.borrow_mut().insert(id, queue.clone());
+        Ok(queue)
+    }
+
+    /// Decides what an error means for the lease, the node and the operation.
+    fn after(&self, error: OpError, queue: &NodeQueue, region: &LeasedRegion) -> Next {
+        match error {
+            OpError::Refused(Refusal::StaleEpoch | Refusal::WrongKey)
+            | OpError::Unknown { cause: Uncertain::EpochMoved, .. } => {
+                self.shared.lease_lost(region.id, region.epoch);
+                region.lose();
+                Next::Fail(AccessError::LeaseLost { region: region.id })
+            }
+            OpError::Refused(Refusal::NotAttached) => {
+                // A sibling reconnected the queue meanwhile.
+                queue.attached.borrow_mut().remove(&region.id.index);
+                Next::TryAgain
+            }
+            OpError::Refused(_) => Next::Fail(AccessError::Refused(error)),
+            OpError::Unknown { cause: Uncertain::Deadline, node } => {
+                self.shared.node_lost(&queue.node);
+                Next::Fail(AccessError::NodeLost { node })
+            }
+            OpError::Unknown { node, .. } | OpError::NotSent { node } => {
+                if queue.queue.is_open() {
+                    return Next::TryAgain; // a sibling has reconnected it
+                }
+                queue.attached.borrow_mut().clear();
+                if queue.queue.reconnect().is_err() {
+                    self.shared.node_lost(&queue.node);
+                    return Next::Fail(AccessError::NodeLost { node });
+                }
+                Next::TryAgain
+            }
+        }
+    }
+
+    fn has_regions_over(&self) -> bool {
+        self.queues.borrow().values().any(|queue| {
+            queue.node.is_lost() || queue.attached.borrow().values().any(|region| region.is_over())
+        })
+    }
+
+    /// Closes queues to lost nodes, and detaches regions that are over.
+    async fn let_go(&self) {
+        self.queues.borrow_mut().retain(|_, queue| !queue.node.is_lost());
+        let queues: Vec<_> = self.queues.borrow().values().cloned().collect();
+        for queue in queues {
+            let over: Vec<_> =
+                queue.attached.borrow_mut().extract_if(.., |_, region| region.is_over()).map(|(_, region)| region).collect();
+            for region in over {
+                if let Err(error) = queue.queue.detach(region.id, region.epoch).await {
+                    // The connection is in trouble; the next operation or the watch will find out.
+                    tracing::debug!(region = %region.id, %error, "detaching failed");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Which extents of the leased regions are free.
+//!
+//! A1. An extent is free, or belongs to one [`Extent`] value, or lies in a region that was let go.
+//! A2. Consecutive places go to consecutive nodes, as far as they have room: that is what stripes a file.
+//! A3. Full regions are preferred, so that others run empty and can go back to the pool.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use farpool_wire::{NodeId, RegionId, RemoteAddr};
+use parking_lot::Mutex;
+
+use crate::region::LeasedRegion;
+
+/// Size of an extent, and of a file's stripe unit.
+///
+/// Large enough that an 8 KiB or 128 KiB request touches one node and that a gigabyte needs only 4,096 extents;
+/// small enough that the largest request (1 MiB) is spread over four nodes, that the many small spill files of
+/// a hash join waste little, and that a region of 64 MiB serves 256 of them.
+pub const EXTENT_BYTES: u64 = 256 << 10;
+
+/// An extent in use. Dropping it makes it free, so it is kept by every operation that touches it.
+#[derive(Debug)]
+pub struct Extent {
+    region: Arc<LeasedRegion>,
+    place: u32,
+    number: u64,
+    space: Weak<Mutex<Space>>,
+}
+
+impl Extent {
+    /// The region it lies in.
+    pub fn region(&self) -> &Arc<LeasedRegion> {
+        &self.region
+    }
+
+    /// Where its byte `offset` lies.
+    pub fn address(&self, offset: u64) -> RemoteAddr {
+        debug_assert!(offset < EXTENT_BYTES);
+        RemoteAddr { region: self.region.id, offset: self.place as u64 * EXTENT_BYTES + offset }
+    }
+
+    /// A small number that no other extent of the process has at the same time: an index for tables kept beside.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl Drop for Extent {
+    fn drop(&mut self) {
+        if let Some(space) = self.space.upgrade() {
+            space.lock().give_back(&self.region, self.place);
+        }
+    }
+}
+
+/// The extents of all regions held.
+#[derive(Debug, Default)]
+pub(crate) struct Space {
+    nodes: BTreeMap<NodeId, Vec<RegionSpace>>,
+    /// Numbers of regions let go, to be used again; a region's number times its extents gives their numbers.
+    free_numbers: Vec<u64>,
+    next_number: u64,
+    free: u64,
+    /// Where the hand of rotation points when the wanted node has no room.
+    hand: u64,
+}
+
+#[derive(Debug)]
+struct RegionSpace {
+    region: Arc<LeasedRegion>,
+    number: u64,
+    extents: u32,
+    /// Free places; the last is taken first.
+    free: Vec<u32>,
+    /// Since when it is empty, by the pool's clock.
+    empty_since_ms: Option<u64>,
+}
+
+impl Space {
+    /// Adds a region that was just leased.
+    pub(crate) fn add(&mut self, region: Arc<LeasedRegion>, region_bytes: u64, now_ms: u64) {
+        let extents = (region_bytes / EXTENT_BYTES) as u32;
+        let number = self.free_numbers.pop().unwrap_or_else(|| {
+            self.next_number += 1;
+            self.next_number - 1
+        });
+        self.free += extents as u64;
+        self.nodes.entry(region.id.node).or_default().push(RegionSpace {
+            region,
+            number,
+            extents,
+            free: (0..extents).rev().collect(),
+            empty_since_ms: Some(now_ms),
+        });
+    }
+
+    /// Takes an extent on the node that `place` falls to, or on another that has room.
+    pub(crate) fn take(&mut self, place: u64, space: &Arc<Mutex<Space>>) -> Option<Extent> {
+        if self.free == 0 {
+            return None;
+        }
+        let nodes = self.nodes.len() as u64;
+        for step in 0..nodes {
+            let start = if step == 0 { place } else { self.hand };
+            if step > 0 {
+                self.hand = self.hand.wrapping_add(1);
+            }
+            let regions = self.nodes.values_mut().nth((start % nodes) as usize).expect("taken modulo their number");
+            if let Some(extent) = Self::take_from(regions, space) {
+                self.free -= 1;
+                return Some(extent);
+            }
+        }
+        // The hand may have missed a node that has room.
+        let extent = self.nodes.values_mut().find_map(|regions| Self::take_from(regions, space))?;
+        self.free -= 1;
+        Some(extent)
+    }
+
+    fn take_from(regions: &mut [RegionSpace], space: &Arc<Mutex<Space>>) -> Option<Extent> {
+        let fullest =
+            regions.iter_mut().filter(|region| !region.free.is_empty()).min_by_key(|region| region.free.len())?;
+        let place = fullest.free.pop()?;
+        fullest.empty_since_ms = None;
+        Some(Extent {
+            region: fullest.region.clone(),
+            place,
+            number: fullest.number * fullest.extents as u64 + place as u64,
+            space: Arc::downgrade(space),
+        })
+    }
+
+    fn give_back(&mut self, region: &Arc<LeasedRegion>, place: u32) {
+        let regions = self.nodes.get_mut(&region.id.node);
+        let held = regions.and_then(|regions| regions.iter_mut().find(|held| Arc::ptr_eq(&held.region, region)));
+        if let Some(held) = held {
+            held.free.push(place);
+            self.free += 1;
+        }
+    }
+
+    /// Lets go of the regions that `over` names: their free extents are gone, those in use stay with their takers.
+    pub(crate) fn remove(&mut self, mut over: impl FnMut(&LeasedRegion) -> bool) -> Vec<Arc<LeasedRegion>> {
+        let mut removed = Vec::new();
+        for regions in self.nodes.values_mut() {
+            for held in regions.extract_if(.., |held| over(&held.region)) {
+                self.free -= held.free.len() as u64;
+                // A number whose extents are still in use is not used again: tables beside refer to it.
+                if held.free.len() == held.extents as usize {
+                    self.free_numbers.push(held.number);
+                }
+                removed.push(held.region);
+            }
+        }
+        self.nodes.retain(|_, regions| !regions.is_empty());
+        removed
+    }
+
+    /// Lets go of regions that were empty for `linger_ms`, but keeps `keep_free` free extents.
+    pub(crate) fn shrink(&mut self, now_ms: u64, linger_ms: u64, keep_free: u64) -> Vec<Arc<LeasedRegion>> {
+        let mut idle: Vec<(RegionId, u64)> = Vec::new();
+        let mut free = self.free;
+        for held in self.nodes.values_mut().flatten() {
+            if held.free.len() < held.extents as usize {
+                continue;
+            }
+            let since = *held.empty_since_ms.get_or_insert(now_ms);
+            if now_ms.saturating_sub(since) >= linger_ms && free >= keep_free + held.extents as u64 {
+                free -= held.extents as u64;
+                idle.push((held.region.id, held.region.epoch.0));
+            }
+        }
+        if idle.is_empty() {
+            return Vec::new();
+        }
+        self.remove(|region| idle.contains(&(region.id, region.epoch.0)))
+    }
+
+    /// Extents that can be taken.
+    pub(crate) fn free(&self) -> u64 {
+        self.free
+    }
+
+    /// Regions held.
+    pub(crate) fn regions(&self) -> impl Iterator<Item = &Arc<LeasedRegion>> {
+        self.nodes.values().flatten().map(|held| &held.region)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::NodeState;
+    use farpool_fabric::Peer;
+    use farpool_wire::{AccessKey, Epoch};
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    const REGION_BYTES: u64 = 4 * EXTENT_BYTES;
+
+    fn region(node: u64, index: u32) -> Arc<LeasedRegion> {
+        let peer = Peer { node: NodeId(node), tcp: None, shm_socket: None };
+        let state = Arc::new(NodeState::new(peer, String::new()));
+        let id = RegionId { node: NodeId(node), index };
+        Arc::new(LeasedRegion::new(id, Epoch(1), AccessKey::from_bytes([0; 16]), state, u64::MAX))
+    }
+
+    fn space(nodes: u64, regions: u32) -> Arc<Mutex<Space>> {
+        let space = Arc::new(Mutex::new(Space::default()));
+        for node in 0..nodes {
+            for index in 0..regions {
+                space.lock().add(region(node, index), REGION_BYTES, 0);
+            }
+        }
+        space
+    }
+
+    fn take(space: &Arc<Mutex<Space>>, place: u64) -> Option<Extent> {
+        space.lock().take(place, space)
+    }
+
+    #[test]
+    fn consecutive_places_go_to_consecutive_nodes() {
+        let space = space(3, 2);
+        let extents: Vec<_> = (0..6).map(|place| take(&space, place).unwrap()).collect();
+        let nodes: Vec<u64> = extents.iter().map(|extent| extent.region().id.node.0).collect();
+        assert_eq!(nodes, [0, 1, 2, 0, 1, 2]);
+    }
+
+    #[test]
+    fn a_full_node_leaves_its_share_to_the_others() {
+        let space = space(2, 1);
+        let all: Vec<_> = (0..8).map(|_| take(&space, 0).unwrap()).collect();
+        assert!(take(&space, 0).is_none());
+        drop(all);
+        assert_eq!(space.lock().free(), 8);
+    }
+
+    #[test]
+    fn empty_regions_are_let_go_after_a_while_and_used_ones_stay() {
+        let space = space(1, 3);
+        let kept = take(&space, 0).unwrap();
+        assert!(space.lock().shrink(1_000, 2_000, 0).is_empty());
+        let gone = space.lock().shrink(2_000, 2_000, 4);
+        assert_eq!(gone.len(), 1, "four free extents are kept");
+        assert!(!gone.iter().any(|region| Arc::ptr_eq(region, kept.region())));
+        drop(kept);
+        assert_eq!(space.lock().shrink(2_100, 2_000, 4).len(), 1, "the one that was empty all along");
+        assert_eq!(space.lock().shrink(2_200, 2_000, 0).len(), 0, "the other has only just become empty");
+        assert_eq!(space.lock().shrink(4_200, 2_000, 0).len(), 1);
+    }
+
+    #[test]
+    fn extents_of_a_region_that_was_let_go_do_not_come_back() {
+        let space = space(1, 1);
+        let extent = take(&space, 0).unwrap();
+        assert_eq!(space.lock().remove(|_| true).len(), 1);
+        drop(extent);
+        assert_eq!(space.lock().free(), 0);
+        assert!(take(&space, 0).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn no_extent_has_two_takers(steps in proptest::collection::vec((0u8..10, 0u64..7), 1..200)) {
+            let space = space(2, 2);
+            let mut taken: Vec<Extent> = Vec::new();
+            let mut index = 10;
+            for (step, place) in steps {
+                match step {
+                    0..=4 => taken.extend(take(&space, place)),
+                    5..=7 if !taken.is_empty() => drop(taken.swap_remove(place as usize % taken.len())),
+                    8 => {
+                        index += 1;
+                        space.lock().add(region(place % 3, index), REGION_BYTES, 0);
+                    }
+                    _ => drop(space.lock().remove(|region| region.id.node.0 == place)),
+                }
+                let places: HashSet<_> = taken.iter().map(|extent| extent.address(0)).collect();
+                let numbers: HashSet<_> = taken.iter().map(Extent::number).collect();
+                prop_assert_eq!(places.len(), taken.len());
+                prop_assert_eq!(numbers.len(), taken.len());
+                let counted: u64 = space.lock().nodes.values().flatten().map(|held| held.free.len() as u64).sum();
+                prop_assert_eq!(space.lock().free(), counted);
+            }
+        }
+    }
+}
