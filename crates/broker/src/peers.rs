@@ -1,0 +1,92 @@
+//! What the broker asks of nodes. One connection per question: questions are rare, and a connection that is made
+//! for one cannot be stale.
+
+use std::time::Duration;
+
+use farpool_control::{ControlError, Tls, dial};
+use farpool_lease::LeaseClass;
+use farpool_wire::control::node_client::NodeClient;
+use farpool_wire::control::{GrantRequest, Lease, NodeAddress, RegionsRequest, RegisterRequest};
+use farpool_wire::{NodeId, OwnerId};
+use tokio::time::timeout;
+use tonic::transport::Channel;
+
+/// Longest wait for a grant. A node answers from memory, so only a lost or stalled one needs longer.
+pub const GRANT_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Longest wait for a node's table.
+pub const REGIONS_DEADLINE: Duration = Duration::from_secs(1);
+
+/// Most nodes asked at a time on behalf of one request: each costs a descriptor while it is asked.
+pub const MAX_ASKED_AT_ONCE: usize = 32;
+
+/// Why a node gave no usable answer. The broker passes it over.
+#[derive(Debug, thiserror::Error)]
+pub enum PeerError {
+    /// Its address cannot be dialled.
+    #[error(transparent)]
+    Dial(#[from] ControlError),
+    /// It did not answer in time.
+    #[error("no answer in time")]
+    Late,
+    /// It cannot be reached, or refuses.
+    #[error("{0}")]
+    Failed(#[from] tonic::Status),
+    /// It answers what was not asked.
+    #[error("malformed answer: {0}")]
+    Malformed(&'static str),
+}
+
+/// How nodes are asked.
+pub struct Peers {
+    tls: Option<Tls>,
+}
+
+impl Peers {
+    pub fn new(tls: Option<Tls>) -> Self {
+        Peers { tls }
+    }
+
+    /// Asks a node to lend `count` regions. What comes back is what was asked for, or less.
+    pub async fn grant(
+        &self,
+        address: &NodeAddress,
+        owner: OwnerId,
+        class: LeaseClass,
+        count: u32,
+    ) -> Result<Vec<Lease>, PeerError> {
+        let mut node = self.client(address)?;
+        let request = GrantRequest { owner: owner.0, count, class: class.to_wire() };
+        let answer = timeout(GRANT_DEADLINE, node.grant(request)).await.map_err(|_| PeerError::Late)?;
+        let leases = answer?.into_inner().leases;
+        let sound = |lease: &Lease| {
+            lease.region_id().is_some_and(|region| region.node == NodeId(address.node))
+                && lease.access_key().is_some()
+                && lease.class == class.to_wire()
+        };
+        if leases.len() > count as usize || !leases.iter().all(sound) {
+            return Err(PeerError::Malformed("leases that were not asked for"));
+        }
+        Ok(leases)
+    }
+
+    /// Asks a node for its table, in the form in which it would report it.
+    pub async fn regions(&self, address: &NodeAddress) -> Result<RegisterRequest, PeerError> {
+        let mut node = self.client(address)?;
+        let answer = timeout(REGIONS_DEADLINE, node.regions(RegionsRequest {})).await;
+        let table = answer.map_err(|_| PeerError::Late)??.into_inner();
+        if table.address.as_ref().is_none_or(|found| found.node != address.node) {
+            return Err(PeerError::Malformed("another node answers at its address"));
+        }
+        Ok(RegisterRequest {
+            address: table.address,
+            region_bytes: table.region_bytes,
+            regions_total: table.regions_total,
+            lent: table.lent,
+        })
+    }
+
+    fn client(&self, address: &NodeAddress) -> Result<NodeClient<Channel>, ControlError> {
+        Ok(NodeClient::new(dial(&address.control, self.tls.as_ref())?))
+    }
+}

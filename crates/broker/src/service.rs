@@ -1,0 +1,173 @@
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farpool_control::limits::MAX_REGIONS_PER_ACQUIRE;
+use farpool_control::{REQUEST_TIMEOUT, Tls};
+use farpool_lease::{LeaseClass, Millis};
+use farpool_wire::control::broker_server::Broker;
+use farpool_wire::control::{
+    AcquireRequest, AcquireResponse, HeartbeatRequest, HeartbeatResponse, NodeAddress, RegisterRequest,
+    RegisterResponse, StatusRequest, StatusResponse,
+};
+use farpool_wire::{NodeId, OwnerId};
+use futures_util::stream::{self, StreamExt};
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+use tonic::{Request, Response, Status};
+
+use crate::acquire::{ACQUIRE_DEADLINE, Wish, acquire};
+use crate::peers::{MAX_ASKED_AT_ONCE, Peers};
+use crate::state::{MAX_NODES, Pool, ReportRefusal};
+use crate::store::{Store, StoreError};
+
+/// Most requests for regions at a time; each may hold [`MAX_ASKED_AT_ONCE`] connections. Later ones wait their turn.
+const MAX_ACQUIRES: usize = 16;
+
+/// Longest wait for that turn: with [`ACQUIRE_DEADLINE`] less than a request may take.
+const TURN_DEADLINE: Duration = Duration::from_secs(2);
+const _: () = assert!(TURN_DEADLINE.as_secs() + ACQUIRE_DEADLINE.as_secs() < REQUEST_TIMEOUT.as_secs());
+
+/// Longest time that a status waits for nodes; what they said before is shown for the rest.
+const REFRESH_DEADLINE: Duration = Duration::from_millis(1_500);
+
+/// A view of this age is shown again, so that many watchers cost the nodes no more than one.
+const REFRESH_EVERY: Duration = Duration::from_millis(100);
+
+/// The gRPC service over the broker's beliefs and its store.
+pub struct BrokerService {
+    pool: Mutex<Pool>,
+    store: Arc<Store>,
+    peers: Peers,
+    started: Instant,
+    acquires: Semaphore,
+    refreshed: tokio::sync::Mutex<Option<Instant>>,
+}
+
+impl BrokerService {
+    /// Starts from the nodes in the store; nothing is placed on them before they were heard.
+    pub fn new(store: Store, tls: Option<Tls>) -> Result<Self, StoreError> {
+        let mut pool = Pool::default();
+        store.reports()?.iter().for_each(|report| pool.remember(Millis(0), report));
+        Ok(BrokerService {
+            pool: Mutex::new(pool),
+            store: Arc::new(store),
+            peers: Peers::new(tls),
+            started: Instant::now(),
+            acquires: Semaphore::new(MAX_ACQUIRES),
+            refreshed: tokio::sync::Mutex::new(None),
+        })
+    }
+
+    /// Asks every node that may live for its table, and believes it.
+    pub async fn refresh(&self) {
+        let nodes = self.pool.lock().reachable(self.now());
+        let ask = async |address: NodeAddress| {
+            let node = NodeId(address.node);
+            let report = match self.peers.regions(&address).await {
+                Ok(report) => report,
+                Err(error) => return tracing::debug!(%node, %error, "a node did not show its table"),
+            };
+            if let Err(refusal) = self.pool.lock().report(self.now(), &report) {
+                tracing::warn!(%node, %refusal, "a node's table was not accepted");
+            }
+        };
+        let asking = stream::iter(nodes).for_each_concurrent(MAX_ASKED_AT_ONCE, ask);
+        let _ = timeout(REFRESH_DEADLINE, asking).await; // who did not answer by then is shown as last heard
+    }
+
+    /// Drops nodes that have been silent for long, here and in the store.
+    pub async fn forget_silent(&self) {
+        let forgotten = self.pool.lock().forget(self.now());
+        for node in forgotten {
+            tracing::info!(%node, "a node has been silent for long and is forgotten");
+            self.change_store(move |store| store.forget(node)).await;
+        }
+    }
+
+    fn now(&self) -> Millis {
+        Millis(self.started.elapsed().as_millis() as u64)
+    }
+
+    /// The store only saves time after a restart, so that a failing disk is told and does not stop the pool.
+    async fn change_store(&self, change: impl FnOnce(&Store) -> Result<(), StoreError> + Send + 'static) {
+        let store = self.store.clone();
+        match tokio::task::spawn_blocking(move || change(&store)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "the broker's store was not written"),
+            Err(error) => tracing::warn!(%error, "the broker's store was not written"),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Broker for BrokerService {
+    async fn register(
+        &self,
+        request: Request<RegisterRequest>,
+    ) -> Result<Response<RegisterResponse>, Status> {
+        let report = request.into_inner();
+        let answer = self.pool.lock().report(self.now(), &report).map_err(refused)?;
+        let node = NodeId(report.address.as_ref().map_or(0, |address| address.node));
+        tracing::debug!(%node, lent = report.lent.len(), of = report.regions_total, "a node has registered");
+        self.change_store(move |store| store.remember(node, &report)).await;
+        Ok(Response::new(answer))
+    }
+
+    async fn heartbeat(
+        &self,
+        request: Request<HeartbeatRequest>,
+    ) -> Result<Response<HeartbeatResponse>, Status> {
+        let agreed = self.pool.lock().heartbeat(self.now(), request.get_ref());
+        Ok(Response::new(HeartbeatResponse { register_again: !agreed }))
+    }
+
+    async fn acquire(&self, request: Request<AcquireRequest>) -> Result<Response<AcquireResponse>, Status> {
+        let wish = wish_from(request.get_ref())?;
+        let turn = timeout(TURN_DEADLINE, self.acquires.acquire()).await;
+        let Ok(Ok(_turn)) = turn else {
+            return Err(Status::resource_exhausted("too many owners ask for regions at once: ask again"));
+        };
+        let owner = wish.owner;
+        let answer = acquire(&self.pool, &self.peers, || self.now(), wish).await;
+        tracing::debug!(%owner, regions = answer.leases.len(), short = answer.short_reason, "regions placed");
+        Ok(Response::new(answer))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        let mut refreshed = self.refreshed.lock().await;
+        if refreshed.is_none_or(|at| at.elapsed() >= REFRESH_EVERY) {
+            self.refresh().await;
+            *refreshed = Some(Instant::now());
+        }
+        drop(refreshed);
+        Ok(Response::new(self.pool.lock().status(self.now())))
+    }
+}
+
+fn wish_from(request: &AcquireRequest) -> Result<Wish, Status> {
+    let Some(class) = LeaseClass::from_wire(request.class) else {
+        return Err(Status::invalid_argument("the class of the lease is missing"));
+    };
+    if request.count == 0 || request.count > MAX_REGIONS_PER_ACQUIRE {
+        let text = format!("a request is for 1 to {MAX_REGIONS_PER_ACQUIRE} regions, not {}", request.count);
+        return Err(Status::invalid_argument(text));
+    }
+    if request.avoid.len() > MAX_NODES {
+        return Err(Status::invalid_argument(format!("more than {MAX_NODES} nodes to avoid")));
+    }
+    let avoid: BTreeSet<_> = request.avoid.iter().copied().map(NodeId).collect();
+    Ok(Wish { owner: OwnerId(request.owner), class, count: request.count, avoid })
+}
+
+fn refused(refusal: ReportRefusal) -> Status {
+    let text = refusal.to_string();
+    match refusal {
+        ReportRefusal::Malformed(_) => Status::invalid_argument(text),
+        ReportRefusal::RegionSize { .. } | ReportRefusal::OlderIncarnation => {
+            Status::failed_precondition(text)
+        }
+        ReportRefusal::Full => Status::resource_exhausted(text),
+    }
+}

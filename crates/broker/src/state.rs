@@ -1,0 +1,284 @@
+//! What the broker believes of the nodes, from what they said last; takes `now`, does no I/O.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use farpool_control::limits::{MAX_ADDRESS_BYTES, MAX_REGIONS_PER_NODE};
+use farpool_lease::Millis;
+use farpool_wire::control::{
+    HeartbeatRequest, NodeAddress, NodeStatus, OwnerStatus, RegisterRequest, RegisterResponse, StatusResponse,
+};
+use farpool_wire::{NodeId, OwnerId};
+
+use crate::placement::{Candidate, place};
+
+/// How often a node says that it lives: rare enough to cost nothing, often enough to notice a death in seconds.
+pub const HEARTBEAT_INTERVAL: Millis = Millis(1_000);
+
+/// Silence after which nothing is placed on a node: one heartbeat may be lost and one late.
+pub const DEAD_AFTER: Millis = Millis(3_000);
+
+/// Silence after which a node is forgotten: a machine that reboots is still known when it comes back.
+pub const FORGET_AFTER: Millis = Millis(10 * 60 * 1_000);
+
+/// A node that failed to answer a grant is left alone for so long, so that a node whose heartbeats arrive but which
+/// cannot be reached delays one request and not every request.
+pub const SHUN_AFTER_FAILURE: Millis = Millis(3_000);
+
+/// Most nodes of a pool. A rack or three; what is kept per node is small, but a request may ask each of them.
+pub const MAX_NODES: usize = 1_024;
+
+/// Why a node's report was not accepted.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ReportRefusal {
+    /// The peer is broken, or hostile.
+    #[error("malformed report: {0}")]
+    Malformed(&'static str),
+    /// Restart the node with the pool's size.
+    #[error("this pool's regions have {pool} bytes, the node's {node}: start it with the pool's region size")]
+    RegionSize {
+        /// Size of the regions of the nodes that live.
+        pool: u64,
+        /// Size that the new node announced.
+        node: u64,
+    },
+    /// The node was started again; this is its old process.
+    #[error("a later incarnation of this node has registered: end this process")]
+    OlderIncarnation,
+    /// Run a second pool.
+    #[error("the pool has {MAX_NODES} nodes already, the most one broker serves")]
+    Full,
+}
+
+/// One node, as it was when it last said something.
+#[derive(Debug)]
+struct Known {
+    address: NodeAddress,
+    region_bytes: u64,
+    regions_total: u32,
+    free: u32,
+    holdings: BTreeMap<OwnerId, u32>,
+    frames_rejected: u64,
+    /// Its last sign of life; of a node read from the store, when that was.
+    last_seen: Millis,
+    /// Whether this broker heard of it at all, or only read of it in the store.
+    heard: bool,
+    shunned_until: Millis,
+}
+
+impl Known {
+    fn is_alive(&self, now: Millis) -> bool {
+        self.heard && now.since(self.last_seen) < DEAD_AFTER
+    }
+
+    fn held(&self) -> u32 {
+        self.holdings.values().fold(0, |sum, held| sum.saturating_add(*held))
+    }
+}
+
+/// Every node the broker knows.
+#[derive(Debug, Default)]
+pub struct Pool {
+    nodes: BTreeMap<NodeId, Known>,
+}
+
+impl Pool {
+    /// Notes a node that an earlier broker knew. Nothing is placed there before it reports.
+    pub fn remember(&mut self, now: Millis, report: &RegisterRequest) {
+        if let Ok(address) = validate(report) {
+            let known = Known { heard: false, ..known_from(now, address, report) };
+            self.nodes.entry(NodeId(address.node)).or_insert(known);
+        }
+    }
+
+    /// Replaces all that was believed of a node by what it says of itself.
+    pub fn report(
+        &mut self,
+        now: Millis,
+        report: &RegisterRequest,
+    ) -> Result<RegisterResponse, ReportRefusal> {
+        let address = validate(report)?;
+        let node = NodeId(address.node);
+        let others = self.nodes.iter().filter(|(id, known)| **id != node && known.is_alive(now));
+        if let Some((_, other)) =
+            others.into_iter().find(|(_, known)| known.region_bytes != report.region_bytes)
+        {
+            return Err(ReportRefusal::RegionSize { pool: other.region_bytes, node: report.region_bytes });
+        }
+        match self.nodes.get(&node) {
+            Some(known) if known.address.incarnation > address.incarnation => {
+                return Err(ReportRefusal::OlderIncarnation);
+            }
+            None if self.nodes.len() >= MAX_NODES => return Err(ReportRefusal::Full),
+            _ => {}
+        }
+        let same_process = |known: &&Known| known.address.incarnation == address.incarnation;
+        let frames_rejected =
+            self.nodes.get(&node).filter(same_process).map_or(0, |known| known.frames_rejected);
+        self.nodes.insert(node, Known { frames_rejected, ..known_from(now, address, report) });
+        Ok(RegisterResponse { heartbeat_interval_ms: HEARTBEAT_INTERVAL.0 })
+    }
+
+    /// Notes a sign of life. `false`: the node shall report, since it is not known or the counts disagree.
+    #[must_use]
+    pub fn heartbeat(&mut self, now: Millis, beat: &HeartbeatRequest) -> bool {
+        let known = self.nodes.get_mut(&NodeId(beat.node));
+        let Some(known) = known.filter(|known| known.heard && known.address.incarnation == beat.incarnation)
+        else {
+            return false;
+        };
+        known.last_seen = now;
+        known.free = beat.regions_free.min(known.regions_total);
+        known.frames_rejected = beat.frames_rejected;
+        known.held() == beat.regions_lent
+    }
+
+    /// Chooses whom to ask for `count` regions, and counts these as no longer free.
+    pub fn plan(
+        &mut self,
+        now: Millis,
+        owner: OwnerId,
+        avoid: &BTreeSet<NodeId>,
+        count: u32,
+    ) -> Vec<(NodeAddress, u32)> {
+        let usable = self.nodes.iter().filter(|(node, known)| {
+            known.is_alive(now) && now >= known.shunned_until && !avoid.contains(node)
+        });
+        let candidates: Vec<_> = usable
+            .map(|(node, known)| Candidate {
+                node: *node,
+                free: known.free,
+                held: known.holdings.get(&owner).copied().unwrap_or(0),
+            })
+            .collect();
+        let placed = place(&candidates, count).into_iter();
+        placed
+            .filter_map(|(node, share)| {
+                let known = self.nodes.get_mut(&node)?;
+                known.free -= share;
+                Some((known.address.clone(), share))
+            })
+            .collect()
+    }
+
+    /// A node lent `granted` of the `asked` regions.
+    pub fn granted(&mut self, node: NodeId, owner: OwnerId, asked: u32, granted: u32) {
+        if let Some(known) = self.nodes.get_mut(&node) {
+            if granted > 0 {
+                let held = known.holdings.entry(owner).or_default();
+                *held = held.saturating_add(granted);
+            }
+            if granted < asked {
+                known.free = 0; // it had fewer than believed; its next heartbeat says how many
+            }
+        }
+    }
+
+    /// A node did not answer: whether it lent anything is not known. Its table will say, or its leases will end.
+    pub fn failed(&mut self, now: Millis, node: NodeId) {
+        if let Some(known) = self.nodes.get_mut(&node) {
+            known.shunned_until = now.plus(SHUN_AFTER_FAILURE);
+        }
+    }
+
+    /// Drops the nodes that have been silent for [`FORGET_AFTER`], and names them.
+    #[must_use]
+    pub fn forget(&mut self, now: Millis) -> Vec<NodeId> {
+        let silent = self.nodes.extract_if(.., |_, known| now.since(known.last_seen) >= FORGET_AFTER);
+        silent.map(|(node, _)| node).collect()
+    }
+
+    /// Where the nodes are reached that live, and those only known from the store.
+    pub fn reachable(&self, now: Millis) -> Vec<NodeAddress> {
+        let hopeful = self.nodes.values().filter(|known| known.is_alive(now) || !known.heard);
+        hopeful.map(|known| known.address.clone()).collect()
+    }
+
+    /// Why there is no room, for whoever asked in vain.
+    pub fn why_short(&self, now: Millis) -> String {
+        let alive = self.nodes.values().filter(|known| known.is_alive(now));
+        let (nodes, free, total) = alive.fold((0, 0u64, 0u64), |(nodes, free, total), known| {
+            (nodes + 1, free + u64::from(known.free), total + u64::from(known.regions_total))
+        });
+        match (self.nodes.len(), nodes) {
+            (0, _) => "no node has registered: start one with `farpool node`".to_owned(),
+            (known, 0) => format!("none of the pool's {known} nodes answers"),
+            _ if free == 0 => format!("all {total} regions of {nodes} nodes are lent: add a node"),
+            _ => format!("{free} of {total} regions are free, on nodes that could not be asked just now"),
+        }
+    }
+
+    /// Size of the pool's regions; zero while no node lives.
+    pub fn region_bytes(&self, now: Millis) -> u64 {
+        self.nodes.values().find(|known| known.is_alive(now)).map_or(0, |known| known.region_bytes)
+    }
+
+    /// What `farpool status` prints.
+    pub fn status(&self, now: Millis) -> StatusResponse {
+        let mut owners: BTreeMap<OwnerId, u32> = BTreeMap::new();
+        for (owner, held) in self.nodes.values().filter(|known| known.is_alive(now)).flat_map(|k| &k.holdings)
+        {
+            let sum = owners.entry(*owner).or_default();
+            *sum = sum.saturating_add(*held);
+        }
+        let nodes = self.nodes.values().map(|known| NodeStatus {
+            address: Some(known.address.clone()),
+            alive: known.is_alive(now),
+            last_seen_ms: now.since(known.last_seen).0,
+            region_bytes: known.region_bytes,
+            regions_total: known.regions_total,
+            regions_free: known.free,
+            regions_lent: known.held(),
+            frames_rejected: known.frames_rejected,
+        });
+        StatusResponse {
+            region_bytes: self.region_bytes(now),
+            nodes: nodes.collect(),
+            owners: owners
+                .into_iter()
+                .map(|(owner, regions)| OwnerStatus { owner: owner.0, regions })
+                .collect(),
+        }
+    }
+}
+
+fn known_from(now: Millis, address: &NodeAddress, report: &RegisterRequest) -> Known {
+    let mut holdings = BTreeMap::new();
+    for region in report.lent.iter().filter(|region| region.held) {
+        *holdings.entry(OwnerId(region.owner)).or_default() += 1;
+    }
+    Known {
+        address: address.clone(),
+        region_bytes: report.region_bytes,
+        regions_total: report.regions_total,
+        free: report.regions_total - report.lent.len() as u32, // no more than the total: `validate`
+        holdings,
+        frames_rejected: 0,
+        last_seen: now,
+        heard: true,
+        shunned_until: Millis(0),
+    }
+}
+
+/// Checks what a node says of itself before anything is kept of it.
+fn validate(report: &RegisterRequest) -> Result<&NodeAddress, ReportRefusal> {
+    let malformed = |what| Err(ReportRefusal::Malformed(what));
+    let Some(address) = &report.address else {
+        return malformed("no address");
+    };
+    let texts = [&address.control, &address.tcp, &address.shm_socket, &address.host];
+    if address.control.is_empty() || texts.iter().any(|text| text.len() > MAX_ADDRESS_BYTES) {
+        return malformed("an address is missing or too long");
+    }
+    if report.region_bytes == 0 || report.regions_total > MAX_REGIONS_PER_NODE {
+        return malformed("impossible number or size of regions");
+    }
+    let indices: BTreeSet<u32> = report.lent.iter().map(|region| region.region).collect();
+    if indices.len() != report.lent.len() || indices.last().is_some_and(|last| *last >= report.regions_total)
+    {
+        return malformed("a region is named twice or does not exist");
+    }
+    Ok(address)
+}
+
+#[cfg(test)]
+mod tests;
