@@ -1,0 +1,50 @@
+# What there is to do here. `make` alone lists it.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+# Where rustup puts cargo: a shell that was open when it did so does not know yet.
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+
+# The demo is measured as it would be used; CI, which measures nothing, shares the build of the tests instead.
+DEMO_PROFILE ?= release
+DEMO_BINARY = target/$(subst dev,debug,$(DEMO_PROFILE))/farpool
+# The newest that was tried with the workspace's rust-version.
+CARGO_DENY_VERSION := 0.20.2
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  DEMO_SCALE=0.05 make demo            a small demo: a minute, no claim on speed"
+	@echo "  FARPOOL_TRANSPORT=tcp make demo      far memory over TCP instead of shared memory"
+
+.PHONY: setup
+setup: ## install what is missing: packages by apt, Rust by rustup
+	@scripts/setup
+
+.PHONY: demo
+demo: setup ## a real PostgreSQL sorts in far memory, on disk and on a throttled volume: compare
+	cargo build --locked --profile $(DEMO_PROFILE) --package farpool-cli
+	$(DEMO_BINARY) demo
+
+.PHONY: test
+test: setup ## everything that needs no special hardware
+	cargo test --locked --workspace
+
+.PHONY: lint
+lint: setup cargo-deny ## clippy, rustfmt, licences and sources of dependencies, layering
+	cargo xtask ci
+
+.PHONY: advisories
+advisories: setup cargo-deny ## known vulnerabilities of dependencies; fetches a database, so not part of CI
+	cargo deny --locked check advisories
+
+.PHONY: doc
+doc: setup ## the documentation of all crates, in target/doc
+	cargo doc --locked --workspace --no-deps
+
+.PHONY: cargo-deny
+cargo-deny: setup
+	@[[ "$$(cargo deny --version 2>/dev/null)" == "cargo-deny $(CARGO_DENY_VERSION)" ]] \
+	  || cargo install --locked cargo-deny@$(CARGO_DENY_VERSION)

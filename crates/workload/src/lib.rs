@@ -1,0 +1,29 @@
+//! The demo: TPC-H's Hash+Sort on a real PostgreSQL, its temporary files on disk and in far memory.
+//!
+//! Paper 1 (Li et al., SIGMOD 2016), section 5.2.2, joins `lineitem` with `orders` and returns the top 100,000
+//! rows by extended price; with little `work_mem` both the hash join and the sort spill. [`run_demo`] runs that
+//! query with `temp_tablespaces` on the local disk, in far memory and, where the machine allows it, on a
+//! throttled volume, and compares seconds and rows.
+//!
+//! The pieces are public because tests that need a real server use them too: [`postgres::Server`],
+//! [`tpch::load`], [`query::HashSort`].
+//!
+//! Nothing here knows how far memory works: the `farpool` binary is driven as child processes, as a user would.
+
+pub mod cgroup;
+pub mod child;
+mod demo;
+pub mod machine;
+pub mod pool;
+pub mod postgres;
+pub mod progress;
+pub mod query;
+pub mod report;
+pub mod stop;
+pub mod throttle;
+pub mod tpch;
+
+pub use demo::{DEFAULT_WORK_DIR, DemoOptions, run_demo};
+pub use pool::Transport;
+pub use report::DemoReport;
+pub use stop::StopFlag;

@@ -1,0 +1,105 @@
+//! What the demo is doing, on standard error: a moving bar on a terminal, plain lines elsewhere.
+
+use std::io::IsTerminal;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Between two lines about the same step where there is no terminal: a log should show life, not noise.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+/// Between two turns of the spinner.
+const TURN: Duration = Duration::from_millis(100);
+
+/// Makes [`Step`]s, all in one style.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    moving: bool,
+}
+
+impl Progress {
+    /// Bars if standard error is a terminal, else lines.
+    pub fn on_stderr() -> Self {
+        Self { moving: std::io::stderr().is_terminal() }
+    }
+
+    /// Starts a step of the work; it is shown until the step is dropped.
+    pub fn step(&self, text: impl Into<String>) -> Step {
+        let text = text.into();
+        let bar = if self.moving {
+            let bar = ProgressBar::new_spinner().with_message(text.clone());
+            bar.set_style(style("{spinner} {msg} {elapsed}"));
+            bar.enable_steady_tick(TURN);
+            Some(bar)
+        } else {
+            eprintln!("{text} ...");
+            None
+        };
+        Step { text, bar, last_line: Mutex::new(Instant::now()) }
+    }
+
+    /// A remark that stays on the screen.
+    pub fn note(&self, text: &str) {
+        eprintln!("{text}");
+    }
+}
+
+/// A step under way.
+#[derive(Debug)]
+pub struct Step {
+    text: String,
+    bar: Option<ProgressBar>,
+    last_line: Mutex<Instant>,
+}
+
+impl Step {
+    /// `done` of `total` units (rows, say) are through.
+    pub fn advance(&self, done: u64, total: u64) {
+        let done = done.min(total);
+        match &self.bar {
+            Some(bar) => {
+                if bar.length() != Some(total) {
+                    bar.set_style(style("{spinner} {msg} [{wide_bar}] {percent} % {elapsed}"));
+                    bar.set_length(total);
+                }
+                bar.set_position(done);
+            }
+            None => self.line(|| format!("{} %", done * 100 / total.max(1))),
+        }
+    }
+
+    /// Still at it; for waits without a measure.
+    pub fn alive(&self, since: Instant) {
+        if self.bar.is_none() {
+            self.line(|| format!("{:.0} s", since.elapsed().as_secs_f64()));
+        }
+    }
+
+    /// Ends the step with what came of it.
+    pub fn done(self, outcome: &str) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+        eprintln!("{}: {outcome}", self.text);
+    }
+
+    fn line(&self, state: impl FnOnce() -> String) {
+        let Ok(mut last) = self.last_line.lock() else { return }; // a line less after a panic elsewhere
+        if last.elapsed() >= LINE_EVERY {
+            *last = Instant::now();
+            eprintln!("{} ... {}", self.text, state());
+        }
+    }
+}
+
+impl Drop for Step {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner())
+}

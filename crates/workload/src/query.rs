@@ -1,0 +1,326 @@
+//! Hash+Sort (paper 1, section 5.2.2): the statement, proof that it spills, and one measured run.
+//!
+//! PostgreSQL has no `TOP`, and its `LIMIT` keeps the best rows in a heap as long as they fit in `work_mem`; 100,000
+//! rows of all columns do not, so the sort goes to runs on disk like the paper's. Ties are broken by the key of
+//! `lineitem`, so that every right answer is the same sequence of bytes and one hash decides.
+//!
+//! Nothing here hangs: PostgreSQL is asked to give up after a deadline, and if it cannot even do that (its process
+//! waits in the kernel for a file system that does not answer), the connection is left to its thread and forgotten.
+
+use std::io::BufRead;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use crc_fast::{CrcAlgorithm, Digest};
+use postgres::{CancelToken, Client, NoTls, SimpleQueryMessage};
+use serde_json::Value;
+
+use crate::postgres::Server;
+use crate::stop::StopFlag;
+
+/// The statement may take this long: twenty times what it takes on a throttled volume at scale factor 1.
+const QUERY_DEADLINE: Duration = Duration::from_secs(20 * 60);
+/// From asking PostgreSQL to cancel until nobody waits for it any more.
+const CANCEL_GRACE: Duration = Duration::from_secs(10);
+/// How often the one who waits looks at the stop flag.
+const TICK: Duration = Duration::from_millis(100);
+/// How PostgreSQL's log line about a temporary file starts.
+const TEMP_FILE: &str = "temporary file: path \"";
+
+/// The query with its two sizes.
+#[derive(Clone, Copy, Debug)]
+pub struct HashSort {
+    /// Memory of each hash table and sort; small, so that both spill.
+    pub work_mem_kib: u32,
+    /// How many rows are returned.
+    pub top: u32,
+}
+
+impl Default for HashSort {
+    /// The paper's 100,000 rows, PostgreSQL's default of 4 MiB.
+    fn default() -> Self {
+        Self { work_mem_kib: 4096, top: 100_000 }
+    }
+}
+
+/// Where temporary files go: a tablespace, or the data directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TempSpace<'a> {
+    /// The database's own directory.
+    DataDirectory,
+    /// The tablespace of this name.
+    Tablespace(&'a str),
+}
+
+/// What one run gave.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    /// From sending the statement to its last row.
+    pub seconds: f64,
+    /// How many rows came.
+    pub rows: u64,
+    /// CRC-64/NVME of the rows as text, in their order.
+    pub rows_hash: u64,
+    /// Temporary bytes written. More than the files hold: blocks of a sort are reused while it merges.
+    pub temp_bytes: u64,
+    /// How many temporary files there were.
+    pub temp_files: u32,
+    /// Their sizes added up.
+    pub temp_file_bytes: u64,
+}
+
+/// How PostgreSQL spilled, by its own account.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spill {
+    /// Parts the hash join was split into; 1 would be in memory.
+    pub hash_batches: u64,
+    /// `external merge` if the sort went to disk.
+    pub sort_method: String,
+}
+
+impl HashSort {
+    fn select(&self) -> String {
+        format!(
+            "SELECT * FROM lineitem l JOIN orders o ON l.l_orderkey = o.o_orderkey \
+             ORDER BY l.l_extendedprice, l.l_orderkey, l.l_linenumber LIMIT {}",
+            self.top
+        )
+    }
+
+    /// Runs it once under `EXPLAIN ANALYZE` and says how it spilled; an error if join or sort did not.
+    ///
+    /// It also warms up what every later run finds warm, so it belongs before the first of them.
+    pub fn explain(
+        &self,
+        server: &Server,
+        place: TempSpace<'_>,
+        stop: &StopFlag,
+        tick: impl FnMut(),
+    ) -> Result<Spill> {
+        let mut client = server.connect()?;
+        self.prepare(&mut client, place)?;
+        let statement = format!("EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {}", self.select());
+        let plan = attended(client, stop, tick, move |client| Ok(client.simple_query(&statement)?))?;
+        let spill = read_plan(&plan_text(&plan)).context("EXPLAIN shows no hash join under a sort")?;
+        if spill.hash_batches < 2 || spill.sort_method != "external merge" {
+            bail!(
+                "the query fits in memory ({spill:?}), so there is nothing to measure: take a larger DEMO_SCALE"
+            );
+        }
+        Ok(spill)
+    }
+
+    /// One measured run. An error if a temporary file was elsewhere than in `place`, or the row count is wrong.
+    pub fn run(
+        &self,
+        server: &Server,
+        place: TempSpace<'_>,
+        stop: &StopFlag,
+        tick: impl FnMut(),
+    ) -> Result<Run> {
+        let files = Arc::new(Mutex::new(TempFiles::default()));
+        let log = Arc::clone(&files);
+        let mut client = server.connect_with(move |notice| {
+            if let (Some((path, bytes)), Ok(mut files)) = (temp_file(notice.message()), log.lock()) {
+                files.add(path, bytes);
+            }
+        })?;
+        self.prepare(&mut client, place)?;
+        let prefix = place_prefix(&mut client, place)?;
+        client.batch_execute("SET client_min_messages = log; SELECT pg_stat_statements_reset()")?;
+        let statement = format!("COPY ({}) TO STDOUT", self.select());
+        if let Ok(mut files) = files.lock() {
+            files.expected_prefix = prefix;
+        }
+        let counted = attended(client, stop, tick, move |client| measure(client, &statement))?;
+        let files = files.lock().map(|files| files.clone()).unwrap_or_default();
+        if counted.rows != u64::from(self.top) {
+            bail!("{} rows came where {} were asked for: take a larger DEMO_SCALE", counted.rows, self.top);
+        }
+        if let Some(path) = files.misplaced {
+            bail!("PostgreSQL put the temporary file {path} elsewhere than in {place:?}");
+        }
+        if files.count == 0 || counted.temp_bytes == 0 {
+            bail!("the query wrote no temporary files: take a larger DEMO_SCALE");
+        }
+        Ok(Run { temp_files: files.count, temp_file_bytes: files.bytes, ..counted })
+    }
+
+    fn prepare(&self, client: &mut Client, place: TempSpace<'_>) -> Result<()> {
+        let space = match place {
+            TempSpace::DataDirectory => "''",
+            TempSpace::Tablespace(name) => name,
+        };
+        // A mere preference of the planner must not decide between hash join and merge join.
+        client.batch_execute(&format!(
+            "SET work_mem = {}; SET temp_tablespaces = {space}; SET statement_timeout = '{} s'; \
+             SET enable_mergejoin = off; SET enable_nestloop = off; \
+             CREATE EXTENSION IF NOT EXISTS pg_stat_statements",
+            self.work_mem_kib,
+            QUERY_DEADLINE.as_secs()
+        ))?;
+        Ok(())
+    }
+}
+
+/// What PostgreSQL told about its temporary files.
+#[derive(Clone, Debug, Default)]
+struct TempFiles {
+    expected_prefix: String,
+    count: u32,
+    bytes: u64,
+    misplaced: Option<String>,
+}
+
+impl TempFiles {
+    fn add(&mut self, path: &str, bytes: u64) {
+        self.count += 1;
+        self.bytes += bytes;
+        if !path.starts_with(&self.expected_prefix) {
+            self.misplaced = Some(path.into());
+        }
+    }
+}
+
+/// Reads `temporary file: path "...", size N`.
+fn temp_file(message: &str) -> Option<(&str, u64)> {
+    let (path, rest) = message.strip_prefix(TEMP_FILE)?.split_once('"')?;
+    Some((path, rest.strip_prefix(", size ")?.trim().parse().ok()?))
+}
+
+fn place_prefix(client: &mut Client, place: TempSpace<'_>) -> Result<String> {
+    let TempSpace::Tablespace(name) = place else { return Ok("base/pgsql_tmp/".into()) };
+    let row = client.query_one("SELECT oid FROM pg_tablespace WHERE spcname = $1", &[&name])?;
+    Ok(format!("pg_tblspc/{}/", row.try_get::<_, u32>(0)?))
+}
+
+fn measure(client: &mut Client, statement: &str) -> Result<Run> {
+    let mut hash = Digest::new(CrcAlgorithm::Crc64Nvme);
+    let mut rows = 0;
+    let started = Instant::now();
+    let mut reader = client.copy_out(statement)?;
+    loop {
+        let bytes = reader.fill_buf()?;
+        if bytes.is_empty() {
+            break;
+        }
+        hash.update(bytes);
+        rows += bytes.iter().filter(|&&byte| byte == b'\n').count() as u64;
+        let length = bytes.len();
+        reader.consume(length);
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    drop(reader);
+    let written = "SELECT coalesce(sum(temp_blks_written)::bigint, 0) * current_setting('block_size')::bigint \
+                   FROM pg_stat_statements";
+    let temp_bytes: i64 = client.query_one(written, &[])?.try_get(0)?;
+    let temp_bytes = u64::try_from(temp_bytes).unwrap_or(0);
+    Ok(Run { seconds, rows, rows_hash: hash.finalize(), temp_bytes, temp_files: 0, temp_file_bytes: 0 })
+}
+
+/// Does `work` on a thread of its own and attends to it: ticks, cancels when asked to stop, leaves it when it hangs.
+fn attended<T: Send + 'static>(
+    mut client: Client,
+    stop: &StopFlag,
+    mut tick: impl FnMut(),
+    work: impl FnOnce(&mut Client) -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let cancel = client.cancel_token();
+    let (sender, receiver) = mpsc::sync_channel(1);
+    thread::spawn(move || {
+        // Nobody receives if the attendant has left; then nobody wants the result either.
+        let _ = sender.send(work(&mut client));
+    });
+    let started = Instant::now();
+    let mut cancelled: Option<Instant> = None;
+    loop {
+        match receiver.recv_timeout(TICK) {
+            Ok(result) => {
+                stop.check()?; // a cancelled query fails, but the reason is the wish to stop
+                return result;
+            }
+            Err(RecvTimeoutError::Disconnected) => bail!("the thread that ran the query panicked"),
+            Err(RecvTimeoutError::Timeout) => tick(),
+        }
+        match cancelled {
+            Some(since) if since.elapsed() > CANCEL_GRACE => {
+                stop.check()?;
+                bail!("the query did not end within {QUERY_DEADLINE:?} and could not be cancelled");
+            }
+            None if stop.is_raised() || started.elapsed() > QUERY_DEADLINE => {
+                cancelled = Some(Instant::now());
+                ask_to_cancel(&cancel);
+            }
+            _ => (),
+        }
+    }
+}
+
+fn ask_to_cancel(cancel: &CancelToken) {
+    let cancel = cancel.clone();
+    // On a thread of its own, since connecting can block. A refusal changes nothing: the grace period ends either way.
+    thread::spawn(move || drop(cancel.cancel_query(NoTls)));
+}
+
+fn plan_text(messages: &[SimpleQueryMessage]) -> String {
+    let rows = messages.iter().filter_map(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0),
+        _ => None,
+    });
+    rows.collect()
+}
+
+fn read_plan(plan: &str) -> Option<Spill> {
+    let plan: Value = serde_json::from_str(plan).ok()?;
+    let root = plan.get(0)?.get("Plan")?;
+    let sort_method = find(root, "Sort Method")?.as_str()?.to_owned();
+    let hash_batches = find(root, "Hash Batches")?.as_u64()?;
+    Some(Spill { hash_batches, sort_method })
+}
+
+/// The first value of that name in a plan or below it.
+fn find<'a>(plan: &'a Value, name: &str) -> Option<&'a Value> {
+    plan.get(name).or_else(|| plan.get("Plans")?.as_array()?.iter().find_map(|child| find(child, name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_line_about_a_temporary_file_gives_path_and_size() {
+        let line = "temporary file: path \"pg_tblspc/1/PG_15/pgsql_tmp/pgsql_tmp1.0\", size 6440291";
+        assert_eq!(temp_file(line), Some(("pg_tblspc/1/PG_15/pgsql_tmp/pgsql_tmp1.0", 6_440_291)));
+        assert_eq!(temp_file("temporary file: path \"x\", size many"), None);
+        assert_eq!(temp_file("checkpoint starting"), None);
+    }
+
+    #[test]
+    fn temporary_file_outside_the_expected_place_is_noticed() {
+        let mut files = TempFiles { expected_prefix: "pg_tblspc/1/".into(), ..TempFiles::default() };
+        files.add("pg_tblspc/1/t", 5);
+        assert_eq!(files.misplaced, None);
+        files.add("base/pgsql_tmp/t", 6);
+        assert_eq!((files.count, files.bytes), (2, 11));
+        assert_eq!(files.misplaced.as_deref(), Some("base/pgsql_tmp/t"));
+    }
+
+    #[test]
+    fn plan_tells_how_join_and_sort_spilled() {
+        let plan = serde_json::json!([{"Plan": {"Node Type": "Limit", "Plans": [
+            {"Node Type": "Sort", "Sort Method": "external merge", "Plans": [
+                {"Node Type": "Hash Join", "Plans": [
+                    {"Node Type": "Seq Scan"}, {"Node Type": "Hash", "Hash Batches": 32}]}]}]}}]);
+        let spill = read_plan(&plan.to_string()).unwrap();
+        assert_eq!(spill, Spill { hash_batches: 32, sort_method: "external merge".into() });
+    }
+
+    #[test]
+    fn plan_without_a_hash_join_is_no_spill() {
+        assert_eq!(read_plan(r#"[{"Plan": {"Sort Method": "quicksort"}}]"#), None);
+        assert_eq!(read_plan("not JSON"), None);
+    }
+}

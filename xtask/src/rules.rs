@@ -1,0 +1,119 @@
+//! Rules of the house that can be read off the text: no unfinished code, reasons for dependencies, files of a
+//! size that fits a head. What clippy can check is left to clippy.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// Lines of a source file: beyond it, a file holds more than one idea.
+const FILE_LINES_MAX: usize = 700;
+
+/// What no finished file holds. In halves, because this file is read too.
+const UNFINISHED: [&str; 4] =
+    [concat!("to", "do!("), concat!("unimple", "mented!("), concat!("db", "g!("), concat!("#[ig", "nore")];
+
+/// Folders with Rust sources.
+const SOURCES: [&str; 2] = ["crates", "xtask"];
+
+/// Checks the workspace in the folder `root`.
+pub fn check(root: &Path) -> Result<Vec<String>> {
+    let mut complaints = check_manifest(&read(&root.join("Cargo.toml"))?);
+    let mut files = Vec::new();
+    for folder in SOURCES {
+        collect(&root.join(folder), &mut files)?;
+    }
+    files.sort();
+    for file in files {
+        let name = file.strip_prefix(root).unwrap_or(&file).to_path_buf();
+        complaints.extend(check_source(&name, &read(&file)?));
+    }
+    Ok(complaints)
+}
+
+fn read(file: &Path) -> Result<String> {
+    fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
+}
+
+fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    let entries = fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        if path.is_dir() {
+            collect(&path, files)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn check_source(name: &Path, text: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        for word in UNFINISHED.iter().filter(|word| line.contains(**word)) {
+            complaints.push(format!("{}:{}: {word} in a finished file", name.display(), index + 1));
+        }
+    }
+    let lines = text.lines().count();
+    let in_src = name.starts_with("crates") && name.components().any(|part| part.as_os_str() == "src");
+    if in_src && lines > FILE_LINES_MAX {
+        complaints.push(format!("{}: {lines} lines, {FILE_LINES_MAX} at most: split it", name.display()));
+    }
+    complaints
+}
+
+/// Each dependency owes a sentence, on its own line: what it does for us that we should not do ourselves.
+fn check_manifest(text: &str) -> Vec<String> {
+    let section =
+        text.lines().enumerate().skip_while(|(_, line)| line.trim() != "[workspace.dependencies]").skip(1);
+    let dependencies = section
+        .take_while(|(_, line)| !line.starts_with('['))
+        .filter(|(_, line)| line.contains('=') && !line.starts_with('#') && !line.contains("path = "));
+    dependencies
+        .filter(|(_, line)| line.split_once(" #").is_none_or(|(_, reason)| reason.trim().is_empty()))
+        .map(|(index, line)| {
+            let name = line.split('=').next().unwrap_or_default().trim();
+            format!("Cargo.toml:{}: the dependency {name} owes its reason: a comment on its line", index + 1)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_unfinished_code_is_reported_with_its_line() {
+        for word in UNFINISHED {
+            let text = format!("fn f() {{\n    {word}]\n}}\n");
+            let found = check_source(Path::new("crates/wire/tests/t.rs"), &text);
+            assert_eq!(found.len(), 1);
+            assert!(found[0].starts_with("crates/wire/tests/t.rs:2: "), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn file_that_is_too_long_is_reported_in_src_only() {
+        let text = "\n".repeat(FILE_LINES_MAX + 1);
+        assert_eq!(check_source(Path::new("crates/wire/src/lib.rs"), &text).len(), 1);
+        assert!(check_source(Path::new("crates/wire/tests/t.rs"), &text).is_empty());
+        assert!(check_source(Path::new("crates/wire/src/lib.rs"), &text[1..]).is_empty());
+    }
+
+    #[test]
+    fn dependency_without_a_reason_is_reported() {
+        let text = "[workspace]\nresolver = \"3\"\n[workspace.dependencies]\nfarpool-wire = { path = \"x\" }\n\
+            # A heading.\nlibc = \"0.2\" # system calls\nserde = \"1\"\nredb = \"4\" #\n[profile.dev]\nopt-level = 1\n";
+        let found = check_manifest(text);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].contains("Cargo.toml:7: the dependency serde"), "{found:?}");
+        assert!(found[1].contains("redb"), "{found:?}");
+    }
+
+    #[test]
+    fn this_workspace_can_be_read() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        check(root).unwrap();
+    }
+}
