@@ -1,13 +1,13 @@
 //! The blocking adapter: runs one future on this thread, polling the fabric meanwhile.
 
+use std::cell::RefCell;
 use std::future::Future;
+use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
-
-use std::os::fd::OwnedFd;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
@@ -26,7 +26,6 @@ pub fn block_on<F: Future>(endpoint: &Endpoint, future: F) -> F::Output {
     parker.woken.store(true, Ordering::Relaxed); // only a later wake needs ordering
     let waker = Waker::from(parker.clone());
     let mut context = Context::from_waker(&waker);
-    let mut spinner = Spinner::new();
     loop {
         // Acquire: pairs with the release in `wake`, so that what the waker did before is seen by the future.
         if parker.woken.swap(false, Ordering::AcqRel)
@@ -35,8 +34,8 @@ pub fn block_on<F: Future>(endpoint: &Endpoint, future: F) -> F::Output {
             return output;
         }
         if endpoint.poll() > 0 || parker.woken.load(Ordering::Relaxed) {
-            spinner.progressed();
-        } else if !endpoint.is_waiting() || !spinner.spin_again() {
+            SPINNER.with_borrow_mut(Spinner::progressed);
+        } else if !endpoint.is_waiting() || !SPINNER.with_borrow_mut(Spinner::spin_again) {
             sleep_until_ready(endpoint, &parker);
         }
     }
@@ -45,6 +44,8 @@ pub fn block_on<F: Future>(endpoint: &Endpoint, future: F) -> F::Output {
 thread_local! {
     /// One per thread, since a descriptor per call would cost more than most operations.
     static PARKER: Arc<Parker> = Arc::new(Parker::new());
+    /// Kept between calls for what it has learnt, and since making one reads files.
+    static SPINNER: RefCell<Spinner> = RefCell::new(Spinner::new());
 }
 
 /// Puts a thread to sleep and wakes it from another.

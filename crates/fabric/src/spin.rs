@@ -20,6 +20,7 @@ pub(crate) struct Spinner {
 }
 
 impl Spinner {
+    /// Asks how many processors there are, which reads files: make one and keep it.
     pub(crate) fn new() -> Self {
         let allowed = std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1);
         Spinner { budget: LONGEST_SPIN, since: None, allowed }

@@ -263,6 +263,10 @@ async fn grow(shared: &Arc<Shared>, broker: &mut BrokerClient<Channel>) -> Growt
             return GrowthOutcome::Unreachable;
         }
     };
+    if answer.leases.is_empty() && answer.region_bytes == 0 {
+        // A broker that has just come back and has not heard of its nodes yet is no broker.
+        return GrowthOutcome::Unreachable;
+    }
     if answer.leases.is_empty() {
         tracing::info!(reason = answer.short_reason, "the pool has no more regions");
         shared.pool_has_free(0);
