@@ -45,6 +45,8 @@ pub async fn run(
     let listener = Listener::bind(config.listen, config.tls.clone()).await?;
     let service = Arc::new(BrokerService::new(Store::open(&config.store)?, config.tls)?);
     service.refresh().await;
+    let counting = service.clone();
+    let listener = listener.on_rejected(move || counting.connection_rejected());
     on_ready(listener.address());
     tokio::select! {
         ended = listener.serve(BrokerServer::from_arc(service.clone()), shutdown) => Ok(ended?),

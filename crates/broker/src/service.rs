@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use farpool_control::limits::MAX_REGIONS_PER_ACQUIRE;
@@ -43,6 +44,7 @@ pub struct BrokerService {
     started: Instant,
     acquires: Semaphore,
     refreshed: tokio::sync::Mutex<Option<Instant>>,
+    rejected: AtomicU64,
 }
 
 impl BrokerService {
@@ -57,6 +59,7 @@ impl BrokerService {
             started: Instant::now(),
             acquires: Semaphore::new(MAX_ACQUIRES),
             refreshed: tokio::sync::Mutex::new(None),
+            rejected: AtomicU64::new(0),
         })
     }
 
@@ -84,6 +87,11 @@ impl BrokerService {
             tracing::info!(%node, "a node has been silent for long and is forgotten");
             self.change_store(move |store| store.forget(node)).await;
         }
+    }
+
+    /// Counts a connection that was cut off for what its peer began with.
+    pub fn connection_rejected(&self) {
+        self.rejected.fetch_add(1, Ordering::Relaxed); // a statistic: pairs with nothing
     }
 
     fn now(&self) -> Millis {
@@ -142,7 +150,8 @@ impl Broker for BrokerService {
             *refreshed = Some(Instant::now());
         }
         drop(refreshed);
-        Ok(Response::new(self.pool.lock().status(self.now())))
+        let connections_rejected = self.rejected.load(Ordering::Relaxed); // see `connection_rejected`
+        Ok(Response::new(StatusResponse { connections_rejected, ..self.pool.lock().status(self.now()) }))
     }
 }
 

@@ -237,6 +237,7 @@ impl Pool {
                 .into_iter()
                 .map(|(owner, regions)| OwnerStatus { owner: owner.0, regions })
                 .collect(),
+            connections_rejected: 0, // the shell's to know
         }
     }
 }

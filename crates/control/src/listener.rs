@@ -1,4 +1,5 @@
 use std::convert::Infallible;
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -13,7 +14,7 @@ use tonic::codegen::{Service, http};
 use tonic::transport::Server;
 
 use crate::dial::is_loopback_ip;
-use crate::guarded::Guarded;
+use crate::guarded::{Greeting, Guarded, OnRejected};
 use crate::{ControlError, Tls};
 
 /// Most connections at a time: the largest pool's nodes and as many clients, well below the usual 4,096 descriptors.
@@ -38,11 +39,11 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A bound address of the control plane.
-#[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
     address: SocketAddr,
     tls: Option<Tls>,
+    on_rejected: OnRejected,
 }
 
 impl Listener {
@@ -54,7 +55,13 @@ impl Listener {
         let failed = |source| ControlError::Listen { address, source };
         let socket = TcpListener::bind(address).await.map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
-        Ok(Listener { socket, address, tls })
+        Ok(Listener { socket, address, tls, on_rejected: Arc::new(|| ()) })
+    }
+
+    /// Has `count` called for each connection that is closed since its peer speaks neither HTTP/2 nor, where it must,
+    /// TLS; for a counter.
+    pub fn on_rejected(self, count: impl Fn() + Send + Sync + 'static) -> Self {
+        Listener { on_rejected: Arc::new(count), ..self }
     }
 
     /// Where it listens, with the real port.
@@ -84,7 +91,9 @@ impl Listener {
             .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT));
         let (stop, stopped) = oneshot::channel::<()>();
         let stopped = async { stopped.await.unwrap_or_default() };
-        let mut serving = pin!(server.serve_with_incoming_shutdown(service, incoming(self.socket), stopped));
+        let greeting = if self.tls.is_some() { Greeting::Tls } else { Greeting::Http2 };
+        let incoming = incoming(self.socket, greeting, self.on_rejected);
+        let mut serving = pin!(server.serve_with_incoming_shutdown(service, incoming, stopped));
         let ended = tokio::select! {
             ended = &mut serving => ended,
             () = shutdown => {
@@ -96,16 +105,30 @@ impl Listener {
     }
 }
 
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener")
+            .field("address", &self.address)
+            .field("tls", &self.tls)
+            .finish_non_exhaustive()
+    }
+}
+
 /// Accepted connections, at most [`MAX_CONNECTIONS`] at a time.
-fn incoming(socket: TcpListener) -> impl Stream<Item = io::Result<Guarded>> {
+fn incoming(
+    socket: TcpListener,
+    greeting: Greeting,
+    on_rejected: OnRejected,
+) -> impl Stream<Item = io::Result<Guarded>> {
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    stream::unfold((socket, slots), async |(socket, slots)| {
+    stream::unfold((socket, slots, on_rejected), move |(socket, slots, on_rejected)| async move {
         let slot = slots.clone().acquire_owned().await.ok()?;
         loop {
             match socket.accept().await {
                 Ok((stream, _)) => {
                     let _ = stream.set_nodelay(true); // fails only when the peer is gone already
-                    return Some((Ok(Guarded::new(stream, slot)), (socket, slots)));
+                    let guarded = Guarded::new(stream, greeting, on_rejected.clone(), slot);
+                    return Some((Ok(guarded), (socket, slots, on_rejected)));
                 }
                 Err(error) => {
                     tracing::debug!(%error, "accept failed");

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use farpool_control::{ControlError, Listener, SERVER_NAME, SHUTDOWN_GRACE, Tls, dial};
@@ -159,6 +160,26 @@ async fn garbage_on_the_port_does_nothing() {
         let _ = tokio::time::timeout(Duration::from_secs(5), closed).await.expect("the connection is closed");
     }
     assert_eq!(regions_total(&address, None).await.unwrap(), 7);
+}
+
+#[tokio::test]
+async fn peers_that_do_not_begin_as_they_must_are_counted_and_others_are_not() {
+    let rejected = Arc::new(AtomicU64::new(0));
+    let counter = rejected.clone();
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), None).await.unwrap();
+    let listener = listener.on_rejected(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+    });
+    let address = listener.address().to_string();
+    tokio::spawn(listener.serve(NodeServer::new(FakeNode::default()), std::future::pending()));
+    for greeting in [&b""[..], b"PRI * HT", b"GET / HTTP/1.1\r\n\r\n", &[22, 3, 1, 0]] {
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        let _ = stream.write_all(greeting).await; // the server may have closed already
+        stream.shutdown().await.ok();
+        let _ = stream.read_to_end(&mut Vec::new()).await; // so that it has looked at this one before the next
+    }
+    assert_eq!(regions_total(&address, None).await.unwrap(), 7);
+    assert_eq!(rejected.load(Ordering::Relaxed), 3, "all but the one that said nothing");
 }
 
 #[tokio::test(start_paused = true)]

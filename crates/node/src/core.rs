@@ -297,7 +297,8 @@ mod tests {
         assert_eq!(core.renew(OWNER, &reference(&lease)), Err(LeaseRefusal::Ended));
         for lease in core.grant(OWNER, LeaseClass::Revocable, 2) {
             let mut bytes = [9; 64];
-            core.with_region(lease.region, Epoch(lease.epoch), &mut |memory| memory.read(0, &mut bytes)).unwrap();
+            core.with_region(lease.region, Epoch(lease.epoch), &mut |memory| memory.read(0, &mut bytes))
+                .unwrap();
             assert_eq!(bytes, [0; 64]);
         }
     }

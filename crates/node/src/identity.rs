@@ -34,7 +34,8 @@ pub(crate) fn next_life(directory: &Path) -> io::Result<Identity> {
                 io::Error::new(io::ErrorKind::InvalidData, message)
             })?;
             let incarnation = known.incarnation.checked_add(1);
-            let incarnation = incarnation.ok_or_else(|| io::Error::other("the node has used up its lives; remove its state"))?;
+            let incarnation = incarnation
+                .ok_or_else(|| io::Error::other("the node has used up its lives; remove its state"))?;
             Identity { incarnation, ..known }
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => fresh()?,
@@ -56,7 +57,10 @@ fn keep(directory: &Path, path: &Path, identity: Identity) -> io::Result<()> {
 
 fn parse(text: &str) -> Option<Identity> {
     let (node, incarnation) = text.strip_prefix(HEADER)?.trim().split_once(' ')?;
-    Some(Identity { node: NodeId(u64::from_str_radix(node, 16).ok()?), incarnation: incarnation.parse().ok()? })
+    Some(Identity {
+        node: NodeId(u64::from_str_radix(node, 16).ok()?),
+        incarnation: incarnation.parse().ok()?,
+    })
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ pub trait Lender: Send + Sync + 'static {
     /// How many regions are where.
     fn counts(&self) -> RegionCounts;
 
-    /// Malformed input that the data plane met since the node started.
+    /// Connections cut off for malformed input, on any port, since the node started.
     fn frames_rejected(&self) -> u64;
 }
 

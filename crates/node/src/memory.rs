@@ -35,7 +35,9 @@ fn may_lock_anything() -> bool {
     const CAP_IPC_LOCK: u64 = 1 << 14;
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & CAP_IPC_LOCK != 0)
+    effective
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & CAP_IPC_LOCK != 0)
 }
 
 fn mem_available(meminfo: &str) -> Option<u64> {
@@ -47,7 +49,8 @@ fn mem_available(meminfo: &str) -> Option<u64> {
 fn cgroup_room() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let (directory, limit, usage) = groups.lines().find_map(cgroup_files)?;
-    let number = |file: &str| fs::read_to_string(format!("{directory}/{file}")).ok()?.trim().parse::<u64>().ok();
+    let number =
+        |file: &str| fs::read_to_string(format!("{directory}/{file}")).ok()?.trim().parse::<u64>().ok();
     Some(number(limit)?.saturating_sub(number(usage)?)) // "max" is no number: no limit
 }
 
@@ -57,9 +60,14 @@ fn cgroup_files(line: &str) -> Option<(String, &'static str, &'static str)> {
     let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
     let path = path.trim_end_matches('/');
     if controllers.split(',').any(|controller| controller == "memory") {
-        return Some((format!("/sys/fs/cgroup/memory{path}"), "memory.limit_in_bytes", "memory.usage_in_bytes"));
+        return Some((
+            format!("/sys/fs/cgroup/memory{path}"),
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+        ));
     }
-    let unified = controllers.is_empty() && fs::exists(format!("/sys/fs/cgroup{path}/memory.max")).unwrap_or(false);
+    let unified =
+        controllers.is_empty() && fs::exists(format!("/sys/fs/cgroup{path}/memory.max")).unwrap_or(false);
     unified.then(|| (format!("/sys/fs/cgroup{path}"), "memory.max", "memory.current"))
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use farpool_control::{ControlError, Listener, Tls};
-use farpool_fabric::{Listeners, RegionSet, ServerHandle, serve};
+use farpool_fabric::{Host, Listeners, RegionSet, ServerHandle, serve};
 use farpool_lease::DEFAULT_TTL;
 use farpool_wire::NodeId;
 use farpool_wire::control::NodeAddress;
@@ -50,7 +50,9 @@ pub struct NodeConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// Give it more, or smaller regions.
-    #[error("{memory_bytes} bytes are less than one region of {region_bytes}; raise --memory or lower --region-size")]
+    #[error(
+        "{memory_bytes} bytes are less than one region of {region_bytes}; raise --memory or lower --region-size"
+    )]
     NoRegion {
         /// What was offered.
         memory_bytes: u64,
@@ -58,7 +60,9 @@ pub enum NodeError {
         region_bytes: u64,
     },
     /// Choose another size.
-    #[error("regions of {region_bytes} bytes are impossible; --region-size takes a multiple of {REGION_GRANULE_BYTES} bytes")]
+    #[error(
+        "regions of {region_bytes} bytes are impossible; --region-size takes a multiple of {REGION_GRANULE_BYTES} bytes"
+    )]
     RegionSize {
         /// What was given.
         region_bytes: u64,
@@ -143,6 +147,8 @@ pub async fn run(
     be_first_to_go();
     let registration = Registration::new(core.clone(), &config.broker, config.tls.as_ref())?;
     on_ready(&Ready { node: identity.node, address, regions, region_bytes: config.region_bytes });
+    let counting = core.clone();
+    let control = control.on_rejected(move || counting.rejected());
     let serving = control.serve(control_service(core), shutdown);
     tokio::select! {
         served = serving => served.map_err(NodeError::from),
@@ -234,7 +240,10 @@ fn address(identity: Identity, control: &Listener, server: &ServerHandle) -> Nod
         tcp: server.tcp().map(|address| address.to_string()).unwrap_or_default(),
         shm_socket: shm_socket.map(|path| path.display().to_string()).unwrap_or_default(),
         // The boot id tells whether two processes run on one kernel.
-        host: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned(),
+        host: std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .unwrap_or_default()
+            .trim()
+            .to_owned(),
     }
 }
 

@@ -11,7 +11,9 @@ pub enum PoolError {
     #[error(transparent)]
     Control(#[from] ControlError),
     /// Start a broker, or name the right one.
-    #[error("no broker answers at {broker}: {reason}; start one with `farpool up`, or name it with --broker HOST:PORT")]
+    #[error(
+        "no broker answers at {broker}: {reason}; start one with `farpool up`, or name it with --broker HOST:PORT"
+    )]
     BrokerUnreachable {
         /// Who was asked.
         broker: String,

@@ -49,10 +49,9 @@ pub(crate) fn first_view(config: &PoolConfig) -> Result<View, PoolError> {
     let runtime = runtime().map_err(PoolError::Start)?;
     runtime.block_on(async {
         let mut broker = BrokerClient::new(dial(&config.broker, config.tls.as_ref())?);
-        view(&mut broker).await.map_err(|reason| PoolError::BrokerUnreachable {
-            broker: config.broker.clone(),
-            reason,
-        })
+        view(&mut broker)
+            .await
+            .map_err(|reason| PoolError::BrokerUnreachable { broker: config.broker.clone(), reason })
     })
 }
 
@@ -181,7 +180,9 @@ async fn renew(shared: Arc<Shared>, mut client: NodeClient<Channel>, node: NodeI
     let request = RenewRequest { owner: shared.owner.0, leases };
     let answer = match tokio::time::timeout(REQUEST_DEADLINE, client.renew(request)).await {
         Ok(Ok(answer)) => answer.into_inner(),
-        Ok(Err(status)) => return tracing::warn!(%node, error = status.message(), "renewal failed; trying again"),
+        Ok(Err(status)) => {
+            return tracing::warn!(%node, error = status.message(), "renewal failed; trying again");
+        }
         Err(_) => return tracing::warn!(%node, "renewal got no answer; trying again"),
     };
     let ttl = Millis(answer.ttl_ms);

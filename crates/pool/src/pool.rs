@@ -114,7 +114,8 @@ impl Pool {
     pub fn connect(config: PoolConfig) -> Result<Pool, PoolError> {
         let view = keeper::first_view(&config)?;
         // Before the first node has registered the size is not known; extents cannot be taken then anyway.
-        let region_bytes = if view.region_bytes == 0 { keeper::DEFAULT_REGION_BYTES } else { view.region_bytes };
+        let region_bytes =
+            if view.region_bytes == 0 { keeper::DEFAULT_REGION_BYTES } else { view.region_bytes };
         if !region_bytes.is_multiple_of(EXTENT_BYTES) {
             return Err(PoolError::RegionSize { region_bytes, extent_bytes: EXTENT_BYTES });
         }
@@ -166,25 +167,30 @@ impl Shared {
         let give_up_at = self.now().plus(Millis(GROW_PATIENCE.as_millis() as u64));
         loop {
             let attempts = self.growth.lock().attempts;
-            let (extent, free) = {
-                let mut space = self.space.lock();
-                (space.take(place, &self.space), space.free())
-            };
-            if free < LOW_WATER_EXTENTS && self.may_grow() {
+            let (extent, free) = self.take_now(place);
+            let may_grow = self.may_grow(); // asked once: who waits for growth has asked for it
+            if free < LOW_WATER_EXTENTS && may_grow {
                 self.growth_wanted.notify_one();
             }
             if let Some(extent) = extent {
                 return Ok(extent);
             }
-            if !self.may_grow() {
-                return Err(NoSpace);
-            }
-            match self.growth_after(attempts).await {
+            let outcome = if may_grow { self.growth_after(attempts).await } else { GrowthOutcome::Full };
+            match outcome {
                 GrowthOutcome::Grown => {}
                 GrowthOutcome::Unreachable if self.now() < give_up_at => {}
-                GrowthOutcome::Full | GrowthOutcome::Unreachable => return Err(NoSpace),
+                // What came since the look above made it full: then there is something to take.
+                GrowthOutcome::Full | GrowthOutcome::Unreachable => {
+                    return self.take_now(place).0.ok_or(NoSpace);
+                }
             }
         }
+    }
+
+    /// An extent if one is free, and how many are then.
+    fn take_now(&self, place: u64) -> (Option<Extent>, u64) {
+        let mut space = self.space.lock();
+        (space.take(place, &self.space), space.free())
     }
 
     /// Waits for an attempt later than the `attempts`-th, and says what it brought.
@@ -223,7 +229,10 @@ impl Shared {
         const MOST: u64 = 64;
         let held = self.ledger.lock().regions.len() as u64;
         let wanted = (held / 8).clamp(LEAST, MOST);
-        let room = self.config.limit_bytes.map_or(u64::MAX, |limit| (limit / self.region_bytes).saturating_sub(held));
+        let room = self
+            .config
+            .limit_bytes
+            .map_or(u64::MAX, |limit| (limit / self.region_bytes).saturating_sub(held));
         wanted.min(room) as u32
     }
 
@@ -250,7 +259,7 @@ impl Shared {
         if let Some(older) = ledger.regions.insert(region.id, leased.clone()) {
             older.lose();
         }
-        drop(ledger);
+        // Still under the ledger's lock: whoever counts this region as held finds its extents.
         let mut space = self.space.lock();
         space.remove(|held| held.id == leased.id);
         space.add(leased.clone(), self.region_bytes, now.0);
@@ -263,7 +272,13 @@ impl Shared {
     }
 
     /// The node answered: the lease lasts longer.
-    pub(crate) fn lease_renewed(&self, asked_at: Millis, ttl: Millis, region: RegionId, epoch: farpool_wire::Epoch) {
+    pub(crate) fn lease_renewed(
+        &self,
+        asked_at: Millis,
+        ttl: Millis,
+        region: RegionId,
+        epoch: farpool_wire::Epoch,
+    ) {
         let mut ledger = self.ledger.lock();
         ledger.holdings.renewed(asked_at, ttl, region, epoch);
         let now = self.now();
@@ -295,8 +310,11 @@ impl Shared {
         let id = node.peer.node;
         tracing::warn!(node = %id, "the node does not answer; what lay there is lost");
         let mut ledger = self.ledger.lock();
-        let gone: Vec<_> =
-            ledger.regions.extract_if(.., |_, region| region.node.is_lost()).map(|(_, region)| region).collect();
+        let gone: Vec<_> = ledger
+            .regions
+            .extract_if(.., |_, region| region.node.is_lost())
+            .map(|(_, region)| region)
+            .collect();
         for region in gone {
             ledger.holdings.dropped(region.id, region.epoch);
         }

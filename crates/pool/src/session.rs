@@ -126,12 +126,22 @@ impl SessionCore {
     }
 
     /// Fills `buffer` from an extent's bytes at `offset`. The buffer comes back either way.
-    pub async fn read(&self, from: &Extent, offset: u64, buffer: ArenaBuf) -> (ArenaBuf, Result<(), AccessError>) {
+    pub async fn read(
+        &self,
+        from: &Extent,
+        offset: u64,
+        buffer: ArenaBuf,
+    ) -> (ArenaBuf, Result<(), AccessError>) {
         self.transfer(Direction::Read, from, offset, buffer).await
     }
 
     /// Copies `buffer` to an extent's bytes at `offset`.
-    pub async fn write(&self, to: &Extent, offset: u64, buffer: ArenaBuf) -> (ArenaBuf, Result<(), AccessError>) {
+    pub async fn write(
+        &self,
+        to: &Extent,
+        offset: u64,
+        buffer: ArenaBuf,
+    ) -> (ArenaBuf, Result<(), AccessError>) {
         self.transfer(Direction::Write, to, offset, buffer).await
     }
 
@@ -176,7 +186,11 @@ impl SessionCore {
     async fn attach(&self, region: &Arc<LeasedRegion>) -> Result<Rc<NodeQueue>, AccessError> {
         for _ in 0..TRIES {
             let queue = self.queue(&region.node)?;
-            let known = queue.attached.borrow().get(&region.id.index).is_some_and(|known| known.epoch == region.epoch);
+            let known = queue
+                .attached
+                .borrow()
+                .get(&region.id.index)
+                .is_some_and(|known| known.epoch == region.epoch);
             if known {
                 return Ok(queue);
             }
@@ -255,8 +269,12 @@ impl SessionCore {
         self.queues.borrow_mut().retain(|_, queue| !queue.node.is_lost());
         let queues: Vec<_> = self.queues.borrow().values().cloned().collect();
         for queue in queues {
-            let over: Vec<_> =
-                queue.attached.borrow_mut().extract_if(.., |_, region| region.is_over()).map(|(_, region)| region).collect();
+            let over: Vec<_> = queue
+                .attached
+                .borrow_mut()
+                .extract_if(.., |_, region| region.is_over())
+                .map(|(_, region)| region)
+                .collect();
             for region in over {
                 if let Err(error) = queue.queue.detach(region.id, region.epoch).await {
                     // The connection is in trouble; the next operation or the watch will find out.

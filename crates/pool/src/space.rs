@@ -106,7 +106,8 @@ impl Space {
             if step > 0 {
                 self.hand = self.hand.wrapping_add(1);
             }
-            let regions = self.nodes.values_mut().nth((start % nodes) as usize).expect("taken modulo their number");
+            let regions =
+                self.nodes.values_mut().nth((start % nodes) as usize).expect("taken modulo their number");
             if let Some(extent) = Self::take_from(regions, space) {
                 self.free -= 1;
                 return Some(extent);
@@ -119,8 +120,10 @@ impl Space {
     }
 
     fn take_from(regions: &mut [RegionSpace], space: &Arc<Mutex<Space>>) -> Option<Extent> {
-        let fullest =
-            regions.iter_mut().filter(|region| !region.free.is_empty()).min_by_key(|region| region.free.len())?;
+        let fullest = regions
+            .iter_mut()
+            .filter(|region| !region.free.is_empty())
+            .min_by_key(|region| region.free.len())?;
         let place = fullest.free.pop()?;
         fullest.empty_since_ms = None;
         Some(Extent {
@@ -133,7 +136,8 @@ impl Space {
 
     fn give_back(&mut self, region: &Arc<LeasedRegion>, place: u32) {
         let regions = self.nodes.get_mut(&region.id.node);
-        let held = regions.and_then(|regions| regions.iter_mut().find(|held| Arc::ptr_eq(&held.region, region)));
+        let held =
+            regions.and_then(|regions| regions.iter_mut().find(|held| Arc::ptr_eq(&held.region, region)));
         if let Some(held) = held {
             held.free.push(place);
             self.free += 1;

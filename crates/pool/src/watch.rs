@@ -101,10 +101,8 @@ async fn watch_node(shared: &Arc<Shared>, endpoint: &Endpoint, node: Arc<NodeSta
             Err(error) => {
                 failures += 1;
                 tracing::debug!(node = %node.peer.node, %error, failures, "ping failed");
-                let deadline_passed = matches!(
-                    error,
-                    OpError::Unknown { cause: farpool_fabric::Uncertain::Deadline, .. }
-                );
+                let deadline_passed =
+                    matches!(error, OpError::Unknown { cause: farpool_fabric::Uncertain::Deadline, .. });
                 if failures > 1 || deadline_passed || queue.reconnect().is_err() {
                     shared.node_lost(&node);
                 }

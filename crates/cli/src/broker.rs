@@ -1,0 +1,51 @@
+//! `farpool broker`: places leases, in the foreground.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use farpool_broker::BrokerConfig;
+use farpool_control::Tls;
+
+use crate::output::say;
+use crate::reach::runtime;
+use crate::shutdown::Shutdown;
+use crate::tether::{self, Tether};
+
+/// Run a broker: it knows who has room and places leases
+///
+/// Runs in the foreground and prints `ready ADDRESS` once it takes requests. Clients and nodes go on without it; only
+/// new leases need it. After a restart at the same address it learns from the nodes what they have lent.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool broker --store /var/lib/farpool/broker.redb
+  farpool broker --store broker.redb --listen 10.0.0.5:7117 --tls-dir /etc/farpool/tls")]
+pub struct BrokerArgs {
+    /// Where to listen; port 0 takes any free one. Beyond loopback only with --tls-dir
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7117")]
+    listen: SocketAddr,
+
+    /// The file in which it keeps the nodes it knows; made if it is not there
+    #[arg(long, value_name = "FILE")]
+    store: PathBuf,
+
+    /// Folder with ca.pem, cert.pem and key.pem of the pool
+    #[arg(long, value_name = "DIR", env = "FARPOOL_TLS_DIR", hide_env_values = true)]
+    tls_dir: Option<PathBuf>,
+
+    #[command(flatten)]
+    tether: Tether,
+}
+
+/// Serves until asked to stop.
+pub fn run(args: BrokerArgs) -> Result<()> {
+    tether::fasten(&args.tether)?;
+    let tls = args.tls_dir.as_deref().map(Tls::load).transpose()?;
+    let config = BrokerConfig { listen: args.listen, store: args.store, tls };
+    runtime()?.block_on(async {
+        let mut shutdown = Shutdown::listen()?;
+        farpool_broker::run(config, |address| say(format!("ready {address}")), shutdown.asked()).await?;
+        Ok(())
+    })
+}

@@ -1,0 +1,124 @@
+//! `farpool`: parse, then run one subcommand, then say in one or two lines what went wrong, if anything did.
+//!
+//! Exit status: 0; 2 when the command line is at fault; 1 for everything else.
+
+mod broker;
+mod demo;
+mod doctor;
+mod errors;
+mod mount;
+mod node;
+mod output;
+mod reach;
+mod run_dir;
+mod shutdown;
+mod size;
+mod status;
+mod tether;
+mod up;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{CommandFactory, Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::errors::UsageError;
+
+/// What is logged: `debug`, or `farpool_node=debug,warn`.
+const LOG_VARIABLE: &str = "FARPOOL_LOG";
+
+/// Lends the idle memory of other machines to databases that are short of it.
+#[derive(Debug, Parser)]
+#[command(name = "farpool", version, max_term_width = 100, after_long_help = AFTER_HELP)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  farpool doctor              what this machine lacks, and how to mend it
+  farpool up                  a pool on this machine: a broker and two nodes
+  farpool mount /mnt/far      far memory as a directory, in another terminal
+  farpool status              who lends, who borrows
+
+Environment:
+  FARPOOL_BROKER, FARPOOL_TLS_DIR, FARPOOL_TRANSPORT   stand in for these options
+  FARPOOL_LOG                 log to standard error: error, warn (default), info, debug, trace";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Up(up::UpArgs),
+    Broker(broker::BrokerArgs),
+    Node(node::NodeArgs),
+    Mount(mount::MountArgs),
+    Status(status::StatusArgs),
+    Doctor(doctor::DoctorArgs),
+    Demo(demo::DemoArgs),
+}
+
+impl Command {
+    fn run(self) -> Result<()> {
+        match self {
+            Command::Up(args) => up::run(args),
+            Command::Broker(args) => broker::run(args),
+            Command::Node(args) => node::run(args),
+            Command::Mount(args) => mount::run(args),
+            Command::Status(args) => status::run(args),
+            Command::Doctor(args) => doctor::run(args),
+            Command::Demo(args) => demo::run(args),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return errors::report_usage(&error, named_subcommand().as_deref()),
+    };
+    match start_log().and_then(|()| cli.command.run()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => errors::report(&error),
+    }
+}
+
+/// For errors that came before everything was parsed.
+fn named_subcommand() -> Option<String> {
+    let name = std::env::args_os().nth(1)?.into_string().ok()?;
+    Cli::command().find_subcommand(&name).map(|_| name)
+}
+
+fn start_log() -> Result<()> {
+    let wanted = std::env::var(LOG_VARIABLE).unwrap_or_default();
+    let wanted = if wanted.is_empty() { "warn" } else { &wanted };
+    let filter = EnvFilter::try_new(wanted).map_err(|error| {
+        UsageError(format!(
+            "{LOG_VARIABLE}={wanted} says nothing ({error}): try error, warn, info, debug or trace"
+        ))
+    })?;
+    let ansi = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi).init();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_subcommand_ends_its_long_help_with_examples() {
+        let mut cli = Cli::command();
+        cli.build();
+        for command in cli.get_subcommands_mut().filter(|command| command.get_name() != "help") {
+            let help = command.render_long_help().to_string();
+            assert!(help.contains("\nExamples:\n"), "{help}");
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! `farpool mount`: far memory as a directory, in the foreground.
+
+use std::path::PathBuf;
+use std::sync::mpsc;
+
+use anyhow::{Context, Result};
+use farpool_fabric::TransportChoice;
+use farpool_file::FileStore;
+use farpool_mount::{MAX_THREADS, MountConfig, start_watcher};
+use farpool_pool::{Pool, PoolConfig};
+
+use crate::output::say;
+use crate::reach::BrokerAt;
+use crate::size::ByteSize;
+
+/// Mount far memory as a directory
+///
+/// Files written there lie in the memory of the pool's nodes, striped over them. They are temporary: they are gone
+/// when the mount ends, and those on a node that dies are lost at once. Runs in the foreground, prints `ready` once
+/// mounted, and unmounts on SIGTERM or Ctrl-C.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool mount /mnt/far                                 the pool of this user's `farpool up`
+  farpool mount /mnt/far --broker db-17:7117 --tls-dir /etc/farpool/tls
+  sudo farpool mount /mnt/far --allow-other --limit 8GiB  for a database of another user")]
+pub struct MountArgs {
+    /// An empty directory
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+
+    #[command(flatten)]
+    broker: BrokerAt,
+
+    /// How nodes are reached: shm (same host), tcp, or auto for the best of them
+    #[arg(long, default_value = "auto", env = "FARPOOL_TRANSPORT", hide_env_values = true)]
+    transport: TransportChoice,
+
+    /// Let other users in; file permissions still apply. Needs root, or user_allow_other in /etc/fuse.conf
+    #[arg(long)]
+    allow_other: bool,
+
+    /// Threads that serve the kernel's requests [default: one per processor, at least 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_THREADS as i64))]
+    threads: Option<u16>,
+
+    /// Most memory to take from the pool [default: all there is]
+    #[arg(long, value_name = "SIZE")]
+    limit: Option<ByteSize>,
+}
+
+/// While one waits for far memory, others should be able to ask for more.
+const THREADS_MIN: usize = 4;
+
+/// Serves until asked to stop.
+pub fn run(args: MountArgs) -> Result<()> {
+    let broker = args.broker.require()?;
+    let config = MountConfig {
+        mountpoint: args.dir,
+        threads: args.threads.map_or_else(default_threads, usize::from),
+        allow_other: args.allow_other,
+    };
+    config.check()?;
+    // Forked while there is one thread and no far memory, see there.
+    let watcher = start_watcher(&config.mountpoint)?;
+    let (asked, stop) = mpsc::sync_channel(1);
+    ctrlc::set_handler(move || {
+        let _ = asked.try_send(()); // full: it was asked before
+    })
+    .context("cannot install signal handlers")?;
+    let pool = Pool::connect(PoolConfig {
+        broker: broker.address,
+        tls: broker.tls,
+        transport: args.transport,
+        limit_bytes: args.limit.map(|limit| limit.0),
+    })?;
+    let store = FileStore::new(pool).context("cannot start the file store")?;
+    farpool_mount::run(
+        store,
+        &config,
+        watcher,
+        || say(format!("ready  {}", config.mountpoint.display())),
+        stop,
+    )?;
+    Ok(())
+}
+
+fn default_threads() -> usize {
+    std::thread::available_parallelism()
+        .map_or(THREADS_MIN, |processors| processors.get().clamp(THREADS_MIN, MAX_THREADS))
+}

@@ -1,0 +1,114 @@
+//! `farpool node`: lends this machine's memory, in the foreground.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use farpool_control::Tls;
+use farpool_node::{NodeConfig, NodeError, Ready};
+
+use crate::errors::UsageError;
+use crate::output::say;
+use crate::reach::runtime;
+use crate::shutdown::Shutdown;
+use crate::size::{ByteSize, Memory, parse_region_size, whole_regions};
+use crate::tether::{self, Tether};
+
+/// Lend this machine's memory to a pool
+///
+/// Takes the memory, locks it so that it is never swapped out, registers with the broker and serves it until SIGTERM.
+/// Prints `ready` once it serves. The broker may come and go meanwhile.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool node --broker 127.0.0.1:7117 --memory 2GiB --shm-socket /run/farpool/node.sock
+  farpool node --broker db-17:7117 --tls-dir /etc/farpool/tls --memory auto \\
+      --listen 10.0.0.8:7118 --data-listen 10.0.0.8:7119 --state /var/lib/farpool")]
+pub struct NodeArgs {
+    /// Where the broker listens
+    #[arg(long, value_name = "HOST:PORT", env = "FARPOOL_BROKER", hide_env_values = true)]
+    broker: String,
+
+    /// What to lend; auto is what is available now, less a reserve
+    #[arg(long, value_name = "SIZE|auto", default_value = "auto")]
+    memory: Memory,
+
+    /// Size of the pieces in which memory is lent: a power of two, the same for all nodes of a pool
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_region_size)]
+    region_size: ByteSize,
+
+    /// Where to take leases' renewals; other machines must reach it. Port 0 takes any free one
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+
+    /// Where to serve the memory over TCP
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    data_listen: SocketAddr,
+
+    /// Socket by which processes of this machine get at the memory; without it they use TCP
+    #[arg(long, value_name = "PATH")]
+    shm_socket: Option<PathBuf>,
+
+    /// Folder that keeps the node's identity across restarts; without it each start makes a new node
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+
+    /// Folder with ca.pem, cert.pem and key.pem of the pool
+    #[arg(long, value_name = "DIR", env = "FARPOOL_TLS_DIR", hide_env_values = true)]
+    tls_dir: Option<PathBuf>,
+
+    /// Do not lock the memory: it may be swapped out, and then far memory is no faster than the disk
+    #[arg(long)]
+    no_lock: bool,
+
+    #[command(flatten)]
+    tether: Tether,
+}
+
+/// Lends until asked to stop.
+pub fn run(args: NodeArgs) -> Result<()> {
+    tether::fasten(&args.tether)?;
+    let memory = memory_to_lend(args.memory, args.region_size)?;
+    let config = NodeConfig {
+        broker: args.broker,
+        control_listen: args.listen,
+        data_listen: args.data_listen,
+        shm_socket: args.shm_socket,
+        memory_bytes: memory.0,
+        region_bytes: args.region_size.0,
+        lock_memory: !args.no_lock,
+        state_dir: args.state,
+        tls: args.tls_dir.as_deref().map(Tls::load).transpose()?,
+    };
+    runtime()?.block_on(async {
+        let mut shutdown = Shutdown::listen()?;
+        let greet = |ready: &Ready| say(format!("ready {} lending {memory}", ready.node));
+        farpool_node::run(config, greet, shutdown.asked()).await.map_err(explain)
+    })
+}
+
+fn memory_to_lend(memory: Memory, region: ByteSize) -> Result<ByteSize> {
+    let Memory::Bytes(asked) = memory else {
+        let spare = farpool_node::memory_to_lend().context("cannot read how much memory there is")?;
+        if spare < region.0 {
+            let spare = ByteSize(spare);
+            bail!("this machine has only {spare} to spare: give --memory, or a smaller --region-size");
+        }
+        return Ok(ByteSize(spare - spare % region.0));
+    };
+    let (rounded, remark) = whole_regions(asked, region)?;
+    if let Some(remark) = remark {
+        eprintln!("farpool: {remark}");
+    }
+    Ok(rounded)
+}
+
+/// Sizes that cannot be had are the command line's fault.
+fn explain(error: NodeError) -> anyhow::Error {
+    match error {
+        NodeError::NoRegion { .. } | NodeError::RegionSize { .. } | NodeError::NotAvailable { .. } => {
+            UsageError(error.to_string()).into()
+        }
+        other => other.into(),
+    }
+}

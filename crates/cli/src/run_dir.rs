@@ -1,0 +1,266 @@
+//! The folder where `farpool up` keeps what its pool needs, and where the other subcommands look for it.
+//!
+//! ```text
+//! RUNDIR/            mode 0700, ours; locked (flock) while `up` runs
+//!   up.pid           who holds the lock
+//!   broker.addr      the broker's real address; there once the pool is ready
+//!   tls/             ca.pem, cert.pem, key.pem
+//!   state/           the broker's store, the nodes' state and sockets
+//! ```
+//!
+//! D1. A folder that belongs to somebody else, or that others may write to, is not used: it would let them choose
+//!     our broker and our certificates.
+//! D2. Nothing of an earlier pool survives the start of a new one: its memory is gone, so its leases mean nothing.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::process::geteuid;
+
+const PID: &str = "up.pid";
+const BROKER_ADDRESS: &str = "broker.addr";
+const TLS: &str = "tls";
+const STATE: &str = "state";
+
+/// How often the folder may vanish between being made and being locked: once per `up` that ends at this moment.
+const CLAIM_ATTEMPTS: u32 = 16;
+
+/// Where a user's pool is unless `--dir` says otherwise.
+pub fn default_path() -> PathBuf {
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| Path::new(dir).is_absolute()) {
+        Some(dir) => Path::new(&dir).join("farpool"),
+        None => PathBuf::from(format!("/tmp/farpool-{}", geteuid().as_raw())),
+    }
+}
+
+/// A running pool, as its folder tells.
+pub struct Published {
+    /// The broker's `host:port`.
+    pub broker: String,
+    /// The pool's certificates.
+    pub tls_dir: PathBuf,
+}
+
+/// What the folder says about a running pool; `None` when there is none.
+pub fn published(dir: &Path) -> Result<Option<Published>> {
+    match fs::read_to_string(dir.join(BROKER_ADDRESS)) {
+        Ok(address) => {
+            open_own(dir)?;
+            Ok(Some(Published { broker: address.trim().to_owned(), tls_dir: dir.join(TLS) }))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => {
+            Err(error).with_context(|| format!("cannot read {}", dir.join(BROKER_ADDRESS).display()))
+        }
+    }
+}
+
+/// The folder, held by this process. Dropping it removes what was put there.
+pub struct RunDir {
+    path: PathBuf,
+    made_here: bool,
+    /// Holds the lock.
+    _folder: File,
+}
+
+impl RunDir {
+    /// Makes the folder if need be, locks it and clears it of an earlier pool.
+    pub fn claim(path: &Path) -> Result<Self> {
+        for _ in 0..CLAIM_ATTEMPTS {
+            let made_here = make(path)?;
+            let folder = open_own(path)?;
+            if flock(&folder, FlockOperation::NonBlockingLockExclusive).is_err() {
+                bail!(
+                    "{} has a pool already{}: end it, or choose another --dir",
+                    path.display(),
+                    holder(path)
+                );
+            }
+            // Whoever held the lock before may have removed the folder that we have just locked.
+            if fs::metadata(path).is_ok_and(|now| folder.metadata().is_ok_and(|ours| now.ino() == ours.ino()))
+            {
+                let path = path.canonicalize().with_context(|| format!("cannot find {}", path.display()))?;
+                let run_dir = RunDir { path, made_here, _folder: folder };
+                run_dir.clear();
+                run_dir.fill().with_context(|| format!("cannot write to {}", run_dir.path.display()))?;
+                return Ok(run_dir);
+            }
+        }
+        bail!("{} vanishes as soon as it is made: choose another --dir", path.display())
+    }
+
+    fn fill(&self) -> std::io::Result<()> {
+        for name in [TLS, STATE] {
+            DirBuilder::new().mode(0o700).create(self.path.join(name))?;
+        }
+        self.put(PID, &std::process::id().to_string())
+    }
+
+    /// Whether this is where the other subcommands look.
+    pub fn is_default(&self) -> bool {
+        default_path().canonicalize().is_ok_and(|path| path == self.path)
+    }
+
+    /// Where the certificates go.
+    pub fn tls_dir(&self) -> PathBuf {
+        self.path.join(TLS)
+    }
+
+    /// Where the broker keeps its store.
+    pub fn store(&self) -> PathBuf {
+        self.path.join(STATE).join("broker.redb")
+    }
+
+    /// Where the `number`-th node keeps its state.
+    pub fn node_state(&self, number: u32) -> PathBuf {
+        self.path.join(STATE).join(format!("node-{number}"))
+    }
+
+    /// The `number`-th node's socket.
+    pub fn node_socket(&self, number: u32) -> PathBuf {
+        self.path.join(STATE).join(format!("node-{number}.sock"))
+    }
+
+    /// Tells the other subcommands where the broker is.
+    pub fn publish(&self, broker: &str) -> Result<()> {
+        self.put(BROKER_ADDRESS, broker).with_context(|| format!("cannot write to {}", self.path.display()))
+    }
+
+    /// A file is there whole or not at all.
+    fn put(&self, name: &str, line: &str) -> std::io::Result<()> {
+        let new = self.path.join(format!("{name}.new"));
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        writeln!(file, "{line}")?;
+        fs::rename(new, self.path.join(name))
+    }
+
+    fn clear(&self) {
+        for file in [PID, BROKER_ADDRESS, "up.pid.new", "broker.addr.new"] {
+            report_unless_gone(fs::remove_file(self.path.join(file)));
+        }
+        for folder in [TLS, STATE] {
+            report_unless_gone(fs::remove_dir_all(self.path.join(folder)));
+        }
+    }
+}
+
+impl Drop for RunDir {
+    fn drop(&mut self) {
+        self.clear();
+        if self.made_here {
+            let _ = fs::remove_dir(&self.path); // fails only when somebody has put something of theirs there
+        }
+    }
+}
+
+/// True if the folder was not there before.
+fn make(path: &Path) -> Result<bool> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => {
+            Err(error).with_context(|| format!("cannot make {}; choose another --dir", path.display()))
+        }
+    }
+}
+
+/// Opens a folder that only we can have filled (D1).
+fn open_own(path: &Path) -> Result<File> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    let folder = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path);
+    let folder =
+        folder.with_context(|| format!("cannot use the folder {}; choose another --dir", path.display()))?;
+    let metadata = folder.metadata()?;
+    if metadata.uid() != geteuid().as_raw() {
+        bail!("{} belongs to user {}: choose another folder with --dir", path.display(), metadata.uid());
+    }
+    if metadata.mode() & 0o022 != 0 {
+        bail!("others may write to {}: chmod 700 it, or choose another folder with --dir", path.display());
+    }
+    Ok(folder)
+}
+
+fn holder(path: &Path) -> String {
+    let pid = fs::read_to_string(path.join(PID)).unwrap_or_default(); // it may have just ended
+    if pid.trim().is_empty() { String::new() } else { format!(" (process {})", pid.trim()) }
+}
+
+fn report_unless_gone(removed: std::io::Result<()>) {
+    if let Err(error) = removed
+        && error.kind() != ErrorKind::NotFound
+    {
+        tracing::warn!(%error, "something is left behind in the pool's folder");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn folder_is_private_while_held_and_gone_afterwards() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("pool");
+        let run_dir = RunDir::claim(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
+        assert!(published(&path).unwrap().is_none());
+        run_dir.publish("127.0.0.1:7").unwrap();
+        assert_eq!(published(&path).unwrap().unwrap().broker, "127.0.0.1:7");
+        drop(run_dir);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn second_claim_is_refused_and_names_the_holder() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("pool");
+        let _held = RunDir::claim(&path).unwrap();
+        let error = RunDir::claim(&path).map(drop).unwrap_err().to_string();
+        assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
+    }
+
+    #[test]
+    fn leftovers_of_a_killed_pool_are_cleared_and_foreign_files_stay() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("pool");
+        std::mem::forget(RunDir::claim(&path).unwrap());
+        fs::write(path.join("state/broker.redb"), "old").unwrap();
+        fs::write(path.join("letter"), "mine").unwrap();
+        // The forgotten lock belongs to an open file of this very process, so look at the folder from outside.
+        let copy = parent.path().join("copy");
+        fs::rename(&path, &copy).unwrap();
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
+        for name in ["state", "tls", "letter", "up.pid"] {
+            fs::rename(copy.join(name), path.join(name)).unwrap();
+        }
+        let run_dir = RunDir::claim(&path).unwrap();
+        assert!(!run_dir.store().exists());
+        drop(run_dir);
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 1, "only the letter stays");
+    }
+
+    #[test]
+    fn folder_that_others_may_write_to_is_refused() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("pool");
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
+        let error = RunDir::claim(&path).map(drop).unwrap_err().to_string();
+        assert!(error.contains("chmod 700"), "{error}");
+    }
+
+    #[test]
+    fn link_in_place_of_the_folder_is_refused() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("pool");
+        std::os::unix::fs::symlink(parent.path(), &path).unwrap();
+        assert!(RunDir::claim(&path).is_err());
+    }
+}

@@ -1,0 +1,243 @@
+//! `farpool status`: who lends, who borrows, as a table or as JSON.
+
+use anyhow::Result;
+use farpool_wire::control::{NodeStatus, StatusResponse};
+use farpool_wire::{NodeId, OwnerId};
+use serde::Serialize;
+
+use crate::output::{say, say_json};
+use crate::reach::{BrokerAt, runtime};
+use crate::size::ByteSize;
+
+/// Say who lends memory and who has borrowed it
+///
+/// Asks the broker, which knows what the nodes last told it.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool status
+  farpool status --json | jq '.nodes[] | select(.alive | not)'
+  farpool status --broker db-17:7117 --tls-dir /etc/farpool/tls")]
+pub struct StatusArgs {
+    #[command(flatten)]
+    broker: BrokerAt,
+
+    /// Print JSON instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Asks and prints.
+pub fn run(args: StatusArgs) -> Result<()> {
+    let broker = args.broker.require()?;
+    let answer = runtime()?.block_on(broker.status())?;
+    let status = PoolStatus::new(broker.address, &answer);
+    if args.json {
+        return say_json(&status);
+    }
+    status.table().into_iter().for_each(say);
+    Ok(())
+}
+
+/// Facts about a pool. Names and meanings of the fields are stable; new ones may join.
+#[derive(Debug, Serialize)]
+struct PoolStatus {
+    broker: String,
+    region_bytes: u64,
+    /// Sums over the nodes that are alive.
+    regions_total: u64,
+    regions_free: u64,
+    regions_lent: u64,
+    /// Connections that the broker cut off for malformed input.
+    connections_rejected: u64,
+    nodes: Vec<Node>,
+    owners: Vec<Owner>,
+}
+
+#[derive(Debug, Serialize)]
+struct Node {
+    id: String,
+    incarnation: u32,
+    alive: bool,
+    last_seen_ms: u64,
+    control: String,
+    tcp: String,
+    shm_socket: String,
+    host: String,
+    region_bytes: u64,
+    regions_total: u32,
+    regions_free: u32,
+    regions_lent: u32,
+    frames_rejected: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Owner {
+    id: String,
+    regions: u32,
+}
+
+impl PoolStatus {
+    fn new(broker: String, answer: &StatusResponse) -> Self {
+        let sum = |count: fn(&NodeStatus) -> u32| {
+            answer.nodes.iter().filter(|node| node.alive).map(|node| u64::from(count(node))).sum()
+        };
+        let owner = |owner: &farpool_wire::control::OwnerStatus| Owner {
+            id: OwnerId(owner.owner).to_string(),
+            regions: owner.regions,
+        };
+        PoolStatus {
+            broker,
+            region_bytes: answer.region_bytes,
+            regions_total: sum(|node| node.regions_total),
+            regions_free: sum(|node| node.regions_free),
+            regions_lent: sum(|node| node.regions_lent),
+            connections_rejected: answer.connections_rejected,
+            nodes: answer.nodes.iter().map(Node::new).collect(),
+            owners: answer.owners.iter().map(owner).collect(),
+        }
+    }
+
+    fn table(&self) -> Vec<String> {
+        let mut lines = vec![format!("broker {}", self.broker)];
+        if self.nodes.is_empty() {
+            lines.push("no node lends anything yet: start one with `farpool node`".into());
+            return lines;
+        }
+        let alive = self.nodes.iter().filter(|node| node.alive).count();
+        lines.push(format!(
+            "pool   {} of {} free, {alive} of {} nodes alive",
+            self.memory(self.regions_free),
+            self.memory(self.regions_total),
+            self.nodes.len()
+        ));
+        let heads = ["NODE", "ADDRESS", "ALIVE", "REGIONS", "FREE", "LENT", "REJECTED"];
+        lines.push(String::new());
+        lines.extend(align(&heads, self.nodes.iter().map(Node::cells).collect()));
+        if !self.owners.is_empty() {
+            let row = |owner: &Owner| vec![owner.id.clone(), owner.regions.to_string()];
+            lines.push(String::new());
+            lines.extend(align(&["OWNER", "REGIONS"], self.owners.iter().map(row).collect()));
+        }
+        lines
+    }
+
+    fn memory(&self, regions: u64) -> ByteSize {
+        ByteSize(regions.saturating_mul(self.region_bytes))
+    }
+}
+
+impl Node {
+    fn new(node: &NodeStatus) -> Self {
+        let address = node.address.clone().unwrap_or_default();
+        Node {
+            id: NodeId(address.node).to_string(),
+            incarnation: address.incarnation,
+            alive: node.alive,
+            last_seen_ms: node.last_seen_ms,
+            control: address.control,
+            tcp: address.tcp,
+            shm_socket: address.shm_socket,
+            host: address.host,
+            region_bytes: node.region_bytes,
+            regions_total: node.regions_total,
+            regions_free: node.regions_free,
+            regions_lent: node.regions_lent,
+            frames_rejected: node.frames_rejected,
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let alive = if self.alive { "yes".into() } else { format!("no, for {} s", self.last_seen_ms / 1000) };
+        vec![
+            self.id.clone(),
+            self.control.clone(),
+            alive,
+            self.regions_total.to_string(),
+            self.regions_free.to_string(),
+            self.regions_lent.to_string(),
+            self.frames_rejected.to_string(),
+        ]
+    }
+}
+
+/// Columns as wide as their widest cell, two blanks apart.
+fn align(heads: &[&str], rows: Vec<Vec<String>>) -> Vec<String> {
+    let heads = heads.iter().map(|head| (*head).to_owned()).collect();
+    let rows: Vec<Vec<String>> = std::iter::once(heads).chain(rows).collect();
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column| rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells: Vec<String> =
+            row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}")).collect();
+        cells.join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farpool_wire::control::{NodeAddress, OwnerStatus};
+
+    fn node(id: u64, alive: bool, free: u32) -> NodeStatus {
+        let address = NodeAddress { node: id, control: "127.0.0.1:9".into(), ..NodeAddress::default() };
+        let (region_bytes, regions_total, regions_lent) = (64 << 20, 4, 4 - free);
+        let address = Some(address);
+        let (last_seen_ms, frames_rejected) = (9_500, 3);
+        NodeStatus {
+            address,
+            alive,
+            last_seen_ms,
+            region_bytes,
+            regions_total,
+            regions_free: free,
+            regions_lent,
+            frames_rejected,
+        }
+    }
+
+    fn pool() -> PoolStatus {
+        let nodes = vec![node(1, true, 1), node(2, false, 4)];
+        let owners = vec![OwnerStatus { owner: 7, regions: 3 }];
+        PoolStatus::new(
+            "127.0.0.1:7117".into(),
+            &StatusResponse { region_bytes: 64 << 20, nodes, owners, connections_rejected: 1 },
+        )
+    }
+
+    #[test]
+    fn table_counts_the_living_and_lists_all() {
+        let table = pool().table();
+        assert_eq!(table[1], "pool   64 MiB of 256 MiB free, 1 of 2 nodes alive");
+        assert!(
+            table.iter().any(|line| line.starts_with("0000000000000002") && line.contains("no, for 9 s"))
+        );
+        assert!(table.contains(&"0000000000000007  3".to_owned()), "{table:?}");
+    }
+
+    #[test]
+    fn json_fields_are_stable() {
+        let json = serde_json::to_value(pool()).unwrap();
+        let names = |value: &serde_json::Value| {
+            value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(
+            names(&json),
+            "broker connections_rejected nodes owners region_bytes regions_free regions_lent regions_total"
+        );
+        assert_eq!(
+            names(&json["nodes"][0]),
+            "alive control frames_rejected host id incarnation last_seen_ms region_bytes regions_free regions_lent \
+             regions_total shm_socket tcp"
+        );
+        assert_eq!(names(&json["owners"][0]), "id regions");
+    }
+
+    #[test]
+    fn empty_pool_says_what_to_do() {
+        let table = PoolStatus::new("b:1".into(), &StatusResponse::default()).table();
+        assert!(table[1].contains("farpool node"));
+    }
+}

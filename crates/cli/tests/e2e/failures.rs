@@ -1,0 +1,132 @@
+//! What happens to files when a broker or a node dies, or the pool is full.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::fs::Advice;
+use rustix::io::Errno;
+
+use crate::support::{Mount, PATIENCE, Pool, PoolOptions, eventually, pattern, within};
+
+const MIB: usize = 1 << 20;
+/// What the pool promises for a node that is gone (5 s), and as much again for a busy machine.
+const LOST_NODE_DEADLINE: Duration = Duration::from_secs(10);
+
+fn write_new(path: &Path, data: &[u8]) -> std::io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(data)?;
+    file.sync_all()
+}
+
+/// Reads a file past what the kernel may have kept of it.
+fn read_from_far(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[test]
+fn files_go_on_without_the_broker_and_grow_again_after_its_restart() {
+    let mut pool = Pool::start(PoolOptions::default());
+    let mut mount = Mount::of(&pool, &[]);
+    let first = pattern(4 * MIB, 1);
+    write_new(&mount.file("first"), &first).unwrap();
+    pool.kill_broker();
+
+    // Longer than a lease lasts: owners renew with the nodes.
+    let killed = Instant::now();
+    let mut file = OpenOptions::new().read(true).write(true).open(mount.file("first")).unwrap();
+    let mut round = 0;
+    within(PATIENCE, "the term of the first leases is over", || {
+        round += 1;
+        let data = pattern(MIB, round);
+        file.seek(SeekFrom::Start(0)).unwrap();
+        file.write_all(&data).unwrap();
+        file.sync_all().unwrap();
+        assert!(fs::read(mount.file("first")).unwrap() == [&data, &first[MIB..]].concat(), "round {round}");
+        killed.elapsed() > Duration::from_secs(15)
+    });
+
+    // More than was leased needs a broker.
+    let large = pattern(64 * MIB, 2);
+    let error = write_new(&mount.file("large"), &large).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
+    fs::remove_file(mount.file("large")).unwrap();
+
+    pool.restart_broker();
+    eventually("files grow again", || {
+        let grown = write_new(&mount.file("large"), &large);
+        if grown.is_err() {
+            fs::remove_file(mount.file("large")).unwrap();
+        }
+        grown.is_ok()
+    });
+    assert!(fs::read(mount.file("large")).unwrap() == large);
+    mount.unmount();
+}
+
+fn lose_a_node(transport: &str) {
+    let mut pool = Pool::start(PoolOptions::default());
+    let mut mount = Mount::of(&pool, &["--transport", transport]);
+    let data = pattern(8 * MIB, 1);
+    write_new(&mount.file("data"), &data).unwrap();
+    pool.nodes[0].kill();
+    // Shared memory outlives its node for as long as it takes to notice; what is read until then is right.
+    within(LOST_NODE_DEADLINE, "reading gives an I/O error", || match read_from_far(&mount.file("data")) {
+        Ok(bytes) => {
+            assert!(bytes == data);
+            false
+        }
+        Err(error) => {
+            assert_eq!(error.raw_os_error(), Some(Errno::IO.raw_os_error()), "{error}");
+            true
+        }
+    });
+    fs::remove_file(mount.file("data")).unwrap();
+    eventually("files go to the node that is left", || write_new(&mount.file("new"), &data).is_ok());
+    assert!(read_from_far(&mount.file("new")).unwrap() == data);
+    mount.unmount();
+}
+
+#[test]
+fn lost_node_over_shared_memory_is_an_io_error_in_time_and_the_mount_lives_on() {
+    lose_a_node("shm");
+}
+
+#[test]
+fn lost_node_over_tcp_is_an_io_error_in_time_and_the_mount_lives_on() {
+    lose_a_node("tcp");
+}
+
+#[test]
+fn full_pool_gives_enospc_and_space_comes_back_after_unlink() {
+    let pool = Pool::start(PoolOptions { nodes: 2, memory: "16MiB", ..PoolOptions::default() });
+    let mut mount = Mount::of(&pool, &[]);
+    let half = pattern(12 * MIB, 1);
+    write_new(&mount.file("keep"), &half).unwrap();
+    let error = write_new(&mount.file("large"), &pattern(32 * MIB, 2)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
+    assert!(fs::read(mount.file("keep")).unwrap() == half, "other files are as they were");
+    fs::remove_file(mount.file("large")).unwrap();
+    let again = pattern(16 * MIB, 3);
+    write_new(&mount.file("again"), &again).unwrap();
+    assert!(fs::read(mount.file("again")).unwrap() == again);
+    assert!(fs::read(mount.file("keep")).unwrap() == half);
+    mount.unmount();
+    eventually("all regions are free again", || pool.regions_free() == pool.regions_total());
+}
+
+#[test]
+fn limit_of_a_mount_gives_enospc_while_the_pool_has_more() {
+    let pool = Pool::start(PoolOptions::default());
+    let mut mount = Mount::of(&pool, &["--limit", "8MiB"]);
+    write_new(&mount.file("fits"), &pattern(4 * MIB, 1)).unwrap();
+    let error = write_new(&mount.file("large"), &pattern(32 * MIB, 2)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
+    assert!(pool.regions_free() >= pool.regions_total() - 2);
+    mount.unmount();
+}

@@ -1,0 +1,100 @@
+//! The node keeps its promises to those who break the rules: late, with an old key, with a wrong one.
+
+use farpool_fabric::{OpError, TransportChoice};
+use farpool_wire::{AccessKey, Refusal};
+
+use crate::support::{Client, Pool, PoolOptions, eventually};
+
+const OWNER: u64 = 1;
+const OTHER_OWNER: u64 = 2;
+const SECRET: &[u8] = b"what the first holder wrote";
+
+/// One region, so that the next owner gets the very memory that the first one had.
+fn pool_of_one_region() -> Pool {
+    Pool::start(PoolOptions { nodes: 1, memory: "1MiB", region_size: "1MiB" })
+}
+
+/// Lets a lease run out: nobody renews it, and the node takes the region back.
+fn let_expire(pool: &Pool) {
+    eventually("the region is free again", || pool.regions_free() == pool.regions_total());
+}
+
+#[test]
+fn client_with_an_expired_lease_is_refused_by_the_node_over_tcp() {
+    let pool = pool_of_one_region();
+    let client = Client::new(&pool.address, OWNER, TransportChoice::Tcp);
+    let lease = client.acquire(1).remove(0);
+    let queue = client.open(&lease);
+    client.write(&queue, &lease, SECRET).unwrap();
+    assert_eq!(client.read(&queue, &lease, SECRET.len()).unwrap(), SECRET);
+    let_expire(&pool);
+    let stale = OpError::Refused(Refusal::StaleEpoch);
+    assert_eq!(client.read(&queue, &lease, SECRET.len()).unwrap_err(), stale);
+    assert_eq!(client.write(&queue, &lease, b"late").unwrap_err(), stale);
+    let renewal = client.renew(&lease);
+    assert!(!renewal.renewed && !renewal.refusal.is_empty(), "{renewal:?}");
+}
+
+#[test]
+fn client_with_an_expired_lease_learns_it_over_shared_memory() {
+    let pool = pool_of_one_region();
+    let client = Client::new(&pool.address, OWNER, TransportChoice::Shm);
+    let lease = client.acquire(1).remove(0);
+    let queue = client.open(&lease);
+    client.write(&queue, &lease, SECRET).unwrap();
+    eventually("the epoch has moved", || client.read(&queue, &lease, SECRET.len()).is_err());
+    let error = client.read(&queue, &lease, SECRET.len()).unwrap_err();
+    assert_eq!(error, OpError::Refused(Refusal::StaleEpoch));
+    assert_eq!(pool.regions_free(), 0, "memory that a process still maps is not lent");
+    drop(queue);
+    let_expire(&pool);
+    let error = client.attach(&client.connect(&lease), &lease, lease.access_key().unwrap()).unwrap_err();
+    assert_eq!(error, OpError::Refused(Refusal::StaleEpoch));
+}
+
+#[test]
+fn lease_that_is_renewed_outlives_its_first_term() {
+    let pool = pool_of_one_region();
+    let client = Client::new(&pool.address, OWNER, TransportChoice::Tcp);
+    let lease = client.acquire(1).remove(0);
+    let queue = client.open(&lease);
+    client.write(&queue, &lease, SECRET).unwrap();
+    let first_term = std::time::Instant::now();
+    eventually("its first term is over", || {
+        assert!(client.renew(&lease).renewed);
+        assert_eq!(client.read(&queue, &lease, SECRET.len()).unwrap(), SECRET);
+        first_term.elapsed().as_millis() as u64 > lease.ttl_ms * 3 / 2
+    });
+}
+
+#[test]
+fn stale_key_reads_nothing_and_the_next_owner_finds_zeros() {
+    for transport in [TransportChoice::Tcp, TransportChoice::Shm] {
+        let pool = pool_of_one_region();
+        let first = Client::new(&pool.address, OWNER, transport);
+        let old = first.acquire(1).remove(0);
+        let queue = first.open(&old);
+        first.write(&queue, &old, SECRET).unwrap();
+        drop(queue);
+        first.release(&old);
+        eventually("the region is scrubbed", || pool.regions_free() == 1);
+
+        let next = Client::new(&pool.address, OTHER_OWNER, transport);
+        let new = next.acquire(1).remove(0);
+        assert_eq!(new.region, old.region);
+        let queue = next.open(&new);
+        assert_eq!(next.read(&queue, &new, SECRET.len()).unwrap(), vec![0; SECRET.len()]);
+        next.write(&queue, &new, b"of the second holder").unwrap();
+
+        let stale = first.connect(&old);
+        let old_key = old.access_key().unwrap();
+        assert_eq!(first.attach(&stale, &old, old_key).unwrap_err(), OpError::Refused(Refusal::StaleEpoch));
+        assert_eq!(first.attach(&stale, &new, old_key).unwrap_err(), OpError::Refused(Refusal::WrongKey));
+        let guess = AccessKey::from_bytes([0; AccessKey::BYTES]);
+        assert_eq!(first.attach(&stale, &new, guess).unwrap_err(), OpError::Refused(Refusal::WrongKey));
+        let unread = OpError::Refused(Refusal::NotAttached);
+        assert_eq!(first.read(&stale, &new, SECRET.len()).unwrap_err(), unread);
+        assert_eq!(first.read(&stale, &old, SECRET.len()).unwrap_err(), unread);
+        assert_eq!(next.read(&queue, &new, 20).unwrap(), b"of the second holder", "nothing happened to it");
+    }
+}

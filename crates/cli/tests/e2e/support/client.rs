@@ -1,0 +1,113 @@
+//! A client that speaks to broker, node and fabric directly, so that it can break the rules a real one keeps.
+
+use std::hash::{BuildHasher, RandomState};
+use std::rc::Rc;
+use std::time::Duration;
+
+use farpool_control::dial;
+use farpool_fabric::{
+    Endpoint, EndpointConfig, MonotonicClock, Negotiated, OpError, Peer, Queue, TransportChoice, block_on,
+};
+use farpool_wire::control::broker_client::BrokerClient;
+use farpool_wire::control::node_client::NodeClient;
+use farpool_wire::control::{
+    AcquireRequest, Lease, LeaseClass, LeaseRef, ReleaseRequest, RenewOutcome, RenewRequest,
+};
+use farpool_wire::{AccessKey, Epoch, NodeId, RemoteAddr, SessionId};
+use tokio::runtime::Runtime;
+use tonic::transport::Channel;
+
+/// One owner, with an endpoint of its own.
+pub struct Client {
+    runtime: Runtime,
+    broker: String,
+    owner: u64,
+    endpoint: Endpoint,
+}
+
+impl Client {
+    /// An owner of this name.
+    pub fn new(broker: &str, owner: u64, transport: TransportChoice) -> Self {
+        let endpoint = Endpoint::new(EndpointConfig {
+            transport: Rc::new(Negotiated(transport)),
+            clock: Rc::new(MonotonicClock::new()),
+            session_ids: Box::new(|| SessionId(RandomState::new().hash_one(0))),
+            arena_bytes: 1 << 20,
+            deadline: Duration::from_secs(20),
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        Client { runtime, broker: broker.to_owned(), owner, endpoint }
+    }
+
+    fn channel(&self, address: &str) -> Channel {
+        let _inside = self.runtime.enter();
+        dial(address, None).unwrap()
+    }
+
+    /// Leases, at most `count`.
+    pub fn acquire(&self, count: u32) -> Vec<Lease> {
+        let class = LeaseClass::Revocable.into();
+        let request = AcquireRequest { owner: self.owner, count, class, avoid: Vec::new() };
+        let mut broker = BrokerClient::new(self.channel(&self.broker));
+        self.runtime.block_on(broker.acquire(request)).unwrap().into_inner().leases
+    }
+
+    fn node(&self, lease: &Lease) -> NodeClient<Channel> {
+        NodeClient::new(self.channel(&lease.address.as_ref().unwrap().control))
+    }
+
+    /// Asks the node for more time.
+    pub fn renew(&self, lease: &Lease) -> RenewOutcome {
+        let request = RenewRequest { owner: self.owner, leases: vec![reference(lease)] };
+        let answer = self.runtime.block_on(self.node(lease).renew(request)).unwrap().into_inner();
+        answer.outcomes.into_iter().next().unwrap()
+    }
+
+    /// Gives a region back.
+    pub fn release(&self, lease: &Lease) {
+        let request = ReleaseRequest { owner: self.owner, leases: vec![reference(lease)] };
+        self.runtime.block_on(self.node(lease).release(request)).unwrap();
+    }
+
+    /// A connection to the node of a lease, with nothing attached.
+    pub fn connect(&self, lease: &Lease) -> Queue {
+        let address = lease.address.as_ref().unwrap();
+        let socket = Some(address.shm_socket.clone()).filter(|path| !path.is_empty()).map(Into::into);
+        let peer = Peer { node: NodeId(address.node), tcp: address.tcp.parse().ok(), shm_socket: socket };
+        self.endpoint.open(peer).unwrap()
+    }
+
+    /// Opens the region of a lease with a key.
+    pub fn attach(&self, queue: &Queue, lease: &Lease, key: AccessKey) -> Result<(), OpError> {
+        block_on(&self.endpoint, queue.attach(lease.region_id().unwrap(), Epoch(lease.epoch), key))
+    }
+
+    /// A connection that may read and write the region of a lease.
+    pub fn open(&self, lease: &Lease) -> Queue {
+        let queue = self.connect(lease);
+        self.attach(&queue, lease, lease.access_key().unwrap()).unwrap();
+        queue
+    }
+
+    /// Writes to the start of a region.
+    pub fn write(&self, queue: &Queue, lease: &Lease, data: &[u8]) -> Result<(), OpError> {
+        let mut buffer = self.endpoint.arena().take(data.len()).unwrap();
+        buffer.copy_from_slice(data);
+        block_on(&self.endpoint, queue.write(start(lease), Epoch(lease.epoch), buffer)).1
+    }
+
+    /// Reads from the start of a region.
+    pub fn read(&self, queue: &Queue, lease: &Lease, bytes: usize) -> Result<Vec<u8>, OpError> {
+        let buffer = self.endpoint.arena().take(bytes).unwrap();
+        let (buffer, result) = block_on(&self.endpoint, queue.read(start(lease), Epoch(lease.epoch), buffer));
+        result.map(|()| buffer.to_vec())
+    }
+}
+
+fn start(lease: &Lease) -> RemoteAddr {
+    RemoteAddr { region: lease.region_id().unwrap(), offset: 0 }
+}
+
+fn reference(lease: &Lease) -> LeaseRef {
+    LeaseRef::new(lease.region, Epoch(lease.epoch), &lease.access_key().unwrap())
+}

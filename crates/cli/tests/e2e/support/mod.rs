@@ -1,0 +1,56 @@
+//! What the tests share: processes that end with their test, pools, mounts, waits that end.
+
+mod client;
+mod mount;
+mod pool;
+mod process;
+mod up;
+
+use std::time::{Duration, Instant};
+
+pub use client::Client;
+pub use mount::{Mount, is_mounted};
+pub use pool::{Pool, PoolOptions};
+pub use process::{
+    Output, Process, assert_complaint, children_of, farpool, is_running, root, run, run_command, tied,
+};
+pub use up::Up;
+
+/// Nothing here takes as long on a busy machine, unless it hangs.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Between two looks at a condition that cannot be waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// Looks until `condition` holds; panics when it does not within [`PATIENCE`].
+#[track_caller]
+pub fn eventually(what: &str, condition: impl FnMut() -> bool) {
+    within(PATIENCE, what, condition);
+}
+
+/// Looks until `condition` holds; panics when it does not within `deadline`.
+#[track_caller]
+pub fn within(deadline: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < deadline, "not within {deadline:?}: {what}");
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Bytes that differ from file to file and place to place.
+pub fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    let mut data = Vec::with_capacity(bytes + 8);
+    while data.len() < bytes {
+        data.extend_from_slice(&next());
+    }
+    data.truncate(bytes);
+    data
+}

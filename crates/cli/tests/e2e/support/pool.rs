@@ -1,0 +1,105 @@
+//! A pool of separate processes, so that each can be killed and started again by itself.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{Process, eventually, farpool, run};
+
+/// What a pool is made of.
+pub struct PoolOptions {
+    pub nodes: u32,
+    pub memory: &'static str,
+    pub region_size: &'static str,
+}
+
+impl Default for PoolOptions {
+    fn default() -> Self {
+        PoolOptions { nodes: 2, memory: "64MiB", region_size: "4MiB" }
+    }
+}
+
+/// A broker and nodes on loopback, without TLS.
+pub struct Pool {
+    // Nodes end before the broker: they would complain otherwise.
+    pub nodes: Vec<Process>,
+    pub broker: Process,
+    pub address: String,
+    options: PoolOptions,
+    dir: TempDir,
+}
+
+impl Pool {
+    /// Starts it and waits until all nodes have registered.
+    #[track_caller]
+    pub fn start(options: PoolOptions) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = dir.path().join("broker.redb");
+        let (broker, said) = start_broker("127.0.0.1:0", store);
+        let address = said.strip_prefix("ready ").unwrap().to_owned();
+        let mut pool = Pool { nodes: Vec::new(), broker, address, options, dir };
+        for _ in 0..pool.options.nodes {
+            pool.add_node();
+        }
+        pool
+    }
+
+    /// One more node; waits until it has registered.
+    #[track_caller]
+    pub fn add_node(&mut self) {
+        let number = self.nodes.len() + 1;
+        let socket = self.node_socket(number);
+        let args = ["node", "--no-lock", "--broker", &self.address, "--memory", self.options.memory];
+        let mut command = farpool(args);
+        command.args(["--region-size", self.options.region_size, "--shm-socket"]).arg(socket);
+        self.nodes.push(Process::ready(format!("node {number}"), command).0);
+        eventually("the node has registered", || self.alive() >= number);
+    }
+
+    /// The socket of the `number`-th node.
+    pub fn node_socket(&self, number: usize) -> PathBuf {
+        self.dir.path().join(format!("node-{number}.sock"))
+    }
+
+    /// Kills the broker.
+    pub fn kill_broker(&mut self) {
+        self.broker.kill();
+    }
+
+    /// Starts a killed broker again at the same address with the same store.
+    #[track_caller]
+    pub fn restart_broker(&mut self) {
+        self.broker = start_broker(&self.address, self.dir.path().join("broker.redb")).0;
+    }
+
+    /// Says what `farpool status --json` says.
+    #[track_caller]
+    pub fn status(&self) -> Value {
+        let output = run(["status", "--json", "--broker", &self.address]);
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_str(&output.stdout).unwrap()
+    }
+
+    fn alive(&self) -> usize {
+        self.status()["nodes"].as_array().unwrap().iter().filter(|node| node["alive"] == true).count()
+    }
+
+    /// Regions that no owner has.
+    #[track_caller]
+    pub fn regions_free(&self) -> u64 {
+        self.status()["regions_free"].as_u64().unwrap()
+    }
+
+    /// Regions of all nodes.
+    #[track_caller]
+    pub fn regions_total(&self) -> u64 {
+        self.status()["regions_total"].as_u64().unwrap()
+    }
+}
+
+fn start_broker(listen: &str, store: PathBuf) -> (Process, String) {
+    let mut command = farpool(["broker", "--listen", listen, "--store"]);
+    command.arg(store);
+    Process::ready("the broker", command)
+}

@@ -1,0 +1,238 @@
+//! Processes that end with their test: politely on drop, by the kernel if the test itself is killed.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{PATIENCE, eventually};
+
+/// From SIGTERM to SIGKILL in a guard.
+const END_DEADLINE: Duration = Duration::from_secs(20);
+
+/// The binary under test, without what the caller's environment says about brokers.
+pub fn farpool<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
+    tied(env!("CARGO_BIN_EXE_farpool"), args)
+}
+
+/// A command that dies with the thread that starts it.
+pub fn tied<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program).args(args);
+    for name in ["FARPOOL_BROKER", "FARPOOL_TLS_DIR", "FARPOOL_TRANSPORT", "FARPOOL_LOG", "DEMO_SCALE"] {
+        command.env_remove(name);
+    }
+    // No pool of this user must be found by accident.
+    command.env("XDG_RUNTIME_DIR", "/nonexistent");
+    command
+}
+
+/// Whether the tests run as root.
+pub fn root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A running process.
+pub struct Process {
+    name: String,
+    child: Child,
+    stdout: Lines,
+    stderr: Lines,
+}
+
+struct Lines {
+    heard: Arc<Mutex<Vec<String>>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Lines {
+    fn of(pipe: impl Read + Send + 'static) -> Self {
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let lines = heard.clone();
+        let reader = std::thread::spawn(move || {
+            for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
+                lines.lock().unwrap().push(String::from_utf8_lossy(&line).into_owned());
+            }
+        });
+        Lines { heard, reader: Some(reader) }
+    }
+
+    fn text(&self) -> String {
+        self.heard.lock().unwrap().join("\n")
+    }
+
+    /// All that was ever said; for a process that has ended.
+    fn finish(&mut self) -> String {
+        if let Some(reader) = self.reader.take() {
+            reader.join().unwrap();
+        }
+        self.text()
+    }
+}
+
+impl Process {
+    /// Starts it; both outputs are kept.
+    pub fn start(name: impl Into<String>, mut command: Command) -> Self {
+        let name = name.into();
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot start {name} (setpriv is of util-linux): {error}"));
+        let stdout = Lines::of(child.stdout.take().unwrap());
+        let stderr = Lines::of(child.stderr.take().unwrap());
+        Process { name, child, stdout, stderr }
+    }
+
+    /// Starts it and waits for its line that starts with `ready`.
+    #[track_caller]
+    pub fn ready(name: impl Into<String>, command: Command) -> (Self, String) {
+        let mut process = Self::start(name, command);
+        let line = process.await_line("ready");
+        (process, line)
+    }
+
+    /// Waits for a line of standard output.
+    #[track_caller]
+    pub fn await_line(&mut self, start: &str) -> String {
+        let started = Instant::now();
+        loop {
+            let line = self.stdout.heard.lock().unwrap().iter().find(|line| line.starts_with(start)).cloned();
+            if let Some(line) = line {
+                return line;
+            }
+            let status = self.child.try_wait().unwrap();
+            let waiting = status.is_none() && started.elapsed() < PATIENCE;
+            assert!(waiting, "{} did not say `{start}` ({status:?}): {}", self.name, self.stderr.text());
+            std::thread::sleep(super::LOOK_EVERY);
+        }
+    }
+
+    /// Waits until standard error holds `text`.
+    #[track_caller]
+    pub fn await_complaint(&self, text: &str) {
+        let mut said = String::new();
+        let name = &self.name;
+        eventually(&format!("{name} says `{text}`"), || {
+            said = self.stderr.text();
+            said.contains(text)
+        });
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// SIGKILL, and reaped.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// SIGTERM, which every process takes for a wish to end well.
+    #[track_caller]
+    pub fn end_well(&mut self) {
+        self.signal(Signal::TERM);
+        let output = self.wait();
+        assert!(output.status.success(), "{} ended with {}: {}", self.name, output.status, output.stderr);
+    }
+
+    /// Waits until it ends by itself.
+    #[track_caller]
+    pub fn wait(&mut self) -> Output {
+        let mut status = None;
+        eventually(&format!("{} ends", self.name), || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        Output { status: status.unwrap(), stdout: self.stdout.finish(), stderr: self.stderr.finish() }
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+}
+
+impl Process {
+    /// SIGTERM, then SIGKILL; for guards, so it never panics.
+    pub fn end(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let started = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if started.elapsed() > END_DEADLINE {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                return;
+            }
+            std::thread::sleep(super::LOOK_EVERY);
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// What came of a process that has ended.
+#[derive(Debug)]
+pub struct Output {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// Runs `farpool ARGS` to its end.
+#[track_caller]
+pub fn run<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
+    run_command(farpool(args))
+}
+
+/// Runs a command to its end.
+#[track_caller]
+pub fn run_command(command: Command) -> Output {
+    Process::start(format!("{command:?}"), command).wait()
+}
+
+/// A complaint is one or two lines on standard error that name the fix, nothing else, and the right exit status.
+#[track_caller]
+pub fn assert_complaint(output: &Output, status: i32, fix: &str) {
+    let lines = output.stderr.lines().count();
+    assert!((1..=2).contains(&lines), "{lines} lines: {output:?}");
+    assert!(output.stderr.starts_with("farpool: "), "{output:?}");
+    assert!(output.stderr.contains(fix), "`{fix}` is not named: {output:?}");
+    assert_eq!(output.status.code(), Some(status), "{output:?}");
+    assert_eq!(output.stdout, "", "{output:?}");
+}
+
+/// Process ids of the living children of a process.
+pub fn children_of(parent: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    ids.filter(|&id| stat(id).is_some_and(|(state, ppid)| ppid == parent && state != 'Z')).collect()
+}
+
+/// Whether a process that is not our child runs.
+pub fn is_running(id: u32) -> bool {
+    stat(id).is_some_and(|(state, _)| state != 'Z')
+}
+
+/// State and parent of a process (proc(5): the name before them may hold anything but ends with the last bracket).
+fn stat(id: u32) -> Option<(char, u32)> {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+}

@@ -1,0 +1,75 @@
+//! A running `farpool up` on a free port, in a folder of its own.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{Process, children_of, farpool, run_command};
+
+/// The pool of one test.
+pub struct Up {
+    pub process: Process,
+    pub address: String,
+    /// Stands for XDG_RUNTIME_DIR, so that other subcommands find the pool by themselves.
+    runtime_dir: TempDir,
+}
+
+impl Up {
+    /// Two small nodes.
+    #[track_caller]
+    pub fn start() -> Self {
+        Self::with(&["--nodes", "2", "--memory", "16MiB", "--region-size", "4MiB", "--no-lock"])
+    }
+
+    /// With these options.
+    #[track_caller]
+    pub fn with(options: &[&str]) -> Self {
+        let runtime_dir = tempfile::tempdir().unwrap();
+        let mut command = farpool(["up", "--listen", "127.0.0.1:0"]);
+        command.args(options).env("XDG_RUNTIME_DIR", runtime_dir.path());
+        let (mut process, _) = Process::ready("farpool up", command);
+        let address = process.await_line("broker ").strip_prefix("broker ").unwrap().to_owned();
+        Up { process, address, runtime_dir }
+    }
+
+    /// Its folder.
+    pub fn run_dir(&self) -> PathBuf {
+        self.runtime_dir.path().join("farpool")
+    }
+
+    /// What contains it.
+    pub fn runtime_dir(&self) -> &Path {
+        self.runtime_dir.path()
+    }
+
+    /// Another subcommand of the same user, who says nothing about brokers.
+    pub fn farpool(&self, args: &[&str]) -> Command {
+        let mut command = farpool(args);
+        command.env("XDG_RUNTIME_DIR", self.runtime_dir.path());
+        command
+    }
+
+    #[track_caller]
+    pub fn status(&self) -> Value {
+        let output = run_command(self.farpool(&["status", "--json"]));
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_str(&output.stdout).unwrap()
+    }
+
+    /// Process ids of broker and nodes.
+    pub fn children(&self) -> Vec<u32> {
+        children_of(self.process.id())
+    }
+
+    /// The child whose command line has this word.
+    #[track_caller]
+    pub fn child(&self, subcommand: &str) -> u32 {
+        let is_it = |id: &u32| {
+            let line = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+            line.split(|&byte| byte == 0).nth(1) == Some(subcommand.as_bytes())
+        };
+        self.children().into_iter().find(is_it).unwrap_or_else(|| panic!("`up` runs no {subcommand}"))
+    }
+}

@@ -1,0 +1,127 @@
+//! Mounting and unmounting: directly as root, through `fusermount3` for everybody else.
+//!
+//! We do this ourselves, and hand the session an open device, for three reasons: a busy mount is detached instead
+//! of left behind; the mount of somebody else who came after us at the same place is not touched; and whatever
+//! ends early takes its mount along.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+
+use crate::error::MountError;
+use crate::helper;
+use crate::mountpoint::open_fuse_device;
+
+/// How the mount appears in `/proc/self/mountinfo`.
+pub(crate) const FS_TYPE: &str = "fuse.farpool";
+const SUBTYPE: &str = "farpool";
+const SOURCE: &str = "farpool";
+
+/// A mount that ends with this value.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    mountpoint: PathBuf,
+    /// Major and minor number of the mounted file system: whether what lies there is still ours.
+    device: Option<(u32, u32)>,
+    attached: bool,
+}
+
+/// Mounts on a resolved path, and opens the device through which the kernel asks.
+pub(crate) fn attach(mountpoint: &Path, allow_other: bool) -> Result<(OwnedFd, Attached), MountError> {
+    let refused = |reason: String| MountError::Refused { path: mountpoint.to_owned(), reason };
+    let direct = mount_directly(mountpoint, allow_other);
+    let device = match direct {
+        Ok(device) => device,
+        Err(Errno::PERM) if helper::find().is_some() => {
+            helper::mount(mountpoint, &helper_options(allow_other))
+                .map_err(|error| refused(error.to_string()))?
+        }
+        Err(Errno::PERM) if !rustix::process::geteuid().is_root() => return Err(MountError::NoHelper),
+        Err(errno) => return Err(refused(io::Error::from(errno).to_string())),
+    };
+    let attached =
+        Attached { mountpoint: mountpoint.to_owned(), device: device_at(mountpoint), attached: true };
+    Ok((device, attached))
+}
+
+impl Attached {
+    /// Unmounts. Where files are still open the mount is detached: it vanishes from its path at once, and open
+    /// files give errors from then on.
+    pub(crate) fn detach(&mut self) -> io::Result<()> {
+        if !std::mem::take(&mut self.attached) || device_at(&self.mountpoint) != self.device {
+            return Ok(());
+        }
+        match rustix::mount::unmount(&self.mountpoint, UnmountFlags::NOFOLLOW) {
+            Ok(()) => Ok(()),
+            Err(Errno::BUSY) => detach_busy(&self.mountpoint),
+            Err(Errno::PERM) => helper::unmount(&self.mountpoint),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Somebody else has unmounted it already.
+    pub(crate) fn forget(&mut self) {
+        self.attached = false;
+    }
+
+    /// Ends the connection to the kernel where unmounting did not: whoever waits gets an error.
+    pub(crate) fn abort(&self) -> io::Result<()> {
+        let (_, minor) = self.device.ok_or(io::ErrorKind::NotFound)?;
+        std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1")
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        if let Err(error) = self.detach() {
+            tracing::warn!(mountpoint = %self.mountpoint.display(), %error, "the mount stays behind");
+        }
+    }
+}
+
+/// Takes away a mount whose daemon has ended.
+pub(crate) fn detach_dead(mountpoint: &Path) -> io::Result<()> {
+    match rustix::mount::unmount(mountpoint, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH) {
+        Err(Errno::PERM) => helper::unmount(mountpoint),
+        other => Ok(other?),
+    }
+}
+
+/// `FORCE` ends the connection, so that whoever has files open gets errors instead of waiting for a daemon that
+/// is about to exit; `DETACH` then takes the mount away although they are open.
+fn detach_busy(mountpoint: &Path) -> io::Result<()> {
+    let flags = UnmountFlags::NOFOLLOW | UnmountFlags::FORCE | UnmountFlags::DETACH;
+    Ok(rustix::mount::unmount(mountpoint, flags)?)
+}
+
+fn mount_directly(mountpoint: &Path, allow_other: bool) -> rustix::io::Result<OwnedFd> {
+    let device = open_fuse_device().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    // `rootmode` tells the kernel that the root is a directory; its permissions come with the first `getattr`.
+    let fd = device.as_raw_fd();
+    let mut options = format!("fd={fd},rootmode=40000,user_id={uid},group_id={gid},default_permissions");
+    if allow_other {
+        options.push_str(",allow_other");
+    }
+    let options = CString::new(options).map_err(|_| Errno::INVAL)?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
+    rustix::mount::mount(SOURCE, mountpoint, FS_TYPE, flags, options.as_c_str())?;
+    Ok(device)
+}
+
+fn helper_options(allow_other: bool) -> String {
+    let allow_other = if allow_other { ",allow_other" } else { "" };
+    format!("fsname={SOURCE},subtype={SUBTYPE},default_permissions,nosuid,nodev,noatime{allow_other}")
+}
+
+/// The file system at a path, from what the kernel knows without asking a daemon.
+fn device_at(path: &Path) -> Option<(u32, u32)> {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
+    let stat = statx(CWD, path, flags, StatxFlags::empty()).ok()?;
+    Some((stat.stx_dev_major, stat.stx_dev_minor))
+}

@@ -1,0 +1,53 @@
+//! A regular file as the mount holds it: its far memory, and what writing does to its attributes.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use farpool_file::FarFile;
+
+/// Shared by the namespace and the open handles of one file, so that reads and writes need no look-up there.
+pub(crate) struct Body {
+    pub(crate) far: FarFile,
+    /// When the contents were last written, in nanoseconds since 1970, if the namespace does not know yet; else 0.
+    /// A write only leaves this mark: the namespace's lock is not for every write.
+    written_ns: AtomicU64,
+    /// A handler panicked on this file: what it left half done is unknown, so every use of the file is an error.
+    poisoned: AtomicBool,
+}
+
+impl Body {
+    pub(crate) fn new(far: FarFile) -> Self {
+        Body { far, written_ns: AtomicU64::new(0), poisoned: AtomicBool::new(false) }
+    }
+
+    /// The contents have changed.
+    pub(crate) fn mark_written(&self, now: SystemTime) {
+        let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        // Relaxed, as in the next two: a time stamp orders nothing.
+        self.written_ns.store(now_ns, Ordering::Relaxed);
+    }
+
+    /// When the contents were last written, if the namespace does not know yet.
+    pub(crate) fn written(&self) -> Option<SystemTime> {
+        from_ns(self.written_ns.load(Ordering::Relaxed))
+    }
+
+    /// As [`written`](Self::written); from now on it is for the namespace to know.
+    pub(crate) fn take_written(&self) -> Option<SystemTime> {
+        from_ns(self.written_ns.swap(0, Ordering::Relaxed))
+    }
+
+    pub(crate) fn poison(&self) {
+        // Relaxed, as the load: the flag guards no other memory.
+        self.poisoned.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.poisoned.load(Ordering::Relaxed)
+    }
+}
+
+fn from_ns(ns: u64) -> Option<SystemTime> {
+    (ns != 0).then(|| SystemTime::UNIX_EPOCH + Duration::from_nanos(ns))
+}

@@ -1,0 +1,53 @@
+//! The system's error numbers for our errors.
+
+use farpool_file::FileError;
+use fuser::Errno;
+
+use crate::handles::NoHandle;
+use crate::namespace::NamespaceError;
+
+/// An error number with the conversions that `?` needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Failure(pub(crate) Errno);
+
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Self {
+        Failure(errno)
+    }
+}
+
+impl From<NoHandle> for Failure {
+    fn from(_: NoHandle) -> Self {
+        Failure(Errno::ENFILE)
+    }
+}
+
+impl From<FileError> for Failure {
+    fn from(error: FileError) -> Self {
+        Failure(match error {
+            FileError::NoSpace => Errno::ENOSPC,
+            FileError::TooLarge => Errno::EFBIG,
+            // Lost, damaged, unavailable: the data cannot be had.
+            _ => Errno::EIO,
+        })
+    }
+}
+
+impl From<NamespaceError> for Failure {
+    fn from(error: NamespaceError) -> Self {
+        use NamespaceError as E;
+        Failure(match error {
+            E::NotFound => Errno::ENOENT,
+            E::Stale => Errno::from_i32(libc::ESTALE),
+            E::Exists => Errno::EEXIST,
+            E::NotADirectory => Errno::ENOTDIR,
+            E::IsADirectory => Errno::EISDIR,
+            E::NotEmpty => Errno::ENOTEMPTY,
+            E::NameTooLong => Errno::ENAMETOOLONG,
+            E::TooManyLinks => Errno::EMLINK,
+            E::Full => Errno::ENOSPC,
+            E::Invalid => Errno::EINVAL,
+            E::NotPermitted => Errno::EPERM,
+        })
+    }
+}

@@ -1,0 +1,73 @@
+use std::io;
+use std::path::PathBuf;
+
+/// Why there is no mount. Each message names its fix.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MountError {
+    /// The mount point is not there.
+    #[error("mount point {} does not exist: create it with 'mkdir -p {}'", path.display(), path.display())]
+    Missing {
+        /// As given.
+        path: PathBuf,
+    },
+    /// The mount point is a file.
+    #[error("mount point {} is not a directory: name an empty directory", path.display())]
+    NotADirectory {
+        /// As given.
+        path: PathBuf,
+    },
+    /// Files there would be hidden by the mount.
+    #[error("mount point {} is not empty: name an empty directory, the mount would hide its files", path.display())]
+    NotEmpty {
+        /// As given.
+        path: PathBuf,
+    },
+    /// Another daemon serves that directory.
+    #[error("{} is already a Farpool mount: unmount it first with 'umount {}'", path.display(), path.display())]
+    AlreadyMounted {
+        /// As given.
+        path: PathBuf,
+    },
+    /// The mount point cannot be looked at.
+    #[error("cannot use mount point {}: {source}: choose a directory that this user may list", path.display())]
+    Unusable {
+        /// As given.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The kernel's side of FUSE is missing.
+    #[error(
+        "cannot open /dev/fuse: {source}: run 'modprobe fuse', or run in a container with --device /dev/fuse"
+    )]
+    NoFuse {
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Only root mounts without the helper.
+    #[error("fusermount3 is not installed, and only root mounts without it: 'apt-get install fuse3'")]
+    NoHelper,
+    /// The system's administrator decides whether an ordinary user may let others in.
+    #[error("--allow-other needs the line 'user_allow_other' in /etc/fuse.conf: add it, or mount as root")]
+    AllowOtherForbidden,
+    /// Kernel or helper said no.
+    #[error("cannot mount on {}: {reason}; in a container, run it with --cap-add SYS_ADMIN", path.display())]
+    Refused {
+        /// The mount point.
+        path: PathBuf,
+        /// In the words of whoever refused.
+        reason: String,
+    },
+    /// Without a watcher a killed daemon would leave its mount behind.
+    #[error(
+        "cannot start the watcher process of the mount: {source}: raise the limit of processes ('ulimit -u')"
+    )]
+    NoWatcher {
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The mount is gone, open files give errors: mount again.
+    #[error("the connection to the kernel broke: {0}; mount again")]
+    Broken(#[source] io::Error),
+}

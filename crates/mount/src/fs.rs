@@ -1,0 +1,410 @@
+//! The file system as the kernel asks for it: requests in, replies out, nothing else.
+//!
+//! M1. Every request gets exactly one reply. A handler that panics answers EIO, and poisons what it may have left
+//!     half done: one file, or the names of the mount.
+//! M2. Reads and writes of open files never take the namespace's lock.
+//! M3. The namespace's lock is never held over an operation on far memory, nor while one is freed.
+//! M4. A write is answered when far memory has the data; ENOSPC and EIO come from `write` itself. (So the kernel's
+//!     write-back cache stays off: it accepts data that the pool may have no room for.)
+//! M5. Data that the kernel accepted through a shared mapping and that then cannot be stored is marked as lost:
+//!     reading it gives EIO, never zeros or what was there before.
+//! M6. The kernel may cache names, attributes and pages for as long as it likes: nobody else changes them. It
+//!     serialises what changes a file's size (its inode lock), so size and data need no transaction here.
+//! Not here: the rules of names (`namespace`), of far memory (crate `file`), mounting (`attach`).
+
+use std::ffi::OsStr;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use farpool_file::FileStore;
+use farpool_wire::MAX_TRANSFER_BYTES;
+use fuser::{
+    Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
+};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::body::Body;
+use crate::errno::Failure;
+use crate::handles::Handles;
+use crate::namespace::{Change, Ino, Kind, MAX_INODES, Namespace, Ownership};
+use crate::worker::{Bell, contained};
+
+mod files;
+mod names;
+mod stat;
+
+/// How long the kernel may use names and attributes without asking (M6): a day stands for ever.
+const CACHED: Duration = Duration::from_secs(24 * 60 * 60);
+/// Inode numbers are never reused, so one generation does for all.
+const GENERATION: Generation = Generation(0);
+/// Largest request: one transfer of the fabric.
+const MAX_REQUEST_BYTES: u32 = MAX_TRANSFER_BYTES as u32;
+/// Requests of the kernel's own (readahead, asynchronous I/O, pages of mappings) in flight at a time. Deep enough
+/// for 64 queued 8 KiB reads of a database; more would only wait behind the worker threads.
+const MAX_BACKGROUND: u16 = 64;
+/// What we ask of the kernel, where it can: `open` that truncates, direct I/O of several requests at a time,
+/// directories read by several processes at once and with attributes, symbolic links and pages kept (M6).
+const CAPABILITIES: [InitFlags; 7] = [
+    InitFlags::FUSE_ATOMIC_O_TRUNC,
+    InitFlags::FUSE_ASYNC_DIO,
+    InitFlags::FUSE_PARALLEL_DIROPS,
+    InitFlags::FUSE_DO_READDIRPLUS,
+    InitFlags::FUSE_READDIRPLUS_AUTO,
+    InitFlags::FUSE_CACHE_SYMLINKS,
+    InitFlags::FUSE_EXPLICIT_INVAL_DATA,
+];
+
+type Outcome<T> = Result<T, Failure>;
+
+pub(crate) struct FarFs {
+    store: FileStore,
+    namespace: RwLock<Namespace<Arc<Body>>>,
+    /// A handler panicked in the namespace: what it left half done is unknown.
+    names_poisoned: AtomicBool,
+    handles: Handles,
+    bell: Bell,
+}
+
+impl FarFs {
+    /// An empty file system whose root looks like the directory that the mount covers.
+    pub(crate) fn new(store: FileStore, root: Ownership, bell: Bell) -> Self {
+        let namespace = RwLock::new(Namespace::new(root, SystemTime::now(), MAX_INODES));
+        FarFs { store, namespace, names_poisoned: AtomicBool::new(false), handles: Handles::default(), bell }
+    }
+
+    fn names(&self) -> Outcome<RwLockReadGuard<'_, Namespace<Arc<Body>>>> {
+        let names = self.namespace.read();
+        self.check_names()?;
+        Ok(names)
+    }
+
+    fn names_mut(&self) -> Outcome<RwLockWriteGuard<'_, Namespace<Arc<Body>>>> {
+        let names = self.namespace.write();
+        self.check_names()?;
+        Ok(names)
+    }
+
+    fn check_names(&self) -> Outcome<()> {
+        // Relaxed, as the store: whoever holds the lock after the panic has synchronised with it.
+        if self.names_poisoned.load(Ordering::Relaxed) { Err(Errno::EIO.into()) } else { Ok(()) }
+    }
+
+    /// Runs a handler that works on names (M1).
+    fn on_names(&self, handler: impl FnOnce()) {
+        if contained(&self.bell, handler).is_none() {
+            tracing::error!("a handler panicked; the names of this mount are no longer served");
+            self.names_poisoned.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Runs a handler that works on the data of an open file (M1).
+    fn on_file(&self, handle: FileHandle, handler: impl FnOnce()) {
+        if contained(&self.bell, handler).is_none() {
+            tracing::error!("a handler panicked; the file it worked on is no longer served");
+            if let Some(body) = self.handles.get(handle.0) {
+                body.poison();
+            }
+        }
+    }
+}
+
+fn ino(number: INodeNo) -> Ino {
+    Ino(number.0)
+}
+
+/// Who makes a new inode.
+fn ownership(request: &Request, mode: u32) -> Ownership {
+    Ownership { mode, uid: request.uid(), gid: request.gid() }
+}
+
+fn send_entry(reply: ReplyEntry, result: Outcome<stat::Stat>) {
+    match result {
+        Ok(stat) => reply.entry(&CACHED, &stat.complete(), GENERATION),
+        Err(Failure(errno)) => reply.error(errno),
+    }
+}
+
+fn send_attributes(reply: ReplyAttr, result: Outcome<stat::Stat>) {
+    match result {
+        Ok(stat) => reply.attr(&CACHED, &stat.complete()),
+        Err(Failure(errno)) => reply.error(errno),
+    }
+}
+
+fn send_empty(reply: ReplyEmpty, result: Outcome<()>) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(Failure(errno)) => reply.error(errno),
+    }
+}
+
+impl Filesystem for FarFs {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        for capability in CAPABILITIES {
+            if let Err(missing) = config.add_capabilities(capability) {
+                tracing::debug!(?missing, "the kernel is too old for this, and does without");
+            }
+        }
+        // Each setter answers a value out of range with the nearest one that it takes.
+        if let Err(most) = config.set_max_write(MAX_REQUEST_BYTES) {
+            tracing::debug!(most, "smaller writes than wished for");
+        }
+        if let Err(most) = config.set_max_readahead(MAX_REQUEST_BYTES) {
+            let _ = config.set_max_readahead(most);
+        }
+        let _ = config.set_max_background(MAX_BACKGROUND);
+        Ok(())
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.on_names(|| send_entry(reply, self.look_up(ino(parent), name)));
+    }
+
+    fn forget(&self, _request: &Request, node: INodeNo, count: u64) {
+        self.on_names(|| self.forget_all(&[(ino(node), count)]));
+    }
+
+    fn getattr(&self, _request: &Request, node: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+        self.on_names(|| send_attributes(reply, self.stat(ino(node))));
+    }
+
+    fn setattr(
+        &self,
+        _request: &Request,
+        node: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        accessed: Option<TimeOrNow>,
+        modified: Option<TimeOrNow>,
+        _changed: Option<SystemTime>,
+        _handle: Option<FileHandle>,
+        _created: Option<SystemTime>,
+        _changed_on_macos: Option<SystemTime>,
+        _backed_up: Option<SystemTime>,
+        _flags: Option<fuser::BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let now = SystemTime::now();
+        let time = |wish: TimeOrNow| match wish {
+            TimeOrNow::SpecificTime(time) => time,
+            TimeOrNow::Now => now,
+        };
+        let (accessed, modified) = (accessed.map(time), modified.map(time));
+        let change = Change { mode, uid, gid, accessed, modified };
+        self.on_names(|| send_attributes(reply, self.set_attributes(ino(node), size, change, now)));
+    }
+
+    fn readlink(&self, _request: &Request, node: INodeNo, reply: ReplyData) {
+        self.on_names(|| match self.read_link(ino(node)) {
+            Ok(target) => reply.data(target.as_encoded_bytes()),
+            Err(Failure(errno)) => reply.error(errno),
+        });
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        _device: u32,
+        reply: ReplyEntry,
+    ) {
+        self.on_names(|| send_entry(reply, self.make_node(ino(parent), name, ownership(request, mode))));
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        let own = ownership(request, mode);
+        self.on_names(|| send_entry(reply, self.make(ino(parent), name, Kind::Directory, own)));
+    }
+
+    fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.on_names(|| send_empty(reply, self.remove_file(ino(parent), name)));
+    }
+
+    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.on_names(|| send_empty(reply, self.remove_directory(ino(parent), name)));
+    }
+
+    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let (own, kind) = (ownership(request, 0o777), Kind::Symlink(target.as_os_str().to_owned()));
+        self.on_names(|| send_entry(reply, self.make(ino(parent), name, kind, own)));
+    }
+
+    fn rename(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let (from, to) = ((ino(parent), name), (ino(new_parent), new_name));
+        self.on_names(|| send_empty(reply, self.rename_entry(from, to, flags)));
+    }
+
+    fn link(&self, _request: &Request, node: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.on_names(|| send_entry(reply, self.add_link(ino(node), ino(parent), name)));
+    }
+
+    fn open(&self, _request: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        self.on_names(|| match self.open_file(ino(node), flags.0) {
+            Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::FOPEN_KEEP_CACHE),
+            Err(Failure(errno)) => reply.error(errno),
+        });
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let own = ownership(request, mode);
+        self.on_names(|| match self.create_file(ino(parent), name, own, flags) {
+            Ok((stat, handle)) => {
+                let flags = FopenFlags::FOPEN_KEEP_CACHE;
+                reply.created(&CACHED, &stat.complete(), GENERATION, FileHandle(handle), flags);
+            }
+            Err(Failure(errno)) => reply.error(errno),
+        });
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        _node: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.on_file(handle, || self.read_file(handle.0, offset, size as usize, reply));
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        _node: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        origin: WriteFlags,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let mapped = origin.contains(WriteFlags::FUSE_WRITE_CACHE);
+        self.on_file(handle, || match self.write_file(handle.0, offset, data, mapped) {
+            Ok(written) => reply.written(written),
+            Err(Failure(errno)) => reply.error(errno),
+        });
+    }
+
+    fn fallocate(
+        &self,
+        _request: &Request,
+        _node: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        self.on_file(handle, || send_empty(reply, self.allocate(handle.0, offset, length, mode)));
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        _node: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.on_names(|| {
+            self.close_file(handle.0);
+            reply.ok();
+        });
+    }
+
+    /// A write is in far memory when it returns, and pages of mappings come as writes before this. ENOSYS is a
+    /// success to the caller, and tells the kernel not to ask again; so with the next two.
+    fn fsync(&self, _request: &Request, _node: INodeNo, _handle: FileHandle, _data: bool, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fsyncdir(
+        &self,
+        _request: &Request,
+        _node: INodeNo,
+        _handle: FileHandle,
+        _data: bool,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn flush(
+        &self,
+        _request: &Request,
+        _node: INodeNo,
+        _handle: FileHandle,
+        _owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn readdir(
+        &self,
+        _request: &Request,
+        node: INodeNo,
+        _handle: FileHandle,
+        cookie: u64,
+        reply: ReplyDirectory,
+    ) {
+        self.on_names(|| self.list(ino(node), cookie, reply));
+    }
+
+    fn readdirplus(
+        &self,
+        _request: &Request,
+        node: INodeNo,
+        _handle: FileHandle,
+        cookie: u64,
+        reply: ReplyDirectoryPlus,
+    ) {
+        self.on_names(|| self.list_with_attributes(ino(node), cookie, reply));
+    }
+
+    fn statfs(&self, _request: &Request, _node: INodeNo, reply: ReplyStatfs) {
+        self.on_names(|| self.send_capacity(reply));
+    }
+}

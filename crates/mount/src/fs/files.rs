@@ -1,0 +1,147 @@
+//! Requests about the contents of files.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use farpool_file::Session;
+use fuser::{Errno, ReplyData};
+
+use super::stat::Stat;
+use super::{FarFs, Outcome};
+use crate::body::Body;
+use crate::errno::Failure;
+use crate::handles::Handle;
+use crate::namespace::{Ino, Kind, Ownership};
+use crate::worker::{contained, with_session};
+
+impl FarFs {
+    pub(super) fn empty_body(&self) -> Arc<Body> {
+        Arc::new(Body::new(self.store.create()))
+    }
+
+    pub(super) fn open_file(&self, ino: Ino, flags: i32) -> Outcome<u64> {
+        let body = self.names_mut()?.open(ino)?.clone();
+        let truncated = if flags & libc::O_TRUNC != 0 {
+            self.resize(&body, 0).map(|()| body.mark_written(SystemTime::now()))
+        } else {
+            Ok(())
+        };
+        let opened = truncated.and_then(|()| Ok(self.handles.insert(Handle { ino, body })?));
+        if opened.is_err() {
+            self.close_inode(ino);
+        }
+        opened
+    }
+
+    /// The kernel has found no such name; should it be there after all, `O_CREAT` means that file.
+    pub(super) fn create_file(
+        &self,
+        parent: Ino,
+        name: &OsStr,
+        own: Ownership,
+        flags: i32,
+    ) -> Outcome<(Stat, u64)> {
+        let kind = Kind::File(self.empty_body());
+        let stat = match self.make(parent, name, kind, own) {
+            Err(Failure(Errno::EEXIST)) if flags & libc::O_EXCL == 0 => self.look_up(parent, name)?,
+            made => made?,
+        };
+        let ino = stat.ino();
+        match self.open_file(ino, flags) {
+            Ok(handle) => Ok((stat, handle)),
+            Err(failure) => {
+                // The kernel does not hear of the inode.
+                self.forget_all(&[(ino, 1)]);
+                Err(failure)
+            }
+        }
+    }
+
+    pub(super) fn close_file(&self, handle: u64) {
+        if let Some(Handle { ino, body }) = self.handles.remove(handle) {
+            drop(body);
+            self.close_inode(ino);
+        }
+    }
+
+    fn close_inode(&self, ino: Ino) {
+        let ended = self.namespace.write().release(ino);
+        drop(ended); // frees far memory, without the lock
+    }
+
+    /// Sends the data straight from the session's arena.
+    pub(super) fn read_file(&self, handle: u64, offset: u64, size: usize, reply: ReplyData) {
+        let body = match self.opened(handle) {
+            Ok(body) => body,
+            Err(Failure(errno)) => return reply.error(errno),
+        };
+        with_session(&self.store, |session| match body.far.read(session, offset, size) {
+            Ok(data) => reply.data(&data),
+            Err(error) => reply.error(Failure::from(error).0),
+        });
+    }
+
+    /// `mapped`: the data was accepted through a shared mapping, nobody will hear of a failure (M5).
+    pub(super) fn write_file(&self, handle: u64, offset: u64, data: &[u8], mapped: bool) -> Outcome<u32> {
+        let body = self.opened(handle)?;
+        let written = with_session(&self.store, |session| body.far.write(session, offset, data));
+        if let Err(error) = written {
+            if mapped {
+                tracing::warn!(%error, offset, bytes = data.len(), "data of a mapping is lost");
+                body.far.mark_lost(offset, data.len() as u64);
+            }
+            return Err(error.into());
+        }
+        body.mark_written(SystemTime::now());
+        Ok(data.len() as u32)
+    }
+
+    pub(super) fn allocate(&self, handle: u64, offset: u64, length: u64, mode: i32) -> Outcome<()> {
+        let body = self.opened(handle)?;
+        let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
+        let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
+        let far = &body.far;
+        let work = |session: &Session| -> Outcome<()> {
+            match mode & !libc::FALLOC_FL_KEEP_SIZE {
+                0 => far.reserve(session, offset, length)?,
+                libc::FALLOC_FL_PUNCH_HOLE if keep_size => far.punch(session, offset, length)?,
+                libc::FALLOC_FL_ZERO_RANGE => {
+                    far.punch(session, offset, length)?;
+                    far.reserve(session, offset, length)?;
+                }
+                _ => return Err(Errno::EOPNOTSUPP.into()),
+            }
+            if !keep_size && end > far.size() {
+                far.set_size(session, end)?;
+            }
+            Ok(())
+        };
+        with_session(&self.store, work)?;
+        body.mark_written(SystemTime::now());
+        Ok(())
+    }
+
+    /// Part of requests about names; so a panic ends here, with the file poisoned instead of the names (M1).
+    pub(super) fn resize(&self, body: &Body, size: u64) -> Outcome<()> {
+        check_usable(body)?;
+        let resize = || with_session(&self.store, |session| body.far.set_size(session, size));
+        match contained(&self.bell, resize) {
+            Some(resized) => Ok(resized?),
+            None => {
+                body.poison();
+                Err(Errno::EIO.into())
+            }
+        }
+    }
+
+    fn opened(&self, handle: u64) -> Outcome<Arc<Body>> {
+        let body = self.handles.get(handle).ok_or(Errno::EBADF)?;
+        check_usable(&body)?;
+        Ok(body)
+    }
+}
+
+fn check_usable(body: &Body) -> Outcome<()> {
+    if body.is_poisoned() { Err(Errno::EIO.into()) } else { Ok(()) }
+}

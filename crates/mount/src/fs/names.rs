@@ -1,0 +1,211 @@
+//! Requests about names and attributes.
+
+use std::ffi::{OsStr, OsString};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use fuser::{Errno, INodeNo, RenameFlags, ReplyDirectory, ReplyDirectoryPlus, ReplyStatfs};
+
+use super::stat::{Stat, file_type};
+use super::{CACHED, FarFs, GENERATION, Outcome};
+use crate::body::Body;
+use crate::errno::Failure;
+use crate::namespace::{Change, Ino, Kind, MAX_INODES, MAX_NAME_BYTES, Namespace, Ownership, RenameMode};
+
+/// Entries prepared at a time: a little more than a `getdents` buffer of 32 KiB holds. The kernel asks again.
+const LISTING_BATCH: usize = 256;
+/// Unit of `statfs`; any divisor of a region would do.
+const STATFS_BLOCK_BYTES: u32 = 4096;
+/// `.` and `..`, whose inodes the kernel does not remember when it lists them.
+const DOT_ENTRIES: [&str; 2] = [".", ".."];
+
+fn stat_of(names: &Namespace<Arc<Body>>, ino: Ino) -> Outcome<Stat> {
+    Ok(Stat::new(&names.attributes(ino)?))
+}
+
+impl FarFs {
+    pub(super) fn look_up(&self, parent: Ino, name: &OsStr) -> Outcome<Stat> {
+        let mut names = self.names_mut()?;
+        let ino = names.find(parent, name)?;
+        names.remember(ino)?;
+        stat_of(&names, ino)
+    }
+
+    pub(super) fn stat(&self, ino: Ino) -> Outcome<Stat> {
+        stat_of(&*self.names()?, ino)
+    }
+
+    /// Changes the size first: if that fails, the rest must not have happened.
+    pub(super) fn set_attributes(
+        &self,
+        ino: Ino,
+        size: Option<u64>,
+        change: Change,
+        now: SystemTime,
+    ) -> Outcome<Stat> {
+        let body = self.stat(ino)?.body().cloned();
+        if let Some(size) = size {
+            let body = body.as_ref().ok_or(Errno::EINVAL)?;
+            self.resize(body, size)?;
+            body.mark_written(now);
+        }
+        let mut names = self.names_mut()?;
+        if let Some(written) = body.and_then(|body| body.take_written()) {
+            names.written(ino, written)?;
+        }
+        if change != Change::default() || size.is_none() {
+            names.change(ino, change, now)?;
+        }
+        stat_of(&names, ino)
+    }
+
+    pub(super) fn make(
+        &self,
+        parent: Ino,
+        name: &OsStr,
+        kind: Kind<Arc<Body>>,
+        own: Ownership,
+    ) -> Outcome<Stat> {
+        let mut names = self.names_mut()?;
+        let ino = names.make(parent, name, kind, own, SystemTime::now())?;
+        names.remember(ino)?;
+        stat_of(&names, ino)
+    }
+
+    /// Devices are not made: the mount is `nodev`.
+    pub(super) fn make_node(&self, parent: Ino, name: &OsStr, own: Ownership) -> Outcome<Stat> {
+        let kind = match own.mode & libc::S_IFMT {
+            libc::S_IFREG => Kind::File(self.empty_body()),
+            libc::S_IFIFO => Kind::Fifo,
+            libc::S_IFSOCK => Kind::Socket,
+            _ => return Err(Errno::EPERM.into()),
+        };
+        self.make(parent, name, kind, own)
+    }
+
+    pub(super) fn add_link(&self, ino: Ino, parent: Ino, name: &OsStr) -> Outcome<Stat> {
+        let mut names = self.names_mut()?;
+        names.link(ino, parent, name, SystemTime::now())?;
+        names.remember(ino)?;
+        stat_of(&names, ino)
+    }
+
+    pub(super) fn remove_file(&self, parent: Ino, name: &OsStr) -> Outcome<()> {
+        let ended = self.names_mut()?.unlink(parent, name, SystemTime::now())?;
+        drop(ended); // frees far memory, without the lock
+        Ok(())
+    }
+
+    pub(super) fn remove_directory(&self, parent: Ino, name: &OsStr) -> Outcome<()> {
+        Ok(self.names_mut()?.rmdir(parent, name, SystemTime::now())?)
+    }
+
+    pub(super) fn rename_entry(
+        &self,
+        from: (Ino, &OsStr),
+        to: (Ino, &OsStr),
+        flags: RenameFlags,
+    ) -> Outcome<()> {
+        let mode = match flags {
+            flags if flags.is_empty() => RenameMode::Replace,
+            RenameFlags::RENAME_NOREPLACE => RenameMode::NoReplace,
+            RenameFlags::RENAME_EXCHANGE => RenameMode::Exchange,
+            _ => return Err(Errno::EINVAL.into()),
+        };
+        let ended = self.names_mut()?.rename(from, to, mode, SystemTime::now())?;
+        drop(ended); // frees far memory, without the lock
+        Ok(())
+    }
+
+    pub(super) fn read_link(&self, ino: Ino) -> Outcome<OsString> {
+        Ok(self.names()?.readlink(ino)?.to_owned())
+    }
+
+    pub(super) fn forget_all(&self, nodes: &[(Ino, u64)]) {
+        let mut names = self.namespace.write();
+        let ended: Vec<_> = nodes.iter().filter_map(|&(ino, count)| names.forget(ino, count)).collect();
+        drop(names);
+        drop(ended); // frees far memory, without the lock
+    }
+
+    pub(super) fn list(&self, ino: Ino, cookie: u64, mut reply: ReplyDirectory) {
+        let filled = self.names().and_then(|names| {
+            for entry in names.entries(ino, cookie)? {
+                // `..` of a removed directory may lead nowhere.
+                let kind =
+                    names.attributes(entry.ino).map_or(fuser::FileType::Directory, |at| file_type(at.kind));
+                if reply.add(INodeNo(entry.ino.0), entry.cookie, kind, entry.name) {
+                    break;
+                }
+            }
+            Ok(())
+        });
+        match filled {
+            Ok(()) => reply.ok(),
+            Err(Failure(errno)) => reply.error(errno),
+        }
+    }
+
+    pub(super) fn list_with_attributes(&self, ino: Ino, cookie: u64, mut reply: ReplyDirectoryPlus) {
+        let batch = match self.remember_entries(ino, cookie) {
+            Ok(batch) => batch,
+            Err(Failure(errno)) => return reply.error(errno),
+        };
+        let mut left_out = Vec::new();
+        let mut full = false;
+        for Listed { ino, cookie, name, stat, remembered } in batch {
+            full = full || reply.add(INodeNo(ino.0), cookie, &name, &CACHED, &stat.complete(), GENERATION);
+            if full && remembered {
+                left_out.push((ino, 1));
+            }
+        }
+        self.forget_all(&left_out);
+        reply.ok();
+    }
+
+    /// The next entries of a directory. The kernel will know them, so they are remembered before anybody can
+    /// remove them.
+    fn remember_entries(&self, directory: Ino, cookie: u64) -> Outcome<Vec<Listed>> {
+        let mut names = self.names_mut()?;
+        let entries = names.entries(directory, cookie)?.take(LISTING_BATCH);
+        let entries: Vec<_> = entries.map(|entry| (entry.ino, entry.cookie, entry.name.to_owned())).collect();
+        let mut batch = Vec::with_capacity(entries.len());
+        for (ino, cookie, name) in entries {
+            let remembered = !DOT_ENTRIES.iter().any(|dots| name == *dots);
+            // `..` of a removed directory may lead nowhere.
+            let stat = stat_of(&names, ino).or_else(|_| stat_of(&names, directory))?;
+            if remembered {
+                names.remember(ino)?;
+            }
+            batch.push(Listed { ino, cookie, name, stat, remembered });
+        }
+        Ok(batch)
+    }
+
+    pub(super) fn send_capacity(&self, reply: ReplyStatfs) {
+        let capacity = self.store.capacity();
+        let block = u64::from(STATFS_BLOCK_BYTES);
+        let (total, free) = (capacity.total_bytes / block, capacity.free_bytes / block);
+        let (inodes, most) = (self.namespace.read().inodes() as u64, MAX_INODES as u64);
+        let name_bytes = MAX_NAME_BYTES as u32;
+        reply.statfs(
+            total,
+            free,
+            free,
+            most,
+            most.saturating_sub(inodes),
+            STATFS_BLOCK_BYTES,
+            name_bytes,
+            STATFS_BLOCK_BYTES,
+        );
+    }
+}
+
+/// An entry on its way to the kernel.
+struct Listed {
+    ino: Ino,
+    cookie: u64,
+    name: OsString,
+    stat: Stat,
+    remembered: bool,
+}

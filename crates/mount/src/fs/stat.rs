@@ -1,0 +1,83 @@
+//! Attributes as `stat` shows them: from the namespace, and from a file's body once its lock is released (M3).
+
+use std::sync::Arc;
+
+use farpool_wire::BLOCK_BYTES;
+use fuser::{FileAttr, FileType, INodeNo};
+
+use crate::body::Body;
+use crate::namespace::{Attributes, Ino, Kind};
+
+/// Unit of `st_blocks`, whatever the block size.
+const SECTOR_BYTES: u64 = 512;
+/// What directories show, as on most file systems; some tools take 0 for *cannot be read*.
+const DIRECTORY_BYTES: u64 = 4096;
+
+/// Attributes that still miss what the file's body knows.
+pub(crate) struct Stat {
+    attributes: FileAttr,
+    body: Option<Arc<Body>>,
+}
+
+impl Stat {
+    pub(crate) fn new(attributes: &Attributes<'_, Arc<Body>>) -> Self {
+        let (own, times) = (attributes.ownership, attributes.times);
+        let (size, body) = match attributes.kind {
+            Kind::File(body) => (0, Some(body.clone())),
+            Kind::Directory => (DIRECTORY_BYTES, None),
+            Kind::Symlink(target) => (target.len() as u64, None),
+            Kind::Fifo | Kind::Socket => (0, None),
+        };
+        let attributes = FileAttr {
+            ino: INodeNo(attributes.ino.0),
+            size,
+            blocks: 0,
+            atime: times.accessed,
+            mtime: times.modified,
+            ctime: times.changed,
+            crtime: times.changed,
+            kind: file_type(attributes.kind),
+            perm: own.mode as u16,
+            nlink: attributes.nlink,
+            uid: own.uid,
+            gid: own.gid,
+            rdev: 0,
+            // Writes of less than a block read the rest of it first.
+            blksize: BLOCK_BYTES as u32,
+            flags: 0,
+        };
+        Stat { attributes, body }
+    }
+
+    /// Asks the body. To be called without the namespace's lock.
+    pub(crate) fn complete(self) -> FileAttr {
+        let Stat { mut attributes, body } = self;
+        if let Some(body) = body {
+            attributes.size = body.far.size();
+            attributes.blocks = body.far.allocated_bytes() / SECTOR_BYTES;
+            if let Some(written) = body.written() {
+                attributes.mtime = written;
+                attributes.ctime = attributes.ctime.max(written);
+            }
+        }
+        attributes
+    }
+
+    pub(crate) fn ino(&self) -> Ino {
+        Ino(self.attributes.ino.0)
+    }
+
+    pub(crate) fn body(&self) -> Option<&Arc<Body>> {
+        self.body.as_ref()
+    }
+}
+
+pub(crate) fn file_type<F>(kind: &Kind<F>) -> FileType {
+    match kind {
+        Kind::File(_) => FileType::RegularFile,
+        Kind::Directory => FileType::Directory,
+        Kind::Symlink(_) => FileType::Symlink,
+        Kind::Fifo => FileType::NamedPipe,
+        Kind::Socket => FileType::Socket,
+    }
+}

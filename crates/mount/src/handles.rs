@@ -1,0 +1,63 @@
+//! Open files by the number the kernel calls them by.
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use crate::body::Body;
+use crate::namespace::Ino;
+
+/// Most open files at a time; as many as Linux allows a system of this size by default (`fs.nr_open`).
+const MAX_HANDLES: usize = 1 << 20;
+
+/// Too many open files.
+#[derive(Debug)]
+pub(crate) struct NoHandle;
+
+/// An open file.
+#[derive(Clone)]
+pub(crate) struct Handle {
+    pub(crate) ino: Ino,
+    pub(crate) body: Arc<Body>,
+}
+
+/// All open files. Looking one up takes a shared lock for two instructions.
+#[derive(Default)]
+pub(crate) struct Handles {
+    table: RwLock<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    slots: Vec<Option<Handle>>,
+    free: Vec<usize>,
+}
+
+impl Handles {
+    pub(crate) fn insert(&self, handle: Handle) -> Result<u64, NoHandle> {
+        let mut table = self.table.write();
+        let slot = match table.free.pop() {
+            Some(slot) => slot,
+            None if table.slots.len() < MAX_HANDLES => {
+                table.slots.push(None);
+                table.slots.len() - 1
+            }
+            None => return Err(NoHandle),
+        };
+        table.slots[slot] = Some(handle);
+        Ok(slot as u64)
+    }
+
+    pub(crate) fn get(&self, number: u64) -> Option<Arc<Body>> {
+        let table = self.table.read();
+        table.slots.get(usize::try_from(number).ok()?)?.as_ref().map(|handle| handle.body.clone())
+    }
+
+    pub(crate) fn remove(&self, number: u64) -> Option<Handle> {
+        let mut table = self.table.write();
+        let slot = usize::try_from(number).ok()?;
+        let handle = table.slots.get_mut(slot)?.take()?;
+        table.free.push(slot);
+        Some(handle)
+    }
+}

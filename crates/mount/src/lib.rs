@@ -1,0 +1,32 @@
+//! A directory of far files: the FUSE file system behind `farpool mount`.
+//!
+//! - [`check_mountpoint`] (or [`MountConfig::check`]) says before anything is leased whether the mount can work.
+//! - [`start_watcher`] starts a small child while the process still has one thread; it sees to it that even a
+//!   killed daemon leaves no mount behind.
+//! - [`run`] mounts and serves until told to stop.
+//!
+//! ```text
+//! fs         requests and replies                  worker   a thread's session, panics contained
+//! namespace  directories, names, attributes (pure) body, handles   files and open files
+//! mount      from making to end                    attach, helper, watcher, mountpoint, mountinfo
+//! ```
+//! Not here: where far memory comes from (crate `pool`), what it holds (crate `file`), the command line.
+
+mod attach;
+mod body;
+mod errno;
+mod error;
+mod fs;
+mod handles;
+mod helper;
+mod mount;
+mod mountinfo;
+mod mountpoint;
+mod namespace;
+mod watcher;
+mod worker;
+
+pub use error::MountError;
+pub use mount::{MAX_THREADS, MountConfig, run};
+pub use mountpoint::check_mountpoint;
+pub use watcher::{Watcher, start_watcher};

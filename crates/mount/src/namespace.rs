@@ -1,0 +1,426 @@
+//! The namespace: directories, names and attributes of a mount, in the daemon's memory.
+//!
+//! N1. An inode is named by as many entries as its link count says (a directory: its own entry, its `.`, and the
+//!     `..` of each directory in it), and every entry names an inode that exists.
+//! N2. An inode without a name lives exactly as long as the kernel remembers or holds it open; the call that ends
+//!     it hands back its body, so that the caller frees far memory without holding a lock.
+//! N3. A directory is reached from the root by exactly one path; none lies inside itself.
+//! N4. Inode numbers and directory cookies are never reused: a stale number finds nothing, and `readdir`
+//!     continues where it stopped whatever happened in between.
+//! N5. A refused operation changes nothing.
+//! Not here: file contents (`F` stands for them), permissions (the kernel checks them, `default_permissions`),
+//! the clock (callers pass `now`), I/O.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::time::SystemTime;
+
+mod change;
+mod directory;
+#[cfg(test)]
+mod model;
+mod rename;
+#[cfg(test)]
+mod tests;
+
+pub use change::Change;
+use directory::Directory;
+pub use directory::DirectoryEntry;
+pub use rename::RenameMode;
+
+/// Most inodes, and most names, at a time. A database's directory holds thousands; a million of them take about
+/// half a GiB of the daemon's memory, which is where a runaway `mkdir` must end.
+pub const MAX_INODES: usize = 1 << 20;
+/// Most names of one file; what ext4 allows, so that no program meets a smaller limit here.
+pub const MAX_LINKS: u32 = 65_000;
+/// Longest name in bytes (`NAME_MAX` of Linux).
+pub const MAX_NAME_BYTES: usize = 255;
+/// Longest target of a symbolic link in bytes (`PATH_MAX` of Linux with its closing zero).
+pub const MAX_SYMLINK_BYTES: usize = 4095;
+
+/// Permission bits with set-user-id, set-group-id and sticky.
+pub const MODE_MASK: u32 = 0o7777;
+const SET_GROUP_ID: u32 = 0o2000;
+
+/// The number of an inode, never used again.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Ino(pub u64);
+
+impl Ino {
+    /// The root directory.
+    pub const ROOT: Ino = Ino(1);
+}
+
+/// Why the namespace refused. Nothing changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NamespaceError {
+    /// No entry of that name, or the directory was removed.
+    #[error("no such file or directory")]
+    NotFound,
+    /// The kernel named an inode that ended: a bug of one of the two.
+    #[error("no such inode")]
+    Stale,
+    /// The name is taken.
+    #[error("file exists")]
+    Exists,
+    /// A directory was needed.
+    #[error("not a directory")]
+    NotADirectory,
+    /// Anything but a directory was needed.
+    #[error("is a directory")]
+    IsADirectory,
+    /// Only empty directories are removed or replaced.
+    #[error("directory not empty")]
+    NotEmpty,
+    /// Longer than [`MAX_NAME_BYTES`] or [`MAX_SYMLINK_BYTES`].
+    #[error("name too long")]
+    NameTooLong,
+    /// More than [`MAX_LINKS`] names of one file.
+    #[error("too many links")]
+    TooManyLinks,
+    /// [`MAX_INODES`] reached.
+    #[error("no room for another inode")]
+    Full,
+    /// A directory would be moved into itself, or an inode is not of the kind the call is for.
+    #[error("invalid argument")]
+    Invalid,
+    /// Directories have one name.
+    #[error("operation not permitted")]
+    NotPermitted,
+}
+
+/// What an inode is. `F` is the body of a regular file.
+#[derive(Debug)]
+pub enum Kind<F> {
+    /// A regular file.
+    File(F),
+    /// A directory.
+    Directory,
+    /// A symbolic link to this target.
+    Symlink(OsString),
+    /// A named pipe; the kernel does all the rest.
+    Fifo,
+    /// A Unix socket; the kernel does all the rest.
+    Socket,
+}
+
+/// Permission bits and owner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ownership {
+    /// Permission bits within [`MODE_MASK`].
+    pub mode: u32,
+    /// The owner.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+}
+
+/// When an inode was read, written and changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Times {
+    /// Set by `utimens` only; reads do not move it (the mount is `noatime`).
+    pub accessed: SystemTime,
+    /// Of the contents.
+    pub modified: SystemTime,
+    /// Of contents or attributes.
+    pub changed: SystemTime,
+}
+
+impl Times {
+    fn at(now: SystemTime) -> Self {
+        Times { accessed: now, modified: now, changed: now }
+    }
+}
+
+/// What `stat` says of an inode, less what its body knows.
+#[derive(Debug)]
+pub struct Attributes<'a, F> {
+    /// The inode's number.
+    pub ino: Ino,
+    /// What it is.
+    pub kind: &'a Kind<F>,
+    /// Permission bits and owner.
+    pub ownership: Ownership,
+    /// Its times.
+    pub times: Times,
+    /// How many names it has.
+    pub nlink: u32,
+}
+
+#[derive(Debug)]
+struct Inode<F> {
+    kind: Kind<F>,
+    /// Of directories only.
+    directory: Option<Directory>,
+    ownership: Ownership,
+    times: Times,
+    nlink: u32,
+    /// How often the kernel was told of the inode and has not forgotten it.
+    lookups: u64,
+    /// Open file handles.
+    opens: u32,
+}
+
+/// All inodes of a mount.
+#[derive(Debug)]
+pub struct Namespace<F> {
+    inodes: HashMap<Ino, Inode<F>>,
+    /// Entries of all directories together.
+    names: usize,
+    last_ino: u64,
+    limit: usize,
+}
+
+type Outcome<T> = Result<T, NamespaceError>;
+
+impl<F> Namespace<F> {
+    /// An empty root directory, and room for `limit` inodes and names ([`MAX_INODES`] outside tests).
+    pub fn new(root: Ownership, now: SystemTime, limit: usize) -> Self {
+        let root = Inode {
+            kind: Kind::Directory,
+            directory: Some(Directory::new(Ino::ROOT)),
+            ownership: root,
+            times: Times::at(now),
+            nlink: 2,
+            lookups: 1,
+            opens: 0,
+        };
+        Namespace { inodes: HashMap::from([(Ino::ROOT, root)]), names: 0, last_ino: Ino::ROOT.0, limit }
+    }
+
+    /// Inodes alive, with or without a name.
+    pub fn inodes(&self) -> usize {
+        self.inodes.len()
+    }
+
+    /// What `stat` says.
+    pub fn attributes(&self, ino: Ino) -> Outcome<Attributes<'_, F>> {
+        let inode = self.inode(ino)?;
+        let Inode { kind, ownership, times, nlink, .. } = inode;
+        Ok(Attributes { ino, kind, ownership: *ownership, times: *times, nlink: *nlink })
+    }
+
+    /// The inode of that name.
+    pub fn find(&self, parent: Ino, name: &OsStr) -> Outcome<Ino> {
+        check_name(name)?;
+        self.directory(parent)?.get(name).ok_or(NamespaceError::NotFound)
+    }
+
+    /// The kernel is told of the inode: it stays until [`forget`](Self::forget) says the same number.
+    pub fn remember(&mut self, ino: Ino) -> Outcome<()> {
+        self.inode_mut(ino)?.lookups += 1;
+        Ok(())
+    }
+
+    /// The kernel forgets `count` of the times it was told.
+    #[must_use = "an inode may end here: its body is the caller's to free"]
+    pub fn forget(&mut self, ino: Ino, count: u64) -> Option<F> {
+        let inode = self.inodes.get_mut(&ino)?;
+        inode.lookups = inode.lookups.saturating_sub(count);
+        self.reap(ino)
+    }
+
+    /// A file handle is opened: the inode stays until it is [released](Self::release).
+    pub fn open(&mut self, ino: Ino) -> Outcome<&F> {
+        let inode = self.inode_mut(ino)?;
+        match &inode.kind {
+            Kind::File(body) => {
+                inode.opens += 1;
+                Ok(body)
+            }
+            Kind::Directory => Err(NamespaceError::IsADirectory),
+            _ => Err(NamespaceError::Invalid),
+        }
+    }
+
+    /// A file handle is closed.
+    #[must_use = "an inode may end here: its body is the caller's to free"]
+    pub fn release(&mut self, ino: Ino) -> Option<F> {
+        let inode = self.inodes.get_mut(&ino)?;
+        inode.opens = inode.opens.saturating_sub(1);
+        self.reap(ino)
+    }
+
+    /// A new inode under a new name. It takes the group of a set-group-id directory, as on Linux.
+    pub fn make(
+        &mut self,
+        parent: Ino,
+        name: &OsStr,
+        kind: Kind<F>,
+        ownership: Ownership,
+        now: SystemTime,
+    ) -> Outcome<Ino> {
+        self.check_free(parent, name)?;
+        if let Kind::Symlink(target) = &kind
+            && target.len() > MAX_SYMLINK_BYTES
+        {
+            return Err(NamespaceError::NameTooLong);
+        }
+        if self.inodes.len() >= self.limit || self.names >= self.limit {
+            return Err(NamespaceError::Full);
+        }
+        let is_directory = matches!(kind, Kind::Directory);
+        let ownership = self.inherited(parent, ownership, is_directory)?;
+        self.last_ino += 1;
+        let ino = Ino(self.last_ino);
+        let directory = is_directory.then(|| Directory::new(parent));
+        let nlink = if is_directory { 2 } else { 1 };
+        let inode = Inode { kind, directory, ownership, times: Times::at(now), nlink, lookups: 0, opens: 0 };
+        self.inodes.insert(ino, inode);
+        self.add_entry(parent, name, ino, now);
+        Ok(ino)
+    }
+
+    /// Another name for a file.
+    pub fn link(&mut self, ino: Ino, parent: Ino, name: &OsStr, now: SystemTime) -> Outcome<()> {
+        self.check_free(parent, name)?;
+        let inode = self.inode(ino)?;
+        if inode.directory.is_some() {
+            return Err(NamespaceError::NotPermitted);
+        }
+        if inode.nlink == 0 {
+            return Err(NamespaceError::NotFound);
+        }
+        if inode.nlink >= MAX_LINKS {
+            return Err(NamespaceError::TooManyLinks);
+        }
+        if self.names >= self.limit {
+            return Err(NamespaceError::Full);
+        }
+        let inode = self.inode_mut(ino)?;
+        inode.nlink += 1;
+        inode.times.changed = now;
+        self.add_entry(parent, name, ino, now);
+        Ok(())
+    }
+
+    /// Removes a name of anything but a directory.
+    pub fn unlink(&mut self, parent: Ino, name: &OsStr, now: SystemTime) -> Outcome<Option<F>> {
+        let ino = self.find(parent, name)?;
+        if self.inode(ino)?.directory.is_some() {
+            return Err(NamespaceError::IsADirectory);
+        }
+        self.remove_entry(parent, name, now);
+        Ok(self.drop_name(ino, now))
+    }
+
+    /// Removes an empty directory.
+    pub fn rmdir(&mut self, parent: Ino, name: &OsStr, now: SystemTime) -> Outcome<()> {
+        let ino = self.find(parent, name)?;
+        if !self.directory(ino)?.is_empty() {
+            return Err(NamespaceError::NotEmpty);
+        }
+        self.remove_entry(parent, name, now);
+        let body = self.drop_name(ino, now);
+        debug_assert!(body.is_none(), "a directory has no body");
+        Ok(())
+    }
+
+    /// The target of a symbolic link.
+    pub fn readlink(&self, ino: Ino) -> Outcome<&OsStr> {
+        match &self.inode(ino)?.kind {
+            Kind::Symlink(target) => Ok(target),
+            _ => Err(NamespaceError::Invalid),
+        }
+    }
+
+    /// The entries of a directory behind `cookie` (zero for all), in the order of their making, `.` and `..` first.
+    pub fn entries(&self, ino: Ino, cookie: u64) -> Outcome<impl Iterator<Item = DirectoryEntry<'_>>> {
+        Ok(self.directory(ino)?.entries(ino, cookie))
+    }
+
+    fn inode(&self, ino: Ino) -> Outcome<&Inode<F>> {
+        self.inodes.get(&ino).ok_or(NamespaceError::Stale)
+    }
+
+    fn inode_mut(&mut self, ino: Ino) -> Outcome<&mut Inode<F>> {
+        self.inodes.get_mut(&ino).ok_or(NamespaceError::Stale)
+    }
+
+    fn directory(&self, ino: Ino) -> Outcome<&Directory> {
+        self.inode(ino)?.directory.as_ref().ok_or(NamespaceError::NotADirectory)
+    }
+
+    /// Whether a new entry may be made there.
+    fn check_free(&self, parent: Ino, name: &OsStr) -> Outcome<()> {
+        check_name(name)?;
+        if self.directory(parent)?.get(name).is_some() {
+            return Err(NamespaceError::Exists);
+        }
+        self.check_alive(parent)
+    }
+
+    /// Nothing is made in a directory that was removed.
+    fn check_alive(&self, directory: Ino) -> Outcome<()> {
+        if self.inode(directory)?.nlink == 0 { Err(NamespaceError::NotFound) } else { Ok(()) }
+    }
+
+    fn inherited(&self, parent: Ino, mut own: Ownership, is_directory: bool) -> Outcome<Ownership> {
+        own.mode &= MODE_MASK;
+        let parent = self.inode(parent)?.ownership;
+        if parent.mode & SET_GROUP_ID != 0 {
+            own.gid = parent.gid;
+            if is_directory {
+                own.mode |= SET_GROUP_ID;
+            }
+        }
+        Ok(own)
+    }
+
+    /// The caller has checked that `parent` is a directory without that name, and has counted the link.
+    fn add_entry(&mut self, parent: Ino, name: &OsStr, ino: Ino, now: SystemTime) {
+        self.names += 1;
+        let child_is_directory = self.adopt(ino, parent);
+        let (nlink, directory) = self.edit(parent, now);
+        directory.insert(name, ino);
+        *nlink += u32::from(child_is_directory);
+    }
+
+    /// The caller has found the entry; the link of the inode behind it is still counted.
+    fn remove_entry(&mut self, parent: Ino, name: &OsStr, now: SystemTime) {
+        self.names -= 1;
+        let ino = self.directory(parent).ok().and_then(|directory| directory.get(name));
+        let child_is_directory = ino.is_some_and(|ino| self.directory(ino).is_ok());
+        let (nlink, directory) = self.edit(parent, now);
+        directory.remove(name);
+        *nlink -= u32::from(child_is_directory);
+    }
+
+    /// Tells a directory where it lies now; says whether it is one.
+    fn adopt(&mut self, ino: Ino, parent: Ino) -> bool {
+        let directory = self.inodes.get_mut(&ino).and_then(|inode| inode.directory.as_mut());
+        directory.map(|directory| directory.parent = parent).is_some()
+    }
+
+    /// A directory about to change: its link count and its entries. The caller has checked that it is one.
+    fn edit(&mut self, ino: Ino, now: SystemTime) -> (&mut u32, &mut Directory) {
+        let inode = self.inodes.get_mut(&ino).expect("the caller has checked the directory");
+        inode.times.modified = now;
+        inode.times.changed = now;
+        (&mut inode.nlink, inode.directory.as_mut().expect("the caller has checked the directory"))
+    }
+
+    /// One name less; the entry is gone already.
+    fn drop_name(&mut self, ino: Ino, now: SystemTime) -> Option<F> {
+        let inode = self.inodes.get_mut(&ino)?;
+        inode.nlink = if inode.directory.is_some() { 0 } else { inode.nlink - 1 };
+        inode.times.changed = now;
+        self.reap(ino)
+    }
+
+    /// Ends an inode that nobody can reach any more.
+    fn reap(&mut self, ino: Ino) -> Option<F> {
+        let inode = self.inodes.get(&ino)?;
+        if inode.nlink > 0 || inode.lookups > 0 || inode.opens > 0 {
+            return None;
+        }
+        match self.inodes.remove(&ino)?.kind {
+            Kind::File(body) => Some(body),
+            _ => None,
+        }
+    }
+}
+
+fn check_name(name: &OsStr) -> Outcome<()> {
+    if name.len() > MAX_NAME_BYTES { Err(NamespaceError::NameTooLong) } else { Ok(()) }
+}

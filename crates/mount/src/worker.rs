@@ -1,0 +1,56 @@
+//! What a worker thread has of its own: a session with the pool, and a bell that rings when the thread ends.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use farpool_file::{FileStore, Session};
+
+thread_local! {
+    /// Workers belong to one mount for their whole life, so the thread is the key.
+    static WORKER: RefCell<Worker> = const { RefCell::new(Worker { session: None, bell: None }) };
+}
+
+struct Worker {
+    session: Option<Session>,
+    bell: Option<Rope>,
+}
+
+/// Rings once any worker thread has ended. While the mount is in use that is a bug in the crate below us: the
+/// request that the thread had read would never be answered.
+#[derive(Clone, Default)]
+pub(crate) struct Bell(Arc<AtomicBool>);
+
+impl Bell {
+    pub(crate) fn has_rung(&self) -> bool {
+        // Pairs with the store in `Rope::drop`.
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+struct Rope(Bell);
+
+impl Drop for Rope {
+    fn drop(&mut self) {
+        self.0.0.store(true, Ordering::Release);
+    }
+}
+
+/// Runs a handler so that its panic ends here. `None`: it panicked; the thread's session is given up with it.
+pub(crate) fn contained<R>(bell: &Bell, handler: impl FnOnce() -> R) -> Option<R> {
+    WORKER.with_borrow_mut(|worker| {
+        worker.bell.get_or_insert_with(|| Rope(bell.clone()));
+    });
+    // Unwind safety: what a panic may leave half done is poisoned by the caller.
+    let result = catch_unwind(AssertUnwindSafe(handler)).ok();
+    if result.is_none() {
+        WORKER.with_borrow_mut(|worker| worker.session = None);
+    }
+    result
+}
+
+/// Lends the thread's session, made at its first use.
+pub(crate) fn with_session<R>(store: &FileStore, work: impl FnOnce(&Session) -> R) -> R {
+    WORKER.with_borrow_mut(|worker| work(worker.session.get_or_insert_with(|| store.session())))
+}

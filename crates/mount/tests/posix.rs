@@ -1,0 +1,12 @@
+//! What programs expect of a file system, on a mount. The same holds on any Linux file system:
+//! `FARPOOL_POSIX_DIR=/tmp cargo test -p farpool-mount --test posix` tests the tests.
+
+#[path = "posix/contents.rs"]
+mod contents;
+#[path = "posix/mapping.rs"]
+mod mapping;
+#[path = "posix/model.rs"]
+mod model;
+#[path = "posix/names.rs"]
+mod names;
+mod support;
