@@ -45,6 +45,9 @@ pub enum MountError {
         /// What the system said.
         source: io::Error,
     },
+    /// Most systems let everybody open it.
+    #[error("this user may not open /dev/fuse: 'chmod 666 /dev/fuse' as root, or mount as root")]
+    FuseForbidden,
     /// Only root mounts without the helper.
     #[error("fusermount3 is not installed, and only root mounts without it: 'apt-get install fuse3'")]
     NoHelper,

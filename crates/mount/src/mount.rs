@@ -70,7 +70,8 @@ pub fn run(
     config.check()?;
     let mountpoint = resolve(&config.mountpoint)?;
     let bell = Bell::default();
-    let file_system = FarFs::new(store, covered(&mountpoint)?, bell.clone());
+    // The last handle of the store stays here: giving leases back is not for the workers' time.
+    let file_system = FarFs::new(store.clone(), covered(&mountpoint)?, bell.clone());
     let (device, mut attached) = attach(&mountpoint, config.allow_other)?;
 
     let mut options = Config::default();
@@ -79,6 +80,9 @@ pub fn run(
     // The kernel has checked who may come in (`allow_other`, `default_permissions`) before it asks us.
     let session =
         Session::from_fd(file_system, device, SessionACL::All, options).map_err(MountError::Broken)?;
+    if let Err(error) = attached.widen_readahead() {
+        tracing::debug!(%error, "sequential reads stay at the kernel's readahead");
+    }
     let (ended, end) = mpsc::channel();
     let serve = move || {
         // Nobody listens any more if the workers took longer than END_LIMIT.
@@ -98,8 +102,10 @@ pub fn run(
             take_away(&mut attached, &end).and(Err(MountError::Broken(io::ErrorKind::Other.into())))
         }
     };
+    // The mount first, then its watcher, then the leases.
     drop(attached);
     drop(watcher);
+    drop(store);
     result
 }
 

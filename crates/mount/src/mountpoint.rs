@@ -23,7 +23,10 @@ const FUSE_CONF: &str = "/etc/fuse.conf";
 /// Whether a mount on `path` can work; to be asked before anything is leased. A dead Farpool mount that an earlier
 /// daemon left there is taken away.
 pub fn check_mountpoint(path: &Path) -> Result<(), MountError> {
-    open_fuse_device().map_err(|source| MountError::NoFuse { source })?;
+    open_fuse_device().map_err(|source| match source.kind() {
+        io::ErrorKind::PermissionDenied if !rustix::process::geteuid().is_root() => MountError::FuseForbidden,
+        _ => MountError::NoFuse { source },
+    })?;
     if !rustix::process::geteuid().is_root() && helper::find().is_none() {
         return Err(MountError::NoHelper);
     }

@@ -273,6 +273,7 @@ async fn grow(shared: &Arc<Shared>, broker: &mut BrokerClient<Channel>) -> Growt
         shared.pool_has_free(0);
         return GrowthOutcome::Full;
     }
+    shared.pool_has_lent(answer.leases.len() as u64);
     for lease in answer.leases {
         let ttl = Millis(lease.ttl_ms);
         match lease_parts(lease, answer.region_bytes, &shared.config, shared.region_bytes) {

@@ -370,6 +370,13 @@ impl Shared {
         self.pool_free_regions.store(regions, Ordering::Relaxed); // a statistic: pairs with nothing
     }
 
+    /// Notes that regions which the pool could lend are ours now.
+    pub(crate) fn pool_has_lent(&self, regions: u64) {
+        // Relaxed: see above.
+        let less = |free: u64| Some(free.saturating_sub(regions));
+        let _always = self.pool_free_regions.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
     fn capacity(&self) -> Capacity {
         let (held, free_extents) = {
             let space = self.space.lock();

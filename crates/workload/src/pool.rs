@@ -165,6 +165,9 @@ fn start_up(options: &PoolOptions<'_>) -> Result<ChildProcess> {
             options.nodes.to_string().into(),
             "--memory".into(),
             format!("{}MiB", options.memory_per_node_mib).into(),
+            // Any free port: the usual one may be that of a pool already running here.
+            "--listen".into(),
+            "127.0.0.1:0".into(),
             "--dir".into(),
             options.run_dir.into(),
         ],

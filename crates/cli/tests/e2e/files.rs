@@ -14,6 +14,8 @@ fn fio(mount: &Mount, name: &str, options: &[&str]) {
         "--invalidate=1",
         "--randrepeat=0",
     ]);
+    // Else it leaves files in the working directory.
+    command.arg("--verify_state_save=0");
     command.args(options);
     let output = run_command(command);
     assert!(output.status.success(), "fio {name}: {output:?}");
