@@ -149,7 +149,8 @@ impl FarFile {
     }
 
     /// Notes that contents of a range, already promised to somebody, could not be stored: reading it fails until
-    /// it is written anew, block by block.
+    /// it is written anew, block by block. The file is made to reach to the range's end. For ranges of at most one
+    /// transfer.
     pub fn mark_lost(&self, offset: u64, length: u64) {
         self.inner.map.write().lose(offset, length);
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use farpool_pool::{EXTENT_BYTES, Extent};
 use farpool_wire::BLOCK_BYTES;
 
+use crate::file::MAX_FILE_BYTES;
 use crate::split::Piece;
 
 /// What is known of a file on its owner's host.
@@ -59,9 +60,11 @@ impl Map {
         !self.lost.is_empty()
     }
 
-    /// Notes that a range's contents could not be stored.
+    /// Notes that a range's contents could not be stored. The file reaches to its end all the same: whoever promised
+    /// them has told others so.
     pub(crate) fn lose(&mut self, offset: u64, bytes: u64) {
-        let end = (offset.saturating_add(bytes)).min(self.size.max(offset));
+        let end = offset.saturating_add(bytes).min(MAX_FILE_BYTES);
+        self.size = self.size.max(end);
         let block = BLOCK_BYTES as u64;
         self.lost.extend(offset / block..end.div_ceil(block));
     }

@@ -297,6 +297,11 @@ fn what_could_not_be_stored_stays_an_error_until_written_anew() {
     assert!(read(&file, &session, 2 * BLOCK, 1).is_ok());
     file.write(&session, BLOCK, &[2; BLOCK_BYTES]).unwrap();
     assert_eq!(read(&file, &session, BLOCK, 1).unwrap(), [2]);
+    let end = file.size();
+    file.mark_lost(end + BLOCK, 10);
+    assert_eq!(file.size(), end + BLOCK + 10);
+    assert_eq!(read(&file, &session, end + BLOCK, 10), Err(FileError::Lost { offset: end + BLOCK }));
+    assert_eq!(read(&file, &session, end, 10).unwrap(), [0; 10]);
     file.mark_lost(0, 1);
     file.punch(&session, 0, BLOCK).unwrap();
     assert_eq!(read(&file, &session, 0, 1).unwrap(), [0]);

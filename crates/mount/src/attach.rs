@@ -60,11 +60,13 @@ impl Attached {
         if !std::mem::take(&mut self.attached) || device_at(&self.mountpoint) != self.device {
             return Ok(());
         }
-        match rustix::mount::unmount(&self.mountpoint, UnmountFlags::NOFOLLOW) {
-            Ok(()) => Ok(()),
-            Err(Errno::BUSY) => detach_busy(&self.mountpoint),
+        // `DETACH` takes the mount away although files are open. `FORCE` ends the connection first, so that whoever
+        // has files open, here or in a mount namespace that was copied from ours, gets errors at once instead of
+        // waiting for a daemon that is about to exit. What is not written back yet would be lost with us anyway.
+        let flags = UnmountFlags::NOFOLLOW | UnmountFlags::FORCE | UnmountFlags::DETACH;
+        match rustix::mount::unmount(&self.mountpoint, flags) {
             Err(Errno::PERM) => helper::unmount(&self.mountpoint),
-            Err(errno) => Err(errno.into()),
+            other => Ok(other?),
         }
     }
 
@@ -101,13 +103,6 @@ pub(crate) fn detach_dead(mountpoint: &Path) -> io::Result<()> {
         Err(Errno::PERM) => helper::unmount(mountpoint),
         other => Ok(other?),
     }
-}
-
-/// `FORCE` ends the connection, so that whoever has files open gets errors instead of waiting for a daemon that
-/// is about to exit; `DETACH` then takes the mount away although they are open.
-fn detach_busy(mountpoint: &Path) -> io::Result<()> {
-    let flags = UnmountFlags::NOFOLLOW | UnmountFlags::FORCE | UnmountFlags::DETACH;
-    Ok(rustix::mount::unmount(mountpoint, flags)?)
 }
 
 fn mount_directly(mountpoint: &Path, allow_other: bool) -> rustix::io::Result<OwnedFd> {

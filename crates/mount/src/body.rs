@@ -1,9 +1,10 @@
 //! A regular file as the mount holds it: its far memory, and what writing does to its attributes.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use farpool_file::FarFile;
+use fuser::Errno;
 
 /// Shared by the namespace and the open handles of one file, so that reads and writes need no look-up there.
 pub(crate) struct Body {
@@ -13,11 +14,13 @@ pub(crate) struct Body {
     written_ns: AtomicU64,
     /// A handler panicked on this file: what it left half done is unknown, so every use of the file is an error.
     poisoned: AtomicBool,
+    /// Why data that the kernel had accepted could not be stored, as an error number; 0 while all could.
+    failure: AtomicI32,
 }
 
 impl Body {
     pub(crate) fn new(far: FarFile) -> Self {
-        Body { far, written_ns: AtomicU64::new(0), poisoned: AtomicBool::new(false) }
+        Body { far, written_ns: AtomicU64::new(0), poisoned: AtomicBool::new(false), failure: AtomicI32::new(0) }
     }
 
     /// The contents have changed.
@@ -36,6 +39,23 @@ impl Body {
     /// As [`written`](Self::written); from now on it is for the namespace to know.
     pub(crate) fn take_written(&self) -> Option<SystemTime> {
         from_ns(self.written_ns.swap(0, Ordering::Relaxed))
+    }
+
+    /// Data that the kernel had accepted could not be stored: whoever writes on is told so.
+    pub(crate) fn fail(&self, errno: Errno) {
+        // Relaxed, as the loads: the number guards no other memory.
+        self.failure.store(errno.code(), Ordering::Relaxed);
+    }
+
+    /// The file was emptied: a new beginning.
+    pub(crate) fn recover(&self) {
+        self.failure.store(0, Ordering::Relaxed);
+    }
+
+    /// Why writing on is of no use.
+    pub(crate) fn failure(&self) -> Option<Errno> {
+        let code = self.failure.load(Ordering::Relaxed);
+        (code != 0).then(|| Errno::from_i32(code))
     }
 
     pub(crate) fn poison(&self) {

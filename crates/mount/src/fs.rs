@@ -4,10 +4,11 @@
 //!     half done: one file, or the names of the mount.
 //! M2. Reads and writes of open files never take the namespace's lock.
 //! M3. The namespace's lock is never held over an operation on far memory, nor while one is freed.
-//! M4. A write is answered when far memory has the data; ENOSPC and EIO come from `write` itself. (So the kernel's
-//!     write-back cache stays off: it accepts data that the pool may have no room for.)
-//! M5. Data that the kernel accepted through a shared mapping and that then cannot be stored is marked as lost:
-//!     reading it gives EIO, never zeros or what was there before.
+//! M4. The kernel collects writes (its write-back cache) and stores them in far memory soon after. When that fails,
+//!     the file is marked as failed and its attributes are made invalid: the kernel then asks for them before the
+//!     next `write`, and our answer, ENOSPC or EIO, is what that `write` gives; `fsync` and `close` give it, too.
+//! M5. Data that the kernel accepted and that could not be stored is marked as lost: reading it gives EIO, never
+//!     zeros or what was there before.
 //! M6. The kernel may cache names, attributes and pages for as long as it likes: nobody else changes them. It
 //!     serialises what changes a file's size (its inode lock), so size and data need no transaction here.
 //! Not here: the rules of names (`namespace`), of far memory (crate `file`), mounting (`attach`).
@@ -15,14 +16,14 @@
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use farpool_file::FileStore;
 use farpool_wire::MAX_TRANSFER_BYTES;
 use fuser::{
-    Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
+    Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner, Notifier,
     OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
     ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
@@ -38,8 +39,9 @@ mod files;
 mod names;
 mod stat;
 
-/// How long the kernel may use names and attributes without asking (M6): a day stands for ever.
-const CACHED: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long the kernel may use names and attributes without asking. M6 would allow for ever; but it accepts writes for
+/// as long as it needs not ask, so this is also how late a writer may learn that the daemon is gone.
+const CACHED: Duration = Duration::from_secs(1);
 /// Inode numbers are never reused, so one generation does for all.
 const GENERATION: Generation = Generation(0);
 /// Largest request: one transfer of the fabric.
@@ -47,9 +49,10 @@ const MAX_REQUEST_BYTES: u32 = MAX_TRANSFER_BYTES as u32;
 /// Requests of the kernel's own (readahead, asynchronous I/O, pages of mappings) in flight at a time. Deep enough
 /// for 64 queued 8 KiB reads of a database; more would only wait behind the worker threads.
 const MAX_BACKGROUND: u16 = 64;
-/// What we ask of the kernel, where it can: `open` that truncates, direct I/O of several requests at a time,
+/// What we ask of the kernel, where it can: writes collected into large ones (M4), `open` that truncates, direct I/O of several requests at a time,
 /// directories read by several processes at once and with attributes, symbolic links and pages kept (M6).
-const CAPABILITIES: [InitFlags; 7] = [
+const CAPABILITIES: [InitFlags; 8] = [
+    InitFlags::FUSE_WRITEBACK_CACHE,
     InitFlags::FUSE_ATOMIC_O_TRUNC,
     InitFlags::FUSE_ASYNC_DIO,
     InitFlags::FUSE_PARALLEL_DIROPS,
@@ -68,13 +71,17 @@ pub(crate) struct FarFs {
     names_poisoned: AtomicBool,
     handles: Handles,
     bell: Bell,
+    kernel: Kernel,
 }
+
+/// How the kernel is told something unasked; set once the session exists.
+pub(crate) type Kernel = Arc<OnceLock<Notifier>>;
 
 impl FarFs {
     /// An empty file system whose root looks like the directory that the mount covers.
-    pub(crate) fn new(store: FileStore, root: Ownership, bell: Bell) -> Self {
+    pub(crate) fn new(store: FileStore, root: Ownership, bell: Bell, kernel: Kernel) -> Self {
         let namespace = RwLock::new(Namespace::new(root, SystemTime::now(), MAX_INODES));
-        FarFs { store, namespace, names_poisoned: AtomicBool::new(false), handles: Handles::default(), bell }
+        FarFs { store, namespace, names_poisoned: AtomicBool::new(false), handles: Handles::default(), bell, kernel }
     }
 
     fn names(&self) -> Outcome<RwLockReadGuard<'_, Namespace<Arc<Body>>>> {
@@ -92,6 +99,16 @@ impl FarFs {
     fn check_names(&self) -> Outcome<()> {
         // Relaxed, as the store: whoever holds the lock after the panic has synchronised with it.
         if self.names_poisoned.load(Ordering::Relaxed) { Err(Errno::EIO.into()) } else { Ok(()) }
+    }
+
+    /// Makes the kernel ask for a file's attributes before it accepts more data for it (M4).
+    fn ask_before_writing(&self, node: INodeNo) {
+        const ATTRIBUTES_ONLY: i64 = -1;
+        if let Some(kernel) = self.kernel.get()
+            && let Err(error) = kernel.inval_inode(node, ATTRIBUTES_ONLY, 0)
+        {
+            tracing::debug!(%error, "the kernel has forgotten the file already");
+        }
     }
 
     /// Runs a handler that works on names (M1).
@@ -169,7 +186,10 @@ impl Filesystem for FarFs {
         self.on_names(|| self.forget_all(&[(ino(node), count)]));
     }
 
-    fn getattr(&self, _request: &Request, node: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+    fn getattr(&self, _request: &Request, node: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
+        if let Some(errno) = handle.and_then(|handle| self.handles.get(handle.0)?.failure()) {
+            return reply.error(errno); // M4: asked on behalf of a `write`
+        }
         self.on_names(|| send_attributes(reply, self.stat(ino(node))));
     }
 
@@ -309,7 +329,7 @@ impl Filesystem for FarFs {
     fn write(
         &self,
         _request: &Request,
-        _node: INodeNo,
+        node: INodeNo,
         handle: FileHandle,
         offset: u64,
         data: &[u8],
@@ -318,10 +338,15 @@ impl Filesystem for FarFs {
         _owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let mapped = origin.contains(WriteFlags::FUSE_WRITE_CACHE);
-        self.on_file(handle, || match self.write_file(handle.0, offset, data, mapped) {
+        let accepted = origin.contains(WriteFlags::FUSE_WRITE_CACHE);
+        self.on_file(handle, || match self.write_file(handle.0, offset, data, accepted) {
             Ok(written) => reply.written(written),
-            Err(Failure(errno)) => reply.error(errno),
+            Err(Failure(errno)) => {
+                reply.error(errno);
+                if accepted {
+                    self.ask_before_writing(node);
+                }
+            }
         });
     }
 

@@ -12,7 +12,7 @@ use fuser::{Config, Session, SessionACL};
 
 use crate::attach::{Attached, attach};
 use crate::error::MountError;
-use crate::fs::FarFs;
+use crate::fs::{FarFs, Kernel};
 use crate::mountpoint::{check_allow_other, check_mountpoint, resolve};
 use crate::namespace::{MODE_MASK, Ownership};
 use crate::watcher::Watcher;
@@ -71,7 +71,8 @@ pub fn run(
     let mountpoint = resolve(&config.mountpoint)?;
     let bell = Bell::default();
     // The last handle of the store stays here: giving leases back is not for the workers' time.
-    let file_system = FarFs::new(store.clone(), covered(&mountpoint)?, bell.clone());
+    let kernel = Kernel::default();
+    let file_system = FarFs::new(store.clone(), covered(&mountpoint)?, bell.clone(), kernel.clone());
     let (device, mut attached) = attach(&mountpoint, config.allow_other)?;
 
     let mut options = Config::default();
@@ -83,6 +84,7 @@ pub fn run(
     if let Err(error) = attached.widen_readahead() {
         tracing::debug!(%error, "sequential reads stay at the kernel's readahead");
     }
+    let _ = kernel.set(session.notifier()); // empty until now
     let (ended, end) = mpsc::channel();
     let serve = move || {
         // Nobody listens any more if the workers took longer than END_LIMIT.
@@ -126,23 +128,20 @@ fn serve_until(end: &Receiver<io::Result<()>>, stop: &Receiver<()>, bell: &Bell)
     }
 }
 
-/// Unmounts and waits for the workers.
+/// Unmounts and waits for the workers. That their connection broke meanwhile is no news.
 fn take_away(attached: &mut Attached, end: &Receiver<io::Result<()>>) -> Result<(), MountError> {
     attached.detach().map_err(MountError::Broken)?;
-    if let Ok(result) = end.recv_timeout(STOP_POLL) {
-        return result.map_err(MountError::Broken);
+    if end.recv_timeout(STOP_POLL).is_ok() {
+        return Ok(());
     }
-    // Detached by the helper while files were open: the kernel still asks on their behalf.
+    // Only detached, by the helper, while files were open: the kernel still asks on their behalf.
     if let Err(error) = attached.abort() {
         tracing::debug!(%error, "the connection ends with this process");
     }
-    match end.recv_timeout(END_LIMIT) {
-        Ok(result) => result.map_err(MountError::Broken),
-        Err(_) => {
-            tracing::warn!("workers still wait for far memory; they end with this process");
-            Ok(())
-        }
+    if end.recv_timeout(END_LIMIT).is_err() {
+        tracing::warn!("files are still open, or far memory is awaited; both end with this process");
     }
+    Ok(())
 }
 
 /// The root of the mount looks like the directory it covers.

@@ -175,3 +175,57 @@ unsafe fn execute_helper(plan: &Plan) {
         libc::execve(path.as_ptr(), pointers.as_ptr(), no_environment.as_ptr());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::time::Instant;
+
+    use rustix::mount::{MountFlags, mount};
+
+    use super::*;
+    use crate::mountpoint::{check_mountpoint, open_fuse_device};
+
+    /// A FUSE mount whose daemon ends as soon as it has mounted. `None`: this user may not mount.
+    fn dead_mount(at: &Path) -> Option<()> {
+        let device = open_fuse_device().ok()?;
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_fd().as_raw_fd());
+        let options = CString::new(options).unwrap();
+        mount("farpool", at, "fuse.farpool", MountFlags::empty(), options.as_c_str()).ok()
+    }
+
+    fn lists(directory: &Path) -> bool {
+        std::fs::read_dir(directory).is_ok()
+    }
+
+    #[test]
+    fn end_of_the_daemon_without_goodbye_takes_a_dead_mount_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut watcher = start_watcher(dir.path()).unwrap();
+        if dead_mount(dir.path()).is_none() {
+            return;
+        }
+        assert!(!lists(dir.path()));
+        // As the kernel does it when the daemon is killed: the pipe closes, and nothing was said.
+        watcher.pipe = io::pipe().unwrap().1;
+        let start = Instant::now();
+        while !lists(dir.path()) {
+            assert!(start.elapsed() < Duration::from_secs(10));
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn goodbye_leaves_whatever_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let watcher = start_watcher(dir.path()).unwrap();
+        if dead_mount(dir.path()).is_none() {
+            return;
+        }
+        drop(watcher);
+        assert!(!lists(dir.path()));
+        // What an earlier daemon and its watcher left behind goes before the next mount.
+        check_mountpoint(dir.path()).unwrap();
+        assert!(lists(dir.path()));
+    }
+}

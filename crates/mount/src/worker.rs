@@ -54,3 +54,22 @@ pub(crate) fn contained<R>(bell: &Bell, handler: impl FnOnce() -> R) -> Option<R
 pub(crate) fn with_session<R>(store: &FileStore, work: impl FnOnce(&Session) -> R) -> R {
     WORKER.with_borrow_mut(|worker| work(worker.session.get_or_insert_with(|| store.session())))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_ends_at_the_boundary_and_only_the_end_of_a_thread_rings() {
+        let bell = Bell::default();
+        let worker = {
+            let bell = bell.clone();
+            std::thread::spawn(move || {
+                let panicked = contained(&bell, || -> u32 { panic!("as a test") });
+                assert_eq!((panicked, contained(&bell, || 7), bell.has_rung()), (None, Some(7), false));
+            })
+        };
+        worker.join().unwrap();
+        assert!(bell.has_rung());
+    }
+}

@@ -22,7 +22,8 @@ fn stopped_mount_is_gone_even_while_files_are_open() {
     mount.stop();
     assert!(mount.wait().success());
     assert!(!is_mounted(mount.path()));
-    assert!(open.write_at(b"y", 0).is_err());
+    eventually("writing gives an error", || open.write_at(b"y", 0).is_err());
+    assert!(open.sync_all().is_err());
 }
 
 #[test]
@@ -41,8 +42,9 @@ fn killed_daemon_leaves_no_mount_behind_and_open_files_give_errors() {
     mount.kill();
     mount.wait();
     eventually("the watcher has taken the mount away", || !is_mounted(mount.path()));
-    let error = open.write_at(b"y", 0).unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(libc::ENOTCONN));
+    eventually("writing gives an error", || {
+        open.write_at(b"y", 0).is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN))
+    });
     check_mountpoint(mount.path()).unwrap();
 }
 
@@ -55,24 +57,33 @@ fn second_mount_on_the_same_directory_is_refused() {
 }
 
 #[test]
-fn full_pool_gives_enospc_from_write_and_deleting_mends_it() {
+fn full_pool_gives_enospc_from_fsync_and_from_every_write_after_and_deleting_mends_it() {
     let mount = TestMount::start(MEMORY_BYTES);
     let path = mount.path().join("file");
     let mut file = File::create(&path).unwrap();
     let chunk = vec![7; 1 << 20];
     let mut written = 0;
-    let error = loop {
+    // The kernel accepts some before it finds out that there is no room for it.
+    let refused = loop {
         match file.write_all(&chunk) {
             Ok(()) => written += chunk.len() as u64,
-            Err(error) => break error,
+            Err(error) => break Some(error),
         }
-        assert!(written <= MEMORY_BYTES);
+        if written == 2 * MEMORY_BYTES {
+            break None;
+        }
     };
-    assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
     assert!(written >= MEMORY_BYTES / 2, "full after {written} bytes");
+    let synced = file.sync_all().expect_err("not all was stored");
+    for error in refused.into_iter().chain([synced, file.write_all(&chunk).unwrap_err()]) {
+        assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+    }
     let mut back = vec![0; chunk.len()];
     File::open(&path).unwrap().read_exact(&mut back).unwrap();
     assert!(back == chunk);
+    file.set_len(0).unwrap();
+    file.write_all(b"an emptied file is a new beginning").unwrap();
+    file.sync_all().unwrap();
     drop(file);
     fs::remove_file(&path).unwrap();
     eventually("there is room again", || fs::write(&path, &chunk).is_ok());

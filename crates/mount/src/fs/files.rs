@@ -82,16 +82,18 @@ impl FarFs {
         });
     }
 
-    /// `mapped`: the data was accepted through a shared mapping, nobody will hear of a failure (M5).
-    pub(super) fn write_file(&self, handle: u64, offset: u64, data: &[u8], mapped: bool) -> Outcome<u32> {
+    /// `accepted`: the kernel has told the writer already that all is well (M4, M5).
+    pub(super) fn write_file(&self, handle: u64, offset: u64, data: &[u8], accepted: bool) -> Outcome<u32> {
         let body = self.opened(handle)?;
         let written = with_session(&self.store, |session| body.far.write(session, offset, data));
         if let Err(error) = written {
-            if mapped {
-                tracing::warn!(%error, offset, bytes = data.len(), "data of a mapping is lost");
+            let failure = Failure::from(error);
+            if accepted {
+                tracing::warn!(%error, offset, bytes = data.len(), "written data could not be stored and is lost");
                 body.far.mark_lost(offset, data.len() as u64);
+                body.fail(failure.0);
             }
-            return Err(error.into());
+            return Err(failure);
         }
         body.mark_written(SystemTime::now());
         Ok(data.len() as u32)
@@ -127,7 +129,13 @@ impl FarFs {
         check_usable(body)?;
         let resize = || with_session(&self.store, |session| body.far.set_size(session, size));
         match contained(&self.bell, resize) {
-            Some(resized) => Ok(resized?),
+            Some(resized) => {
+                resized?;
+                if size == 0 {
+                    body.recover();
+                }
+                Ok(())
+            }
             None => {
                 body.poison();
                 Err(Errno::EIO.into())
