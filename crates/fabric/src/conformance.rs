@@ -9,14 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use farpool_wire::{
-    AccessKey, Epoch, MAX_TRANSFER_BYTES, NodeId, Refusal, RegionId, RemoteAddr, SessionId,
-};
+use farpool_wire::{AccessKey, Epoch, MAX_TRANSFER_BYTES, NodeId, Refusal, RegionId, RemoteAddr, SessionId};
 use futures_util::future::join_all;
 
 use crate::{
-    AccessError, ArenaBuf, Endpoint, EndpointConfig, Host, HostIdentity, Mapping, MonotonicClock, OpError, Peer,
-    Queue, RegionSet, SharedRegion, Transport, block_on,
+    AccessError, ArenaBuf, Endpoint, EndpointConfig, Host, HostIdentity, Mapping, MonotonicClock, OpError,
+    Peer, Queue, RegionSet, SharedRegion, Transport, block_on,
 };
 
 /// How the suite gets at a transport.
@@ -411,7 +409,10 @@ mod checks {
             let error = writer.join().expect("the writer ends");
             assert!(found >= before, "an acknowledged write is gone");
             // One acknowledgement may have been on its way while the fence was raised; no second one follows.
-            assert!(acknowledged.load(Ordering::Acquire) <= at_fence + 1, "a write was acknowledged after the fence");
+            assert!(
+                acknowledged.load(Ordering::Acquire) <= at_fence + 1,
+                "a write was acknowledged after the fence"
+            );
             let ended = matches!(error, OpError::Refused(Refusal::StaleEpoch) | OpError::Unknown { .. });
             assert!(ended, "{error}");
         });
@@ -441,7 +442,11 @@ mod checks {
         let rig = Rig::new(carrier);
         let queue = rig.attached();
         queue.reconnect().unwrap();
-        assert_eq!(rig.read(&queue, 0, 8).unwrap_err(), refused(Refusal::NotAttached), "attachments end with it");
+        assert_eq!(
+            rig.read(&queue, 0, 8).unwrap_err(),
+            refused(Refusal::NotAttached),
+            "attachments end with it"
+        );
         block_on(&rig.endpoint, queue.attach(region(0), EPOCH, KEY)).unwrap();
         assert!(rig.write(&queue, 0, &[1; 8]).is_ok());
     }

@@ -308,11 +308,8 @@ impl QueueState {
     fn connect(&mut self, transport: &dyn Transport) -> std::io::Result<()> {
         self.link = None;
         self.incarnation += 1;
-        let hello = Hello {
-            session: self.session,
-            incarnation: Incarnation(self.incarnation),
-            node: self.peer.node,
-        };
+        let hello =
+            Hello { session: self.session, incarnation: Incarnation(self.incarnation), node: self.peer.node };
         self.link = Some(transport.open(&self.peer, hello)?);
         Ok(())
     }
@@ -578,7 +575,9 @@ impl Operating<'_> {
                 self.stage = Stage::Posted(slot);
                 Poll::Pending
             }
-            OperationState::Free | OperationState::Abandoned => unreachable!("a posted operation owns its place"),
+            OperationState::Free | OperationState::Abandoned => {
+                unreachable!("a posted operation owns its place")
+            }
         }
     }
 }

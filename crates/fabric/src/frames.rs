@@ -173,7 +173,8 @@ impl FrameClient {
         let mut inline = [0; INLINE_BYTES];
         inline[..REQUEST_HEADER_BYTES].copy_from_slice(&header.encode());
         let words = operands.unwrap_or_default();
-        inline[REQUEST_HEADER_BYTES..REQUEST_HEADER_BYTES + operand_bytes].copy_from_slice(&words[..operand_bytes]);
+        inline[REQUEST_HEADER_BYTES..REQUEST_HEADER_BYTES + operand_bytes]
+            .copy_from_slice(&words[..operand_bytes]);
         let inline_bytes = REQUEST_HEADER_BYTES + operand_bytes;
         self.sending.push_back(Segment { slot: Some(posted.slot), inline, inline_bytes, payload, sent: 0 });
         let slot = posted.slot as usize;
@@ -209,8 +210,12 @@ impl FrameClient {
                 }
             }
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            let sent =
-                rustix::net::sendmsg(&self.stream, &pieces[..count], &mut SendAncillaryBuffer::default(), flags);
+            let sent = rustix::net::sendmsg(
+                &self.stream,
+                &pieces[..count],
+                &mut SendAncillaryBuffer::default(),
+                flags,
+            );
             match sent {
                 Ok(bytes) => self.sent(bytes),
                 // ENOTCONN: the connection is still being made.
@@ -269,14 +274,16 @@ impl FrameClient {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
             let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-            rustix::net::recvmsg(&self.stream, &mut [IoSliceMut::new(room)], &mut ancillary, flags).map(|message| {
-                for control in ancillary.drain() {
-                    if let RecvAncillaryMessage::ScmRights(descriptors) = control {
-                        self.descriptors.extend(descriptors);
+            rustix::net::recvmsg(&self.stream, &mut [IoSliceMut::new(room)], &mut ancillary, flags).map(
+                |message| {
+                    for control in ancillary.drain() {
+                        if let RecvAncillaryMessage::ScmRights(descriptors) = control {
+                            self.descriptors.extend(descriptors);
+                        }
                     }
-                }
-                message.bytes
-            })
+                    message.bytes
+                },
+            )
         } else {
             rustix::net::recv(&self.stream, room, RecvFlags::DONTWAIT).map(|(_, bytes)| bytes)
         };
@@ -356,7 +363,8 @@ impl FrameClient {
             tracing::warn!(node = %self.hello.node, payload, "a response of the wrong length");
             return Err(broken);
         }
-        self.incoming = Some(Incoming { header, slot, awaiting, got: 0, attachment: [0; SHM_ATTACHED_BYTES] });
+        self.incoming =
+            Some(Incoming { header, slot, awaiting, got: 0, attachment: [0; SHM_ATTACHED_BYTES] });
         Ok(true)
     }
 

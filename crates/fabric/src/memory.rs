@@ -38,7 +38,11 @@ pub fn create_sealed(name: &str, bytes: u64) -> io::Result<OwnedFd> {
 pub fn reopen_read_only(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     use std::os::fd::AsRawFd;
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    Ok(rustix::fs::open(path, rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())?)
+    Ok(rustix::fs::open(
+        path,
+        rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    )?)
 }
 
 /// How a mapping may be used.
@@ -73,14 +77,18 @@ impl Mapping {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "impossible mapping length"));
         };
         if (rustix::fs::fstat(fd)?.st_size as u64) < bytes {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the memory is shorter than its mapping"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the memory is shorter than its mapping",
+            ));
         }
         let access = match protection {
             Protection::ReadOnly => ProtFlags::READ,
             Protection::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
         // SAFETY: a new mapping at an address the kernel chooses aliases nothing of ours.
-        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, fd, 0)? };
+        let base =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, fd, 0)? };
         let base = NonNull::new(base.cast()).expect("mmap never returns null");
         Ok(Mapping { base, bytes: length, protection })
     }
@@ -99,7 +107,11 @@ impl Mapping {
     pub fn prefault(&self) -> io::Result<()> {
         // SAFETY: MADV_POPULATE_WRITE changes no contents; the range is ours until drop.
         unsafe {
-            rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, rustix::mm::Advice::LinuxPopulateWrite)?
+            rustix::mm::madvise(
+                self.base.as_ptr().cast(),
+                self.bytes,
+                rustix::mm::Advice::LinuxPopulateWrite,
+            )?
         };
         Ok(())
     }

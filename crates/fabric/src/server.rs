@@ -143,7 +143,8 @@ impl Server {
         while !self.stop.asked.load(Ordering::Acquire) {
             events.clear();
             let timeout = Timespec { tv_sec: sleep.as_secs() as i64, tv_nsec: sleep.subsec_nanos() as i64 };
-            let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
+            let waited =
+                epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
             match waited {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {

@@ -154,7 +154,11 @@ impl Attached {
         };
         // S1; pairs with the barrier between raising the word and reusing the memory (S2).
         fence(Ordering::SeqCst);
-        if self.epoch_now() == self.epoch { Outcome::Done(value) } else { Outcome::Unknown(Uncertain::EpochMoved) }
+        if self.epoch_now() == self.epoch {
+            Outcome::Done(value)
+        } else {
+            Outcome::Unknown(Uncertain::EpochMoved)
+        }
     }
 
     fn touch(&self, posted: &Posted) -> Result<u64, AccessError> {
@@ -168,7 +172,9 @@ impl Attached {
                 // SAFETY: as above.
                 unsafe { self.memory.write_from(posted.offset, local.start, local.bytes) }.map(|()| 0)
             }
-            Op::CompareAndSwap { expected, new } => self.memory.compare_and_swap(posted.offset, expected, new),
+            Op::CompareAndSwap { expected, new } => {
+                self.memory.compare_and_swap(posted.offset, expected, new)
+            }
             Op::FetchAndAdd { addend } => self.memory.fetch_and_add(posted.offset, addend),
             Op::Attach(_) | Op::Detach | Op::Call { .. } => unreachable!("posted as frames"),
         }

@@ -16,7 +16,10 @@ pub struct TcpTransport;
 impl Transport for TcpTransport {
     fn open(&self, peer: &Peer, hello: Hello) -> io::Result<Box<dyn Link>> {
         let address = peer.tcp.ok_or_else(|| {
-            io::Error::new(io::ErrorKind::AddrNotAvailable, format!("node {} offers no TCP data plane", peer.node))
+            io::Error::new(
+                io::ErrorKind::AddrNotAvailable,
+                format!("node {} offers no TCP data plane", peer.node),
+            )
         })?;
         let family = match address {
             SocketAddr::V4(_) => AddressFamily::INET,

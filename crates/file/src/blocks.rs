@@ -68,7 +68,11 @@ impl BlockWords {
     }
 
     /// Takes the lock; returns the word as it was.
-    pub(crate) async fn lock(&self, endpoint: &Endpoint, place: BlockPlace) -> Result<BlockWord, StillLocked> {
+    pub(crate) async fn lock(
+        &self,
+        endpoint: &Endpoint,
+        place: BlockPlace,
+    ) -> Result<BlockWord, StillLocked> {
         loop {
             let word = self.unlocked(endpoint, place).await?;
             let before = self.table.mapping().compare_and_swap(place.0, word.0, word.locked().0);
@@ -79,7 +83,11 @@ impl BlockWords {
     }
 
     /// The word once nobody has its lock.
-    pub(crate) async fn unlocked(&self, endpoint: &Endpoint, place: BlockPlace) -> Result<BlockWord, StillLocked> {
+    pub(crate) async fn unlocked(
+        &self,
+        endpoint: &Endpoint,
+        place: BlockPlace,
+    ) -> Result<BlockWord, StillLocked> {
         let word = self.load(place);
         if !word.is_locked() {
             return Ok(word);

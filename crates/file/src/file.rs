@@ -62,7 +62,12 @@ impl FarFile {
     }
 
     /// Reads up to `length` bytes at `offset`; fewer at the end of the file.
-    pub fn read<'a>(&self, session: &'a Session, offset: u64, length: usize) -> Result<FileBytes<'a>, FileError> {
+    pub fn read<'a>(
+        &self,
+        session: &'a Session,
+        offset: u64,
+        length: usize,
+    ) -> Result<FileBytes<'a>, FileError> {
         if length > MAX_TRANSFER_BYTES {
             return Err(FileError::TooLong);
         }

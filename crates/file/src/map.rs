@@ -39,7 +39,11 @@ impl Map {
 
     /// Stripes within a range that have an extent.
     pub(crate) fn stripes(&self, from: u64, end: u64) -> Vec<u64> {
-        if from >= end { Vec::new() } else { self.extents.range(from..end).map(|(&stripe, _)| stripe).collect() }
+        if from >= end {
+            Vec::new()
+        } else {
+            self.extents.range(from..end).map(|(&stripe, _)| stripe).collect()
+        }
     }
 
     pub(crate) fn allocated_bytes(&self) -> u64 {

@@ -146,7 +146,13 @@ enum Verdict {
 ///
 /// Data that match the earlier word were the block's contents at a moment within the read. Data that do not are
 /// wrong if the word is still the same, since then nobody wrote meanwhile.
-fn verify(words: &BlockWords, extent: &Extent, first_block: u64, before: &[BlockWord], buffer: &mut [u8]) -> Verdict {
+fn verify(
+    words: &BlockWords,
+    extent: &Extent,
+    first_block: u64,
+    before: &[BlockWord],
+    buffer: &mut [u8],
+) -> Verdict {
     let blocks = (first_block..).zip(before).zip(buffer.chunks_exact_mut(BLOCK_BYTES));
     for ((block, word), data) in blocks {
         if word.is_empty() {

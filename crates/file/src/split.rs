@@ -72,10 +72,13 @@ mod tests {
     #[test]
     fn a_range_over_an_extent_boundary_has_two_pieces() {
         let found: Vec<_> = pieces(EXTENT_BYTES - 10, 30).collect();
-        assert_eq!(found, [
-            Piece { stripe: 0, start: EXTENT_BYTES - 10, end: EXTENT_BYTES },
-            Piece { stripe: 1, start: 0, end: 20 },
-        ]);
+        assert_eq!(
+            found,
+            [
+                Piece { stripe: 0, start: EXTENT_BYTES - 10, end: EXTENT_BYTES },
+                Piece { stripe: 1, start: 0, end: 20 },
+            ]
+        );
         assert_eq!(pieces(7, 0).count(), 0);
     }
 

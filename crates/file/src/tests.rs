@@ -131,7 +131,13 @@ fn places() -> impl Strategy<Value = u64> {
 }
 
 fn steps() -> impl Strategy<Value = Step> {
-    let bytes = prop_oneof![1..100usize, 8000..8400usize, 1..700_000usize, Just(BLOCK_BYTES), Just(MAX_TRANSFER_BYTES)];
+    let bytes = prop_oneof![
+        1..100usize,
+        8000..8400usize,
+        1..700_000usize,
+        Just(BLOCK_BYTES),
+        Just(MAX_TRANSFER_BYTES)
+    ];
     prop_oneof![
         4 => (places(), bytes.clone(), any::<u64>()).prop_map(|(offset, bytes, seed)| Step::Write { offset, bytes, seed }),
         4 => (places(), bytes).prop_map(|(offset, bytes)| Step::Read { offset, bytes }),

@@ -101,7 +101,8 @@ impl FileInner {
         let ends = [Some(first), Some(last).filter(|&last| last != first)];
         for block in ends.into_iter().flatten().filter(|&block| !piece.covers(block)) {
             let at = ((block - piece.first_block()) as usize) * BLOCK_BYTES;
-            self.old_block(core, piece, extent, locks.word(block), block, &mut buffer[at..at + BLOCK_BYTES]).await?;
+            self.old_block(core, piece, extent, locks.word(block), block, &mut buffer[at..at + BLOCK_BYTES])
+                .await?;
         }
         Ok(buffer)
     }
@@ -157,7 +158,8 @@ impl<'a> Locks<'a> {
         blocks: std::ops::Range<u64>,
     ) -> Result<Locks<'a>, FileError> {
         let count = (blocks.end - blocks.start) as usize;
-        let mut locks = Locks { words, in_doubt: false, first_block: blocks.start, held: Vec::with_capacity(count) };
+        let mut locks =
+            Locks { words, in_doubt: false, first_block: blocks.start, held: Vec::with_capacity(count) };
         for block in blocks {
             let place = words.place(extent, block);
             let word = words.lock(core.endpoint(), place).await.map_err(|_| FileError::Unavailable {

@@ -20,7 +20,12 @@ pub(crate) struct Body {
 
 impl Body {
     pub(crate) fn new(far: FarFile) -> Self {
-        Body { far, written_ns: AtomicU64::new(0), poisoned: AtomicBool::new(false), failure: AtomicI32::new(0) }
+        Body {
+            far,
+            written_ns: AtomicU64::new(0),
+            poisoned: AtomicBool::new(false),
+            failure: AtomicI32::new(0),
+        }
     }
 
     /// The contents have changed.

@@ -16,15 +16,15 @@
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use farpool_file::FileStore;
 use farpool_wire::MAX_TRANSFER_BYTES;
 use fuser::{
-    Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner, Notifier,
-    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
+    Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
     ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -81,7 +81,14 @@ impl FarFs {
     /// An empty file system whose root looks like the directory that the mount covers.
     pub(crate) fn new(store: FileStore, root: Ownership, bell: Bell, kernel: Kernel) -> Self {
         let namespace = RwLock::new(Namespace::new(root, SystemTime::now(), MAX_INODES));
-        FarFs { store, namespace, names_poisoned: AtomicBool::new(false), handles: Handles::default(), bell, kernel }
+        FarFs {
+            store,
+            namespace,
+            names_poisoned: AtomicBool::new(false),
+            handles: Handles::default(),
+            bell,
+            kernel,
+        }
     }
 
     fn names(&self) -> Outcome<RwLockReadGuard<'_, Namespace<Arc<Body>>>> {

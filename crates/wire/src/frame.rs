@@ -32,7 +32,9 @@ pub enum FrameError {
     #[error("the peer does not speak the Farpool protocol")]
     Magic,
     /// A peer of another version.
-    #[error("the peer speaks protocol version {theirs}, this side {WIRE_VERSION}: run the same release on both")]
+    #[error(
+        "the peer speaks protocol version {theirs}, this side {WIRE_VERSION}: run the same release on both"
+    )]
     Version {
         /// The peer's version.
         theirs: u8,
@@ -438,7 +440,8 @@ mod tests {
 
     #[test]
     fn layout_of_the_response_header_is_fixed() {
-        let response = ResponseHeader { outcome: Err(Refusal::StaleEpoch), payload: 0, token: 0x11, value: 0x22 };
+        let response =
+            ResponseHeader { outcome: Err(Refusal::StaleEpoch), payload: 0, token: 0x11, value: 0x22 };
         let golden = [5, 0, 0, 0, 0, 0, 0, 0, 0x11, 0, 0, 0, 0, 0, 0, 0, 0x22, 0, 0, 0, 0, 0, 0, 0];
         assert_eq!(response.encode(), golden);
         assert_eq!(ResponseHeader::decode(&golden), Ok(Decoded::Complete(response)));
@@ -466,7 +469,8 @@ mod tests {
 
     #[test]
     fn another_version_is_told_from_another_protocol() {
-        let mut bytes = Hello { session: SessionId(1), incarnation: Incarnation(1), node: NodeId(1) }.encode();
+        let mut bytes =
+            Hello { session: SessionId(1), incarnation: Incarnation(1), node: NodeId(1) }.encode();
         bytes[7] = 9;
         assert_eq!(Hello::decode(&bytes), Err(FrameError::Version { theirs: 9 }));
         assert_eq!(Hello::decode(b"GET / HTTP/1.1"), Err(FrameError::Magic));

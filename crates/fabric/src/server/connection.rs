@@ -111,7 +111,9 @@ impl Connection {
         };
         let asked = Hello::decode(&self.received[self.served..]);
         self.stage = match asked {
-            Ok(Decoded::Complete(hello)) if hello.incarnation == incarnation && hello.node == identity.node => {
+            Ok(Decoded::Complete(hello))
+                if hello.incarnation == incarnation && hello.node == identity.node =>
+            {
                 Stage::Open
             }
             _ => Stage::Buried,
@@ -161,7 +163,9 @@ impl Connection {
             });
         }
         while self.stage == Stage::Open && self.unsent.len() - self.sent < MAX_UNSENT_BYTES {
-            let Decoded::Complete(header) = RequestHeader::decode(&self.received[self.served..])? else { break };
+            let Decoded::Complete(header) = RequestHeader::decode(&self.received[self.served..])? else {
+                break;
+            };
             let frame_bytes = REQUEST_HEADER_BYTES + header.payload as usize;
             if self.received.len() - self.served < frame_bytes {
                 break;
@@ -236,7 +240,8 @@ impl Connection {
         if header.opcode == Opcode::Read && length > MAX_TRANSFER_BYTES {
             return Err(Refusal::TooLong);
         }
-        let word = |at: usize| u64::from_le_bytes(payload[at..at + 8].try_into().expect("length checked in decode"));
+        let word =
+            |at: usize| u64::from_le_bytes(payload[at..at + 8].try_into().expect("length checked in decode"));
         let unsent = &mut self.unsent;
         let mut value = 0;
         host.with_region(header.region, header.epoch, &mut |memory| {
@@ -302,8 +307,12 @@ impl Connection {
         let old = self.received.len();
         let missing = self.missing_bytes().max(RECEIVE_BYTES).min(MAX_RECEIVED_BYTES + RECEIVE_BYTES - old);
         self.received.reserve(missing);
-        rustix::net::recv(&self.stream, rustix::buffer::spare_capacity(&mut self.received), RecvFlags::DONTWAIT)
-            .map(|(_, bytes)| bytes)
+        rustix::net::recv(
+            &self.stream,
+            rustix::buffer::spare_capacity(&mut self.received),
+            RecvFlags::DONTWAIT,
+        )
+        .map(|(_, bytes)| bytes)
     }
 
     /// How much of the request at the front has not come yet.
