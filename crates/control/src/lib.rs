@@ -9,6 +9,7 @@
 mod dial;
 mod error;
 mod guarded;
+mod host;
 pub mod limits;
 mod listener;
 mod tls;
@@ -16,5 +17,6 @@ mod tls;
 pub use dial::{CONNECT_TIMEOUT, dial};
 pub use error::ControlError;
 pub use guarded::PREFACE_DEADLINE;
+pub use host::this_host;
 pub use listener::{Listener, MAX_CONNECTIONS, REQUEST_TIMEOUT, SHUTDOWN_GRACE};
 pub use tls::{SERVER_NAME, Tls};

@@ -58,6 +58,7 @@ pub const CHECKS: &[&str] = &[
     "fetch_and_add_loses_no_addition_under_contention",
     "more_operations_than_places_all_complete",
     "a_dropped_operation_does_not_free_its_buffer_early",
+    "more_answers_than_a_connection_may_hold_back_all_come",
     "calls_are_answered_and_unknown_calls_refused",
     "what_was_acknowledged_before_a_fence_stays_and_nothing_follows_it",
     "a_lent_again_region_shows_nothing_of_its_last_holder",
@@ -381,6 +382,21 @@ mod checks {
             let mine = rig.buffer(&[0x77; 8192]);
             rig.read(&queue, 8192, 8192).unwrap();
             assert!(mine.iter().all(|&byte| byte == 0x77));
+        }
+    }
+
+    pub fn more_answers_than_a_connection_may_hold_back_all_come(carrier: &dyn Carrier) {
+        const READS: u64 = 12;
+        const BYTES: usize = 256 << 10;
+        let rig = Rig::new(carrier);
+        let queue = rig.attached();
+        for round in 0..20 {
+            let all = join_all((0..READS).map(|place| {
+                let buffer = rig.endpoint.arena().take(BYTES).expect("buffers came back");
+                queue.read(at(place * BYTES as u64), EPOCH, buffer)
+            }));
+            let ended = block_on(&rig.endpoint, all);
+            assert!(ended.iter().all(|(_, result)| result.is_ok()), "round {round}");
         }
     }
 

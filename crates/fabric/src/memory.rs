@@ -34,6 +34,11 @@ pub fn create_sealed(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// Whether memory that came from a peer can never become shorter: touching what was cut off would kill the process.
+pub(crate) fn is_sealed_against_shrinking(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
+}
+
 /// The same memory behind a descriptor that allows no writing, and cannot be mapped writable.
 pub fn reopen_read_only(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     use std::os::fd::AsRawFd;
@@ -175,6 +180,7 @@ impl Mapping {
     /// Stores a word whole, after all that this thread wrote before.
     pub fn store(&self, offset: u64, value: u64) -> Result<(), AccessError> {
         self.writable()?;
+        // Pairs with `load`; sequentially consistent because epoch words are compared across barriers.
         self.word(offset)?.store(value, Ordering::SeqCst);
         Ok(())
     }

@@ -112,21 +112,26 @@ impl RegionSet {
     /// # Panics
     /// When the region is open: a bug of the lease table.
     pub fn scrub(&self, region: u32) -> io::Result<Scrubbed> {
-        let mut slot = self.slots[region as usize].write();
-        assert!(slot.open.is_none(), "region {region} is still lent");
-        if slot.is_held() {
-            return Ok(Scrubbed::StillHeld);
-        }
-        let handed_out = slot.holder.take().is_some();
-        match &slot.memory {
+        let (memory, handed_out) = {
+            let mut slot = self.slots[region as usize].write();
+            assert!(slot.open.is_none(), "region {region} is still lent");
+            if slot.is_held() {
+                return Ok(Scrubbed::StillHeld);
+            }
+            (slot.memory.take(), slot.holder.take().is_some())
+        };
+        // Without the lock: a late access must not wait for this.
+        let memory = match memory {
             Some(memory) if !handed_out => {
                 memory.mapping().scrub().expect("the node's own mapping is writable");
+                memory
             }
-            _ => {
-                slot.memory = None; // the old memory goes first, so that the two never count together
-                slot.memory = Some(self.new_memory()?);
+            old => {
+                drop(old); // before there is new memory, so that the two never count together
+                self.new_memory()?
             }
-        }
+        };
+        self.slots[region as usize].write().memory = Some(memory);
         Ok(Scrubbed::Clean)
     }
 

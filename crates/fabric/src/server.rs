@@ -26,13 +26,15 @@ use rustix::net::{SocketFlags, sockopt};
 
 use crate::host::Host;
 use crate::spin::Spinner;
-use connection::{Connection, Verdict};
+use connection::{Connection, Idle, Verdict};
 use sessions::Sessions;
 
 /// Connections served at once; the next ones are closed at once. Two queues of a few hundred threads.
 const MAX_CONNECTIONS: usize = 1024;
 /// A connection that has not greeted by then is closed.
 const GREETING_DEADLINE: Duration = Duration::from_secs(5);
+/// A greeted connection that has nothing attached and asks for nothing for so long is closed: its place may be wanted.
+const UNATTACHED_DEADLINE: Duration = Duration::from_secs(60);
 /// How often an idle server looks for overdue greetings.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 
@@ -185,7 +187,7 @@ impl Server {
                     let _ = sockopt::set_tcp_nodelay(&stream, true); // only slower without
                     self.adopt(stream, false);
                 }
-                Err(error) => return Self::accept_failed(error),
+                Err(error) => return self.accept_failed(error),
             }
         }
     }
@@ -194,14 +196,26 @@ impl Server {
         while let Some((listener, _)) = &self.listeners.unix {
             match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(stream) => self.adopt(stream, true),
-                Err(error) => return Self::accept_failed(error),
+                Err(error) => return self.accept_failed(error),
             }
         }
     }
 
-    fn accept_failed(error: rustix::io::Errno) {
+    /// Out of descriptors or memory: what caused it does not pass by trying at once, so the listeners have a rest.
+    fn accept_failed(&mut self, error: rustix::io::Errno) {
         if error != rustix::io::Errno::AGAIN {
-            tracing::warn!(%error, "a connection could not be accepted");
+            tracing::warn!(%error, "a connection could not be accepted; raise the limit on open files");
+            self.listen_for(EventFlags::empty());
+        }
+    }
+
+    fn listen_for(&self, interest: EventFlags) {
+        let tcp = self.listeners.tcp.as_ref().map(|listener| (listener.as_fd(), TCP_TOKEN));
+        let unix = self.listeners.unix.as_ref().map(|(listener, _)| (listener.as_fd(), UNIX_TOKEN));
+        for (listener, token) in tcp.into_iter().chain(unix) {
+            if let Err(error) = epoll::modify(&self.epoll, listener, EventData::new_u64(token), interest) {
+                tracing::error!(%error, "a listener cannot be watched");
+            }
         }
     }
 
@@ -264,15 +278,20 @@ impl Server {
 
     fn close_silent(&mut self) {
         self.last_housekeeping = Instant::now();
-        let silent: Vec<u64> = self
-            .connections
-            .iter()
-            .filter(|(_, connection)| connection.silent_for() > GREETING_DEADLINE)
-            .map(|(&token, _)| token)
-            .collect();
-        for token in silent {
-            tracing::debug!("a connection did not greet in time");
-            self.host.rejected();
+        self.listen_for(EventFlags::IN);
+        let mut silent = Vec::new();
+        for (&token, connection) in &self.connections {
+            match connection.idle() {
+                Idle::Ungreeted(time) if time > GREETING_DEADLINE => silent.push((token, true)),
+                Idle::Unattached(time) if time > UNATTACHED_DEADLINE => silent.push((token, false)),
+                _ => {}
+            }
+        }
+        for (token, rejected) in silent {
+            tracing::debug!(rejected, "closing a connection that only occupies its place");
+            if rejected {
+                self.host.rejected();
+            }
             self.close(token);
         }
     }

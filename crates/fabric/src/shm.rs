@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::frames::{FrameClient, FrameDone};
 use crate::host::access_refusal;
-use crate::memory::{AccessError, Mapping, Protection};
+use crate::memory::{AccessError, Mapping, Protection, is_sealed_against_shrinking};
 use crate::op::Uncertain;
 use crate::seam::{Done, Link, LinkClosed, Op, Outcome, Peer, Posted, Readiness, Transport};
 
@@ -136,6 +136,9 @@ impl ShmLink {
 
 impl Attached {
     fn map(epoch: Epoch, layout: ShmAttached, memory: OwnedFd, epochs: OwnedFd) -> io::Result<Self> {
+        if !is_sealed_against_shrinking(memory.as_fd()) || !is_sealed_against_shrinking(epochs.as_fd()) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the memory's size is not sealed"));
+        }
         let memory = Mapping::new(memory.as_fd(), layout.region_bytes, Protection::ReadWrite)?;
         let words_bytes = layout.epoch_offset.checked_add(8);
         let words_bytes = words_bytes.filter(|_| layout.epoch_offset.is_multiple_of(8));

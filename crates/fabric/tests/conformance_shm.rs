@@ -40,6 +40,7 @@ conformance_tests! {
     fetch_and_add_loses_no_addition_under_contention,
     more_operations_than_places_all_complete,
     a_dropped_operation_does_not_free_its_buffer_early,
+    more_answers_than_a_connection_may_hold_back_all_come,
     calls_are_answered_and_unknown_calls_refused,
     what_was_acknowledged_before_a_fence_stays_and_nothing_follows_it,
     a_lent_again_region_shows_nothing_of_its_last_holder,

@@ -1,6 +1,7 @@
 //! The words of all blocks, in memory that other processes of this host can share.
 
 use std::io;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use farpool_fabric::{Endpoint, SharedMemory};
@@ -57,6 +58,11 @@ impl BlockWords {
         }
     }
 
+    /// Whether none of an extent's blocks was ever written or is being written.
+    pub(crate) fn are_empty(&self, extent: &Extent) -> bool {
+        (0..BLOCKS_PER_EXTENT).all(|block| self.load(self.place(extent, block)) == BlockWord::EMPTY)
+    }
+
     /// The word as it is now; acquires what was written before it was stored.
     pub(crate) fn load(&self, place: BlockPlace) -> BlockWord {
         BlockWord(self.table.mapping().load(place.0).expect("a place lies within the table"))
@@ -77,6 +83,8 @@ impl BlockWords {
             let word = self.unlocked(endpoint, place).await?;
             let before = self.table.mapping().compare_and_swap(place.0, word.0, word.locked().0);
             if before.expect("a place lies within the table") == word.0 {
+                // Keeps the stores to far memory behind the lock; pairs with the readers' acquiring loads.
+                fence(Ordering::SeqCst);
                 return Ok(word);
             }
         }

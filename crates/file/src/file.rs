@@ -10,7 +10,7 @@ use parking_lot::RwLock;
 
 use crate::error::FileError;
 use crate::map::Map;
-use crate::split::pieces;
+use crate::split::{Piece, pieces};
 use crate::store::StoreShared;
 
 /// Largest file: as much as the table of block words describes.
@@ -87,7 +87,16 @@ impl FarFile {
         let guard = session.lock();
         // SAFETY: all buffers and futures end in `block_on`.
         let core = unsafe { guard.core() };
-        guard.block_on(self.inner.write(core, offset, data))?;
+        let written = guard.block_on(self.inner.write(core, offset, data));
+        drop(guard);
+        if let Err(error) = written {
+            let size = self.size();
+            if end > size {
+                // What was stored behind the end must not show when the file grows; failing that, it is lost.
+                let _ = self.punch(session, size, end - size);
+            }
+            return Err(error);
+        }
         let mut map = self.inner.map.write();
         map.size = map.size.max(end);
         Ok(())
@@ -115,8 +124,12 @@ impl FarFile {
                 Ok((_, false)) => {}
                 Ok((_, true)) => fresh.push(piece.stripe),
                 Err(error) => {
+                    // Somebody may have written into them meanwhile.
+                    let words = &self.inner.store.words;
                     let mut map = self.inner.map.write();
-                    fresh.into_iter().for_each(|stripe| map.remove(stripe));
+                    for stripe in fresh {
+                        map.remove_idle(stripe, |extent| words.are_empty(extent));
+                    }
                     return Err(error);
                 }
             }
@@ -135,20 +148,23 @@ impl FarFile {
             map.unlose(offset, length);
             map.stripes(offset / EXTENT_BYTES, (offset + length).div_ceil(EXTENT_BYTES))
         };
-        let guard = session.lock();
-        for stripe in stripes {
+        let of_range = |stripe: u64| {
             let base = stripe * EXTENT_BYTES;
             let start = offset.max(base);
-            let end = (offset + length).min(base + EXTENT_BYTES);
-            for piece in pieces(start, end - start) {
-                if piece.is_whole_extent() {
-                    self.inner.map.write().remove(stripe);
-                } else {
-                    // SAFETY: all buffers and futures end in `block_on`.
-                    let core = unsafe { guard.core() };
-                    guard.block_on(self.inner.zero(core, piece))?;
-                }
-            }
+            pieces(start, (offset + length).min(base + EXTENT_BYTES) - start)
+        };
+        // Whole extents first: they need no far memory, so they go whatever becomes of the ends.
+        let (whole, ends): (Vec<_>, Vec<_>) =
+            stripes.into_iter().flat_map(of_range).partition(Piece::is_whole_extent);
+        {
+            let mut map = self.inner.map.write();
+            whole.iter().for_each(|piece| map.remove(piece.stripe));
+        }
+        let guard = session.lock();
+        for piece in ends {
+            // SAFETY: all buffers and futures end in `block_on`.
+            let core = unsafe { guard.core() };
+            guard.block_on(self.inner.zero(core, piece))?;
         }
         Ok(())
     }
@@ -157,7 +173,10 @@ impl FarFile {
     /// it is written anew, block by block. The file is made to reach to the range's end. For ranges of at most one
     /// transfer.
     pub fn mark_lost(&self, offset: u64, length: u64) {
-        self.inner.map.write().lose(offset, length);
+        let mut map = self.inner.map.write();
+        map.lose(offset, length);
+        // Whoever promised the contents has told others how far the file reaches.
+        map.size = map.size.max(offset.saturating_add(length).min(MAX_FILE_BYTES));
     }
 }
 

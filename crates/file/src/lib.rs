@@ -6,7 +6,8 @@
 //!     is read is what was last written, or an error.
 //! B2. A block never written reads as zeros without touching far memory, whatever its extent held before.
 //! B3. A word changes from one write's to the next's under its lock, and only after the data is in far memory.
-//! B4. What could not be stored stays lost: reading it is an error until it is written anew, whole.
+//! B4. What could not be stored stays lost: reading it is an error until it is written anew, block by whole block;
+//!     on a node or lease that is gone, by whole extents.
 //! B5. Extents are given back when nothing of the file refers to them and no operation is on them.
 //!
 //! [`FarFile`] is the blocking edge; reading and writing below it are `async` over a session's core.

@@ -37,6 +37,15 @@ impl Map {
         self.extents.remove(&stripe);
     }
 
+    /// Removes an extent if no operation is on it and `condition` holds. Operations take their share under this
+    /// map's lock, so none can begin meanwhile.
+    pub(crate) fn remove_idle(&mut self, stripe: u64, condition: impl FnOnce(&Extent) -> bool) {
+        if self.extents.get(&stripe).is_some_and(|extent| Arc::strong_count(extent) == 1 && condition(extent))
+        {
+            self.extents.remove(&stripe);
+        }
+    }
+
     /// Stripes within a range that have an extent.
     pub(crate) fn stripes(&self, from: u64, end: u64) -> Vec<u64> {
         if from >= end {
@@ -64,11 +73,9 @@ impl Map {
         !self.lost.is_empty()
     }
 
-    /// Notes that a range's contents could not be stored. The file reaches to its end all the same: whoever promised
-    /// them has told others so.
+    /// Notes that a range's contents are not to be had.
     pub(crate) fn lose(&mut self, offset: u64, bytes: u64) {
         let end = offset.saturating_add(bytes).min(MAX_FILE_BYTES);
-        self.size = self.size.max(end);
         let block = BLOCK_BYTES as u64;
         self.lost.extend(offset / block..end.div_ceil(block));
     }

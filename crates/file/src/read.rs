@@ -6,7 +6,7 @@ use std::sync::Arc;
 use farpool_fabric::ArenaBuf;
 use farpool_pool::{Extent, SessionCore};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 
 use crate::blocks::{BLOCKS_PER_EXTENT, BlockWords, checksum};
 use crate::error::FileError;
@@ -45,7 +45,9 @@ impl FileInner {
             };
             reads.push(self.read_piece(core, piece, own));
         }
-        let mut parts = try_join_all(reads).await?.into_iter();
+        // All to their end, whatever becomes of one: a read given up half-way would keep its buffer.
+        let parts = join_all(reads).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let mut parts = parts.into_iter();
         let mut whole = parts.next().expect("at least one byte is read");
         parts.for_each(|part| whole.join(part));
         Ok((Some(whole), skipped as usize..(skipped + bytes) as usize))

@@ -348,6 +348,75 @@ fn losing_a_node_is_an_error_at_once_over_tcp() {
     losing_a_node_is_an_error_at_once_over(TransportChoice::Tcp);
 }
 
+/// A file of four stripes of which two lie on a node that was killed.
+fn half_lost(transport: TransportChoice) -> (Rig, FileStore, Session, FarFile) {
+    let mut rig = Rig::new(2, 16);
+    let (store, session) = rig.store(transport);
+    let file = store.create();
+    file.write(&session, 0, &pattern(MAX_TRANSFER_BYTES, 9)).unwrap();
+    rig.kill_node(0);
+    let lost = |stripe| read(&file, &session, stripe * EXTENT_BYTES, 1).is_err();
+    wait_until(|| (0..4).filter(|&stripe| lost(stripe)).count() == 2);
+    (rig, store, session, file)
+}
+
+#[test]
+fn failing_reads_leave_a_session_as_good_as_before() {
+    let (_rig, store, session, file) = half_lost(TransportChoice::Tcp);
+    for _ in 0..40 {
+        assert!(read(&file, &session, 0, MAX_TRANSFER_BYTES).is_err());
+    }
+    let healthy = store.create();
+    healthy.write(&session, 0, &pattern(MAX_TRANSFER_BYTES, 4)).unwrap();
+    assert!(read(&healthy, &session, 0, MAX_TRANSFER_BYTES).unwrap() == pattern(MAX_TRANSFER_BYTES, 4));
+}
+
+#[test]
+fn cutting_off_a_file_with_losses_leaves_nothing_to_come_back() {
+    let (_rig, _store, session, file) = half_lost(TransportChoice::Shm);
+    file.set_size(&session, 100).unwrap();
+    assert_eq!(file.allocated_bytes(), EXTENT_BYTES);
+    file.set_size(&session, MAX_TRANSFER_BYTES as u64).unwrap();
+    for offset in (BLOCK..MAX_TRANSFER_BYTES as u64).step_by(BLOCK_BYTES) {
+        assert_eq!(read(&file, &session, offset, BLOCK_BYTES).unwrap(), [0; BLOCK_BYTES], "offset {offset}");
+    }
+    // The first block is lost, or it is what it was: never anything else.
+    if let Ok(bytes) = read(&file, &session, 0, 200) {
+        assert_eq!(bytes[..100], pattern(100, 9));
+        assert_eq!(bytes[100..], [0; 100]);
+    }
+}
+
+#[test]
+fn lost_extents_written_anew_as_a_whole_lie_elsewhere() {
+    let (_rig, _store, session, file) = half_lost(TransportChoice::Shm);
+    file.write(&session, 0, &pattern(MAX_TRANSFER_BYTES, 5)).unwrap();
+    assert!(read(&file, &session, 0, MAX_TRANSFER_BYTES).unwrap() == pattern(MAX_TRANSFER_BYTES, 5));
+}
+
+#[test]
+fn reservation_that_fails_keeps_what_was_written_meanwhile() {
+    let rig = Rig::new(1, 2);
+    let (store, session) = rig.store(TransportChoice::Shm);
+    let file = store.create();
+    std::thread::scope(|scope| {
+        let (file, store) = (&file, &store);
+        scope.spawn(move || {
+            let session = store.session();
+            for _ in 0..10 {
+                assert_eq!(file.reserve(&session, 0, 64 * REGION_BYTES), Err(FileError::NoSpace));
+            }
+        });
+        for round in 0..200u64 {
+            let offset = (round % 4) * EXTENT_BYTES;
+            // No room while the other has taken all: then nothing was written, else it must be there.
+            if file.write(&session, offset, &[round as u8; BLOCK_BYTES]).is_ok() {
+                assert_eq!(read(file, &session, offset, BLOCK_BYTES).unwrap(), [round as u8; BLOCK_BYTES]);
+            }
+        }
+    });
+}
+
 #[test]
 fn readers_see_whole_blocks_while_writers_change_them() {
     let rig = Rig::new(2, 8);

@@ -31,6 +31,10 @@ impl FileInner {
     }
 
     async fn write_piece(&self, core: &SessionCore, piece: Piece, data: &[u8]) -> Result<(), FileError> {
+        if piece.is_whole_extent() {
+            // Written anew as a whole: a lost extent makes room for another.
+            self.map.write().remove_idle(piece.stripe, |extent| extent.region().is_over());
+        }
         let (extent, _) = self.ensure_extent(piece.stripe).await?;
         self.store_piece(core, piece, &extent, |target| target.copy_from_slice(data)).await
     }
@@ -51,8 +55,15 @@ impl FileInner {
                 start: piece.start.max(start),
                 end: piece.end.min(start + BLOCK_BYTES as u64),
             };
-            if !words.load(words.place(&extent, block)).is_empty() {
-                self.store_piece(core, within, &extent, |target| target.fill(0)).await?;
+            if words.load(words.place(&extent, block)).is_empty() {
+                continue;
+            }
+            match self.store_piece(core, within, &extent, |target| target.fill(0)).await {
+                // The rest of the block cannot be had any more, and must not come back with other contents.
+                Err(FileError::Lost { .. } | FileError::Damaged { .. }) => {
+                    self.map.write().lose(piece.file_offset(start), BLOCK_BYTES as u64);
+                }
+                result => result?,
             }
         }
         Ok(())

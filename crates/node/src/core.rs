@@ -16,15 +16,13 @@ use farpool_lease::{
     LeaseClass, LeaseRefusal, Lending, Millis, RegionCounts, RegionStatus, RegionTable, Released,
 };
 use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState};
-use farpool_wire::{AccessKey, Epoch, NodeId, OwnerId, Refusal};
+use farpool_wire::{AccessKey, CALL_PING, Epoch, NodeId, OwnerId, Refusal};
 use parking_lot::Mutex;
 
 use crate::lender::Lender;
 
 /// Longest sleep of the keeper, and how often it looks whether held memory was let go.
 const KEEPER_TICK: Duration = Duration::from_millis(200);
-/// The one call every node answers: with nothing. Clients ask it to learn whether the node lives.
-const CALL_PING: &[u8] = b"ping";
 
 /// State shared by the data plane, the control plane and the keeper.
 pub(crate) struct Core {
@@ -36,6 +34,13 @@ pub(crate) struct Core {
     /// Wakes the keeper: a region was fenced.
     fenced: Sender<Lending>,
     rejected: AtomicU64,
+}
+
+/// A region on its way back to the free ones.
+struct Returning {
+    lending: Lending,
+    /// The table knows that it is being scrubbed.
+    scrubbing: bool,
 }
 
 /// The keeper's thread; ends when dropped.
@@ -81,12 +86,14 @@ impl Core {
 
     /// The keeper's loop: ends leases whose time is over, and makes fenced regions free again.
     fn keep(&self, inbox: &Receiver<Lending>, stopped: &Receiver<()>) {
-        let mut pending: Vec<Lending> = Vec::new();
+        let mut pending: Vec<Returning> = Vec::new();
+        let mut more = false;
         loop {
             let due = self.table.lock().next_deadline();
             let until_due = due.map_or(KEEPER_TICK, |due| Duration::from_millis(due.since(self.now()).0));
-            match inbox.recv_timeout(until_due.min(KEEPER_TICK)) {
-                Ok(lending) => pending.push(lending),
+            let sleep = if more { Duration::ZERO } else { until_due.min(KEEPER_TICK) };
+            match inbox.recv_timeout(sleep) {
+                Ok(lending) => pending.push(Returning { lending, scrubbing: false }),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -97,28 +104,36 @@ impl Core {
             for lending in ended {
                 tracing::info!(region = lending.region, epoch = %lending.epoch, "lease ended without renewal");
                 self.regions.fence(lending.region);
-                pending.push(lending);
+                pending.push(Returning { lending, scrubbing: false });
             }
-            pending.retain(|&lending| !self.make_free(lending));
+            // One at a time, so that leases end on time meanwhile.
+            let next = pending.iter().position(|returning| !self.regions.is_held(returning.lending.region));
+            more = next.is_some();
+            if let Some(next) = next {
+                let mut returning = pending.swap_remove(next);
+                if !self.make_free(&mut returning) {
+                    pending.push(returning);
+                    more = false;
+                }
+            }
         }
     }
 
     /// Scrubs a fenced region; false to try again later.
-    fn make_free(&self, lending: Lending) -> bool {
-        if self.regions.is_held(lending.region) {
-            return false;
-        }
-        if !self.table.lock().begin_scrub(lending) {
+    fn make_free(&self, returning: &mut Returning) -> bool {
+        let lending = returning.lending;
+        if !returning.scrubbing && !self.table.lock().begin_scrub(lending) {
             return true; // not this lending's turn: somebody else has seen to it
         }
+        returning.scrubbing = true;
         match self.regions.scrub(lending.region) {
             Ok(Scrubbed::Clean) => {
                 let _in_turn = self.table.lock().scrubbed(lending);
             }
-            // Fenced memory is not handed out again, so nobody can have taken hold since `is_held`.
-            Ok(Scrubbed::StillHeld) => tracing::error!(region = lending.region, "held while it was scrubbed"),
+            Ok(Scrubbed::StillHeld) => return false,
             Err(error) => {
-                tracing::error!(region = lending.region, %error, "no memory to replace a region's; it stays unlent");
+                tracing::error!(region = lending.region, %error, "no memory to replace a region's; trying again");
+                return false;
             }
         }
         true

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
 
@@ -45,30 +46,29 @@ fn mem_available(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// Room left in this process's memory cgroup, version 1 or 2; `None` without a limit.
+/// Room left in this process's memory cgroup, version 1 or 2, and in those above it; `None` without a limit.
 fn cgroup_room() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let (directory, limit, usage) = groups.lines().find_map(cgroup_files)?;
-    let number =
-        |file: &str| fs::read_to_string(format!("{directory}/{file}")).ok()?.trim().parse::<u64>().ok();
+    let (root, path, limit, usage) = groups.lines().find_map(cgroup_files)?;
+    // In a container the path may be that of the host, and only the root be there.
+    Path::new(path).ancestors().filter_map(|group| room_of(root, group, limit, usage)).min()
+}
+
+fn room_of(root: &str, group: &Path, limit: &str, usage: &str) -> Option<u64> {
+    let directory = Path::new(root).join(group.strip_prefix("/").ok()?);
+    let number = |file| fs::read_to_string(directory.join(file)).ok()?.trim().parse::<u64>().ok();
     Some(number(limit)?.saturating_sub(number(usage)?)) // "max" is no number: no limit
 }
 
-/// Folder and file names for one line of `/proc/self/cgroup`.
-fn cgroup_files(line: &str) -> Option<(String, &'static str, &'static str)> {
+/// The hierarchy, the group within it and two file names, for one line of `/proc/self/cgroup`.
+fn cgroup_files(line: &str) -> Option<(&'static str, &str, &'static str, &'static str)> {
     let mut parts = line.splitn(3, ':');
     let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
-    let path = path.trim_end_matches('/');
     if controllers.split(',').any(|controller| controller == "memory") {
-        return Some((
-            format!("/sys/fs/cgroup/memory{path}"),
-            "memory.limit_in_bytes",
-            "memory.usage_in_bytes",
-        ));
+        return Some(("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes"));
     }
-    let unified =
-        controllers.is_empty() && fs::exists(format!("/sys/fs/cgroup{path}/memory.max")).unwrap_or(false);
-    unified.then(|| (format!("/sys/fs/cgroup{path}"), "memory.max", "memory.current"))
+    let unified = controllers.is_empty() && fs::exists("/sys/fs/cgroup/cgroup.controllers").unwrap_or(false);
+    unified.then_some(("/sys/fs/cgroup", path, "memory.max", "memory.current"))
 }
 
 #[cfg(test)]
@@ -90,10 +90,26 @@ mod tests {
     }
 
     #[test]
+    fn the_room_of_a_group_is_its_limit_less_its_use() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("a/b")).unwrap();
+        fs::write(root.path().join("a/memory.max"), "1000\n").unwrap();
+        fs::write(root.path().join("a/memory.current"), "300\n").unwrap();
+        fs::write(root.path().join("a/b/memory.max"), "max\n").unwrap();
+        let room =
+            |group| room_of(root.path().to_str().unwrap(), Path::new(group), "memory.max", "memory.current");
+        assert_eq!(room("/a"), Some(700));
+        assert_eq!(room("/a/b"), None);
+        assert_eq!(room("/elsewhere"), None);
+    }
+
+    #[test]
     fn version_1_memory_groups_are_found_by_name() {
-        let (directory, limit, _) = cgroup_files("9:memory:/database").unwrap();
-        assert_eq!(directory, "/sys/fs/cgroup/memory/database");
-        assert_eq!(limit, "memory.limit_in_bytes");
+        let found = cgroup_files("9:memory:/database").unwrap();
+        assert_eq!(
+            found,
+            ("/sys/fs/cgroup/memory", "/database", "memory.limit_in_bytes", "memory.usage_in_bytes")
+        );
         assert_eq!(cgroup_files("3:cpu,cpuacct:/x"), None);
         assert_eq!(cgroup_files("garbage"), None);
     }

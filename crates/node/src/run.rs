@@ -6,11 +6,13 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use farpool_control::{ControlError, Listener, Tls};
+use farpool_control::{ControlError, Listener, Tls, this_host};
 use farpool_fabric::{Host, Listeners, RegionSet, ServerHandle, serve};
 use farpool_lease::DEFAULT_TTL;
 use farpool_wire::NodeId;
 use farpool_wire::control::NodeAddress;
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::control::control_service;
 use crate::core::{Core, Keeper};
@@ -83,6 +85,14 @@ pub enum NodeError {
         /// What the limit allows.
         lockable_bytes: u64,
     },
+    /// A region takes a descriptor.
+    #[error(
+        "{regions} regions need as many descriptors; raise the limit on open files (ulimit -n), or --region-size"
+    )]
+    Descriptors {
+        /// How many regions.
+        regions: u32,
+    },
     /// The kernel did not give the memory after all.
     #[error("cannot reserve the memory: {0}; lower --memory")]
     Reserve(#[source] io::Error),
@@ -133,6 +143,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), NodeError> {
     let regions = check(&config)?;
+    raise_descriptor_limit();
     let identity = match &config.state_dir {
         Some(directory) => identity::next_life(directory)
             .map_err(|source| NodeError::State { directory: directory.clone(), source })?,
@@ -224,7 +235,10 @@ async fn start(
         })
     });
     let memory = reserving.await.map_err(|error| NodeError::Start(io::Error::other(error)))?;
-    let memory = memory.map_err(NodeError::Reserve)?;
+    let memory = memory.map_err(|error| match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::MFILE | Errno::NFILE) => NodeError::Descriptors { regions },
+        _ => NodeError::Reserve(error),
+    })?;
     let started = Core::start(identity.node, identity.incarnation, DEFAULT_TTL, memory);
     let (core, keeper) = started.map_err(NodeError::Start)?;
     let server = serve(core.clone(), listeners).map_err(NodeError::Start)?;
@@ -239,11 +253,16 @@ fn address(identity: Identity, control: &Listener, server: &ServerHandle) -> Nod
         control: control.address().to_string(),
         tcp: server.tcp().map(|address| address.to_string()).unwrap_or_default(),
         shm_socket: shm_socket.map(|path| path.display().to_string()).unwrap_or_default(),
-        // The boot id tells whether two processes run on one kernel.
-        host: std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-            .unwrap_or_default()
-            .trim()
-            .to_owned(),
+        host: this_host(),
+    }
+}
+
+/// Regions and connections take a descriptor each, and the usual limit of 1,024 is there for programs that use `select`.
+fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "the limit on open files stays as it is");
     }
 }
 

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use farpool_control::{Tls, dial};
+use farpool_control::limits::MAX_LEASES_PER_REQUEST;
+use farpool_control::{Tls, dial, this_host};
 use farpool_fabric::{Peer, TransportChoice};
 use farpool_lease::{Holding, Millis};
 use farpool_wire::control::broker_client::BrokerClient;
@@ -33,7 +34,10 @@ pub(crate) const DEFAULT_REGION_BYTES: u64 = 64 << 20;
 const TICK: Duration = Duration::from_millis(100);
 /// How often the pool's size is asked for.
 const VIEW_INTERVAL: Duration = Duration::from_secs(1);
-/// For any request; a lease's renewal is asked again several times within its life.
+/// For asking for regions: the broker may wait for its turn and for several nodes that do not answer, and what it then
+/// grants should not go unused.
+const ACQUIRE_DEADLINE: Duration = Duration::from_secs(8);
+/// For any other request; a lease's renewal is asked again several times within its life.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(3);
 /// Regions that stay empty for so long go back to the pool: longer than the gap between two queries that spill.
 const LINGER: Duration = Duration::from_secs(5);
@@ -129,10 +133,13 @@ fn look_after_leases(shared: &Arc<Shared>, nodes: &mut Nodes) {
     }
     for (node, due) in shared.with_holdings(|holdings| holdings.due(now)) {
         if let Some(client) = nodes.client(shared, node) {
-            tokio::spawn(renew(shared.clone(), client, node, due));
+            for due in due.chunks(MAX_LEASES_PER_REQUEST) {
+                tokio::spawn(renew(shared.clone(), client.clone(), node, due.to_vec()));
+            }
         }
     }
     drop(release(shared, nodes, shared.shrink(LINGER)));
+    shared.forget_idle_nodes();
     nodes.forget_strangers(shared);
 }
 
@@ -209,17 +216,21 @@ fn release(
     }
     let mut tasks = Vec::new();
     for (node, regions) in by_node {
-        let Some(mut client) = nodes.client_of(&regions[0].node) else { continue };
-        let leases = regions.iter().map(|held| LeaseRef::new(held.id.index, held.epoch, &held.key)).collect();
-        let request = ReleaseRequest { owner: shared.owner.0, leases };
-        tasks.push(tokio::spawn(async move {
-            let answer = tokio::time::timeout(REQUEST_DEADLINE, client.release(request)).await;
-            if !matches!(answer, Ok(Ok(_))) {
-                tracing::debug!(%node, "regions could not be given back; their leases will run out");
-            }
-        }));
+        let Some(client) = nodes.client_of(&regions[0].node) else { continue };
+        for regions in regions.chunks(MAX_LEASES_PER_REQUEST) {
+            let leases = regions.iter().map(|held| LeaseRef::new(held.id.index, held.epoch, &held.key));
+            let request = ReleaseRequest { owner: shared.owner.0, leases: leases.collect() };
+            tasks.push(tokio::spawn(release_at(client.clone(), node, request)));
+        }
     }
     tasks
+}
+
+async fn release_at(mut client: NodeClient<Channel>, node: NodeId, request: ReleaseRequest) {
+    let answer = tokio::time::timeout(REQUEST_DEADLINE, client.release(request)).await;
+    if !matches!(answer, Ok(Ok(_))) {
+        tracing::debug!(%node, "regions could not be given back; their leases will run out");
+    }
 }
 
 async fn watch_capacity(shared: Arc<Shared>, mut broker: BrokerClient<Channel>) {
@@ -253,7 +264,7 @@ async fn grow(shared: &Arc<Shared>, broker: &mut BrokerClient<Channel>) -> Growt
         class: LeaseClass::Revocable as i32,
         avoid: shared.nodes_to_avoid().into_iter().map(|node| node.0).collect(),
     };
-    let answer = match tokio::time::timeout(REQUEST_DEADLINE, broker.acquire(request)).await {
+    let answer = match tokio::time::timeout(ACQUIRE_DEADLINE, broker.acquire(request)).await {
         Ok(Ok(answer)) => answer.into_inner(),
         Ok(Err(status)) => {
             tracing::warn!(error = status.message(), "the broker gave no regions");
@@ -274,19 +285,35 @@ async fn grow(shared: &Arc<Shared>, broker: &mut BrokerClient<Channel>) -> Growt
         return GrowthOutcome::Full;
     }
     shared.pool_has_lent(answer.leases.len() as u64);
+    let mut outcome = GrowthOutcome::Full;
     for lease in answer.leases {
         let ttl = Millis(lease.ttl_ms);
-        match lease_parts(lease, answer.region_bytes, &shared.config, shared.region_bytes) {
-            Ok(parts) => drop(shared.lease_acquired(asked_at, ttl, parts)),
-            Err(reason) => tracing::warn!(reason, "a lease of no use; it will run out"),
+        match lease_parts(&lease, answer.region_bytes, &shared.config, shared.region_bytes) {
+            Ok(parts) => {
+                shared.lease_acquired(asked_at, ttl, parts);
+                outcome = GrowthOutcome::Grown;
+            }
+            Err(reason) => {
+                tracing::error!(reason, "a lease of no use; giving it back");
+                give_back(shared, lease).await;
+            }
         }
     }
-    GrowthOutcome::Grown
+    outcome
+}
+
+/// Releases a lease that cannot be used.
+async fn give_back(shared: &Shared, lease: Lease) {
+    let (Some(address), Some(key)) = (&lease.address, lease.access_key()) else { return };
+    let Ok(channel) = dial(&address.control, shared.config.tls.as_ref()) else { return };
+    let leases = vec![LeaseRef::new(lease.region, Epoch(lease.epoch), &key)];
+    let request = ReleaseRequest { owner: shared.owner.0, leases };
+    release_at(NodeClient::new(channel), NodeId(address.node), request).await;
 }
 
 /// Checks a lease as it came from the broker.
 fn lease_parts(
-    lease: Lease,
+    lease: &Lease,
     region_bytes: u64,
     config: &PoolConfig,
     wanted_bytes: u64,
@@ -296,8 +323,8 @@ fn lease_parts(
     }
     let id = lease.region_id().ok_or("it names no node")?;
     let key = lease.access_key().ok_or("its key has not 16 bytes")?;
-    let address = lease.address.ok_or("it names no node")?;
-    let node = NodeState::new(peer_of(&address, config.transport), address.control);
+    let address = lease.address.as_ref().ok_or("it names no node")?;
+    let node = NodeState::new(peer_of(address, config.transport), address.control.clone());
     Ok(LeasedRegionParts { id, epoch: Epoch(lease.epoch), key, node })
 }
 
@@ -310,9 +337,4 @@ fn peer_of(address: &NodeAddress, transport: TransportChoice) -> Peer {
         tcp: address.tcp.to_socket_addrs().ok().and_then(|mut found| found.next()),
         shm_socket: shm.then(|| PathBuf::from(&address.shm_socket)),
     }
-}
-
-/// Names this host as nodes do: by the kernel's boot id.
-fn this_host() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }

@@ -177,10 +177,9 @@ impl Shared {
             }
             let outcome = if may_grow { self.growth_after(attempts).await } else { GrowthOutcome::Full };
             match outcome {
-                GrowthOutcome::Grown => {}
-                GrowthOutcome::Unreachable if self.now() < give_up_at => {}
+                GrowthOutcome::Grown | GrowthOutcome::Unreachable if self.now() < give_up_at => {}
                 // What came since the look above made it full: then there is something to take.
-                GrowthOutcome::Full | GrowthOutcome::Unreachable => {
+                _ => {
                     return self.take_now(place).0.ok_or(NoSpace);
                 }
             }
@@ -252,7 +251,11 @@ impl Shared {
         let mut ledger = self.ledger.lock();
         ledger.holdings.acquired(asked_at, ttl, region.id, region.epoch, region.key);
         let usable_until = ledger.holdings.usable(now, region.id).map_or(0, |held| held.usable_until().0);
-        let known = ledger.nodes.get(&region.id.node).filter(|node| !node.is_lost()).cloned();
+        // A node that was restarted under its name is reached elsewhere.
+        let same = |node: &&Arc<NodeState>| {
+            !node.is_lost() && node.peer == region.node.peer && node.control == region.node.control
+        };
+        let known = ledger.nodes.get(&region.id.node).filter(same).cloned();
         let node = known.unwrap_or_else(|| Arc::new(region.node));
         ledger.nodes.insert(region.id.node, node.clone());
         let leased = Arc::new(LeasedRegion::new(region.id, region.epoch, region.key, node, usable_until));
@@ -331,6 +334,13 @@ impl Shared {
         let mut ledger = self.ledger.lock();
         ledger.avoid_until_ms.retain(|_, until| *until > now);
         ledger.avoid_until_ms.keys().copied().collect()
+    }
+
+    /// Forgets nodes on which nothing of ours lies any more.
+    pub(crate) fn forget_idle_nodes(&self) {
+        let mut ledger = self.ledger.lock();
+        let Ledger { regions, nodes, .. } = &mut *ledger;
+        nodes.retain(|id, _| regions.keys().any(|region| region.node == *id));
     }
 
     /// Nodes that hold something of ours.

@@ -99,8 +99,8 @@ impl LeasedRegion {
         self.lose();
     }
 
-    /// Whether sessions should let go of the region.
-    pub(crate) fn is_over(&self) -> bool {
+    /// Whether the region is lost or given back: sessions let go of it, and what lay there cannot be had.
+    pub fn is_over(&self) -> bool {
         self.retired.load(Ordering::Relaxed)
             || self.node.is_lost()
             || self.usable_until_ms.load(Ordering::Relaxed) == 0

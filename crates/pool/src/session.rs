@@ -153,6 +153,7 @@ impl SessionCore {
         mut buffer: ArenaBuf,
     ) -> (ArenaBuf, Result<(), AccessError>) {
         let region = extent.region();
+        let mut in_doubt = false;
         for _ in 0..TRIES {
             if let Err(error) = region.check(self.shared.now().0) {
                 return (buffer, Err(error));
@@ -172,10 +173,17 @@ impl SessionCore {
             };
             match result {
                 Ok(()) => return (buffer, Ok(())),
-                Err(error) => match self.after(error, &queue, region) {
-                    Next::TryAgain => {}
-                    Next::Fail(error) => return (buffer, Err(error)),
-                },
+                Err(error) => {
+                    in_doubt |= matches!(error, OpError::Unknown { .. });
+                    match self.after(error, &queue, region) {
+                        Next::TryAgain => {}
+                        // A refusal of the second try says nothing about the first.
+                        Next::Fail(AccessError::Refused(_)) if in_doubt => {
+                            return (buffer, Err(AccessError::LeaseLost { region: region.id }));
+                        }
+                        Next::Fail(error) => return (buffer, Err(error)),
+                    }
+                }
             }
         }
         self.shared.node_lost(&region.node);

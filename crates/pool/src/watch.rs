@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use farpool_fabric::{Endpoint, EndpointConfig, Negotiated, OpError, Queue, block_on};
-use farpool_wire::SessionId;
+use farpool_wire::{CALL_PING, SessionId};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::NODE_DEADLINE;
@@ -19,7 +19,6 @@ use crate::region::NodeState;
 
 /// How often a node is pinged, and sessions are looked at.
 const INTERVAL: Duration = Duration::from_millis(250);
-const PING: &[u8] = b"ping";
 
 /// The running watch; ends when dropped.
 pub(crate) struct Watch {
@@ -65,8 +64,9 @@ async fn watch_all(shared: &Arc<Shared>, endpoint: &Endpoint, stopped: &AtomicBo
     let mut watched: Vec<Arc<NodeState>> = Vec::new();
     let mut watches = FuturesUnordered::new();
     while !stopped.load(Ordering::Relaxed) {
-        watched.retain(|node| !node.is_lost());
-        for node in shared.nodes() {
+        let nodes = shared.nodes();
+        watched.retain(|known| nodes.iter().any(|node| Arc::ptr_eq(known, node)));
+        for node in nodes {
             if !watched.iter().any(|known| Arc::ptr_eq(known, &node)) {
                 watched.push(node.clone());
                 watches.push(watch_node(shared, endpoint, node));
@@ -91,7 +91,7 @@ async fn watch_all(shared: &Arc<Shared>, endpoint: &Endpoint, stopped: &AtomicBo
 async fn watch_node(shared: &Arc<Shared>, endpoint: &Endpoint, node: Arc<NodeState>) {
     let Ok(queue) = endpoint.open(node.peer.clone()) else { return shared.node_lost(&node) };
     let mut failures = 0;
-    while !node.is_lost() {
+    while shared.nodes().iter().any(|known| Arc::ptr_eq(known, &node)) {
         match ping(endpoint, &queue).await {
             Ok(()) => {
                 failures = 0;
@@ -112,9 +112,9 @@ async fn watch_node(shared: &Arc<Shared>, endpoint: &Endpoint, node: Arc<NodeSta
 }
 
 async fn ping(endpoint: &Endpoint, queue: &Queue) -> Result<(), OpError> {
-    let Ok(mut buffer) = endpoint.arena().take(PING.len()) else {
+    let Ok(mut buffer) = endpoint.arena().take(CALL_PING.len()) else {
         return Ok(()); // more nodes than the arena has room for: the next round will do
     };
-    buffer.copy_from_slice(PING);
-    queue.call(buffer, PING.len()).await.map(drop)
+    buffer.copy_from_slice(CALL_PING);
+    queue.call(buffer, CALL_PING.len()).await.map(drop)
 }

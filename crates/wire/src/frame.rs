@@ -23,6 +23,9 @@ pub const RESPONSE_HEADER_BYTES: usize = 24;
 /// Length of [`ShmAttached`].
 pub const SHM_ATTACHED_BYTES: usize = 16;
 
+/// The call that every node answers, with nothing: whoever gets the answer knows that the node lives.
+pub const CALL_PING: &[u8] = b"ping";
+
 const MAGIC: [u8; 7] = *b"FARPOOL";
 
 /// Bytes that are not a frame of this version. The connection is closed: there is no way to find the next frame.
@@ -186,7 +189,8 @@ impl Hello {
         let Some([session, incarnation, node, reserved]) = hello_words(bytes)? else {
             return Ok(Decoded::Incomplete);
         };
-        if reserved != 0 {
+        // The last incarnation is never used, so that a node can always name a later one.
+        if reserved != 0 || incarnation == u64::MAX {
             return Err(FrameError::Malformed);
         }
         Ok(Decoded::Complete(Hello {
@@ -476,6 +480,12 @@ mod tests {
         assert_eq!(Hello::decode(b"GET / HTTP/1.1"), Err(FrameError::Magic));
         assert_eq!(Hello::decode(b"G"), Err(FrameError::Magic));
         assert_eq!(Hello::decode(b"FARP"), Ok(Decoded::Incomplete));
+    }
+
+    #[test]
+    fn the_last_incarnation_is_refused_since_none_could_follow() {
+        let hello = Hello { session: SessionId(1), incarnation: Incarnation(u64::MAX), node: NodeId(1) };
+        assert_eq!(Hello::decode(&hello.encode()), Err(FrameError::Malformed));
     }
 
     #[test]

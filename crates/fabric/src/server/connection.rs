@@ -22,6 +22,8 @@ const MAX_UNSENT_BYTES: usize = 2 * MAX_TRANSFER_BYTES;
 const MAX_RECEIVED_BYTES: usize = REQUEST_HEADER_BYTES + MAX_PAYLOAD_BYTES;
 /// Received in one call at the least.
 const RECEIVE_BYTES: usize = 64 << 10;
+/// Receives in one turn: then others have theirs, and what is left raises another event.
+const RECEIVES_PER_TURN: usize = 16;
 /// Buffers above this are given back when they are empty.
 const KEPT_BUFFER_BYTES: usize = 256 << 10;
 /// Regions attached on one connection: 4 Ki regions of 64 MiB are 256 GiB.
@@ -39,11 +41,21 @@ pub(super) enum Verdict {
     Reject(FrameError),
 }
 
+/// Whether and for how long a connection only occupies its place.
+pub(super) enum Idle {
+    /// It has not greeted.
+    Ungreeted(Duration),
+    /// It has nothing attached and asks for nothing.
+    Unattached(Duration),
+    /// It may hold memory of somebody.
+    No,
+}
+
 /// One connection.
 pub(super) struct Connection {
     stream: OwnedFd,
     passes_descriptors: bool,
-    opened: Instant,
+    last_active: Instant,
     stage: Stage,
     received: Vec<u8>,
     /// How much of `received` has been served.
@@ -75,7 +87,7 @@ impl Connection {
         Connection {
             stream,
             passes_descriptors,
-            opened: Instant::now(),
+            last_active: Instant::now(),
             stage: Stage::Silent,
             received: Vec::new(),
             served: 0,
@@ -90,9 +102,14 @@ impl Connection {
         self.stream.as_fd()
     }
 
-    /// How long a connection has been here without greeting; zero once it has.
-    pub(super) fn silent_for(&self) -> Duration {
-        if self.stage == Stage::Silent { self.opened.elapsed() } else { Duration::ZERO }
+    /// How long a connection has been of no use to anybody: from its start until it greets, and while it is greeted
+    /// but silent and nothing is attached on it.
+    pub(super) fn idle(&self) -> Idle {
+        match self.stage {
+            Stage::Silent => Idle::Ungreeted(self.last_active.elapsed()),
+            _ if self.attached.is_empty() => Idle::Unattached(self.last_active.elapsed()),
+            _ => Idle::No,
+        }
     }
 
     /// Answers wait for the peer to read.
@@ -124,6 +141,7 @@ impl Connection {
 
     /// Serves what has come, as far as answers can be sent.
     pub(super) fn serve(&mut self, host: &dyn Host) -> Verdict {
+        let mut receives = 0;
         loop {
             match self.serve_received(host) {
                 Ok(None) => {}
@@ -139,8 +157,16 @@ impl Connection {
             if self.stage == Stage::Buried {
                 return Verdict::Close;
             }
+            if self.has_whole_request() {
+                continue; // held back while answers waited; nothing else would call us for it
+            }
+            if receives == RECEIVES_PER_TURN {
+                return Verdict::Keep;
+            }
+            receives += 1;
             match self.receive() {
                 Ok(0) => return Verdict::Close,
+                Ok(_) if self.stage != Stage::Silent => self.last_active = Instant::now(),
                 Ok(_) => {}
                 Err(Errno::AGAIN | Errno::INTR) => {
                     self.shrink();
@@ -305,14 +331,21 @@ impl Connection {
         self.received.drain(..self.served);
         self.served = 0;
         let old = self.received.len();
-        let missing = self.missing_bytes().max(RECEIVE_BYTES).min(MAX_RECEIVED_BYTES + RECEIVE_BYTES - old);
-        self.received.reserve(missing);
-        rustix::net::recv(
-            &self.stream,
-            rustix::buffer::spare_capacity(&mut self.received),
-            RecvFlags::DONTWAIT,
-        )
-        .map(|(_, bytes)| bytes)
+        let most = (MAX_RECEIVED_BYTES + RECEIVE_BYTES).saturating_sub(old);
+        let wanted = self.missing_bytes().max(RECEIVE_BYTES).min(most);
+        self.received.reserve(wanted);
+        let room = &mut self.received.spare_capacity_mut()[..wanted];
+        let (_, bytes) = rustix::net::recv(&self.stream, room, RecvFlags::DONTWAIT)?;
+        // SAFETY: the kernel has filled the first `bytes` bytes of the room behind `old`, which is within the capacity.
+        unsafe { self.received.set_len(old + bytes) };
+        Ok(bytes)
+    }
+
+    fn has_whole_request(&self) -> bool {
+        let unserved = &self.received[self.served..];
+        self.stage == Stage::Open
+            && matches!(RequestHeader::decode(unserved), Ok(Decoded::Complete(header))
+                if unserved.len() >= REQUEST_HEADER_BYTES + header.payload as usize)
     }
 
     /// How much of the request at the front has not come yet.
