@@ -47,11 +47,13 @@ pub struct Published {
 
 /// What the folder says about a running pool; `None` when there is none.
 pub fn published(dir: &Path) -> Result<Option<Published>> {
+    if !dir.exists() {
+        return Ok(None);
+    }
+    // First: what lies in somebody else's folder may be anything, a pipe that never answers among it.
+    open_own(dir)?;
     match fs::read_to_string(dir.join(BROKER_ADDRESS)) {
-        Ok(address) => {
-            open_own(dir)?;
-            Ok(Some(Published { broker: address.trim().to_owned(), tls_dir: dir.join(TLS) }))
-        }
+        Ok(address) => Ok(Some(Published { broker: address.trim().to_owned(), tls_dir: dir.join(TLS) })),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => {
             Err(error).with_context(|| format!("cannot read {}", dir.join(BROKER_ADDRESS).display()))

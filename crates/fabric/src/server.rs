@@ -29,7 +29,7 @@ use crate::spin::Spinner;
 use connection::{Connection, Idle, Verdict};
 use sessions::Sessions;
 
-/// Connections served at once; the next ones are closed at once. Two queues of a few hundred threads.
+/// Connections served at once; for the next one, one that is of no use makes room. Two queues of a few hundred threads.
 const MAX_CONNECTIONS: usize = 1024;
 /// A connection that has not greeted by then is closed.
 const GREETING_DEADLINE: Duration = Duration::from_secs(5);
@@ -220,8 +220,8 @@ impl Server {
     }
 
     fn adopt(&mut self, stream: OwnedFd, passes_descriptors: bool) {
-        if self.connections.len() >= MAX_CONNECTIONS {
-            tracing::warn!(limit = MAX_CONNECTIONS, "too many connections; closing the newest");
+        if self.connections.len() >= MAX_CONNECTIONS && !self.make_room() {
+            tracing::warn!(limit = MAX_CONNECTIONS, "too many connections in use; closing the newest");
             return;
         }
         let token = self.next_token;
@@ -231,6 +231,18 @@ impl Server {
             return;
         }
         self.connections.insert(token, Connection::new(stream, passes_descriptors));
+    }
+
+    /// Closes the connection that has longest been of no use to anybody; false when all are in use.
+    fn make_room(&mut self) -> bool {
+        let useless = self.connections.iter().filter_map(|(&token, connection)| match connection.idle() {
+            Idle::Ungreeted(time) | Idle::Unattached(time) => Some((time, token)),
+            Idle::No => None,
+        });
+        let Some((_, token)) = useless.max() else { return false };
+        self.host.rejected();
+        self.close(token);
+        true
     }
 
     fn serve_connection(&mut self, token: u64) {

@@ -39,34 +39,40 @@ impl FileInner {
         self.store_piece(core, piece, &extent, |target| target.copy_from_slice(data)).await
     }
 
-    /// Makes part of an extent read as zeros: whole blocks by their words alone.
-    pub(crate) async fn zero(&self, core: &SessionCore, piece: Piece) -> Result<(), FileError> {
-        let Some(extent) = self.map.read().extent(piece.stripe) else { return Ok(()) };
-        let words = &self.store.words;
+    /// Makes part of an extent read as zeros: whole blocks by their words alone. A block that cannot be had, and so not
+    /// be cut, is marked lost: it must not come back with other contents.
+    pub(crate) async fn zero(&self, core: &SessionCore, piece: Piece) {
+        let Some(extent) = self.map.read().extent(piece.stripe) else { return };
         for block in piece.first_block()..piece.end_block() {
             let start = block * BLOCK_BYTES as u64;
-            if piece.covers(block) {
-                let locks = Locks::take(words, core, &extent, piece, block..block + 1).await?;
-                locks.release(|_, _| BlockWord::EMPTY);
-                continue;
-            }
             let within = Piece {
                 stripe: piece.stripe,
                 start: piece.start.max(start),
                 end: piece.end.min(start + BLOCK_BYTES as u64),
             };
-            if words.load(words.place(&extent, block)).is_empty() {
-                continue;
-            }
-            match self.store_piece(core, within, &extent, |target| target.fill(0)).await {
-                // The rest of the block cannot be had any more, and must not come back with other contents.
-                Err(FileError::Lost { .. } | FileError::Damaged { .. }) => {
-                    self.map.write().lose(piece.file_offset(start), BLOCK_BYTES as u64);
-                }
-                result => result?,
+            if self.zero_block(core, within, &extent).await.is_err() {
+                self.map.write().lose(piece.file_offset(start), BLOCK_BYTES as u64);
             }
         }
-        Ok(())
+    }
+
+    async fn zero_block(
+        &self,
+        core: &SessionCore,
+        within: Piece,
+        extent: &Arc<Extent>,
+    ) -> Result<(), FileError> {
+        let words = &self.store.words;
+        let block = within.first_block();
+        if within.covers(block) {
+            let locks = Locks::take(words, core, extent, within, block..block + 1).await?;
+            locks.release(|_, _| BlockWord::EMPTY);
+            return Ok(());
+        }
+        if words.load(words.place(extent, block)).is_empty() {
+            return Ok(());
+        }
+        self.store_piece(core, within, extent, |target| target.fill(0)).await
     }
 
     /// Locks the blocks of a piece, lets `fill` put the new bytes in place among the old, and stores the whole.

@@ -10,7 +10,8 @@
 //! M5. Data that the kernel accepted and that could not be stored is marked as lost: reading it gives EIO, never
 //!     zeros or what was there before.
 //! M6. The kernel may cache names, attributes and pages for as long as it likes: nobody else changes them. It
-//!     serialises what changes a file's size (its inode lock), so size and data need no transaction here.
+//!     serialises what changes a file's size (its inode lock); but it writes pages back at any moment, so crate `file`
+//!     must bear a write beside whatever else happens to the file.
 //! Not here: the rules of names (`namespace`), of far memory (crate `file`), mounting (`attach`).
 
 use std::ffi::OsStr;
@@ -194,7 +195,7 @@ impl Filesystem for FarFs {
     }
 
     fn getattr(&self, _request: &Request, node: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
-        if let Some(errno) = handle.and_then(|handle| self.handles.get(handle.0)?.failure()) {
+        if let Some(errno) = handle.and_then(|handle| self.handles.get_writable(handle.0)?.failure()) {
             return reply.error(errno); // M4: asked on behalf of a `write`
         }
         self.on_names(|| send_attributes(reply, self.stat(ino(node))));

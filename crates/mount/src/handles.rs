@@ -19,6 +19,8 @@ pub(crate) struct NoHandle;
 pub(crate) struct Handle {
     pub(crate) ino: Ino,
     pub(crate) body: Arc<Body>,
+    /// Opened for writing.
+    pub(crate) writable: bool,
 }
 
 /// All open files. Looking one up takes a shared lock for two instructions.
@@ -51,6 +53,13 @@ impl Handles {
     pub(crate) fn get(&self, number: u64) -> Option<Arc<Body>> {
         let table = self.table.read();
         table.slots.get(usize::try_from(number).ok()?)?.as_ref().map(|handle| handle.body.clone())
+    }
+
+    /// The file behind a handle, if it was opened for writing.
+    pub(crate) fn get_writable(&self, number: u64) -> Option<Arc<Body>> {
+        let table = self.table.read();
+        let handle = table.slots.get(usize::try_from(number).ok()?)?.as_ref()?;
+        handle.writable.then(|| handle.body.clone())
     }
 
     pub(crate) fn remove(&self, number: u64) -> Option<Handle> {

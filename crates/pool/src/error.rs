@@ -23,6 +23,16 @@ pub enum PoolError {
     /// The limit on threads or descriptors is too low.
     #[error("cannot start the pool's threads: {0}; raise the limits on processes and open files")]
     Start(#[source] std::io::Error),
+    /// Allow at least one region.
+    #[error(
+        "a limit of {limit_bytes} bytes is less than one region of the pool ({region_bytes}); raise --limit"
+    )]
+    LimitTooSmall {
+        /// What was allowed.
+        limit_bytes: u64,
+        /// What the nodes lend.
+        region_bytes: u64,
+    },
     /// Use a region size that is a multiple of the extent size.
     #[error("the pool's regions have {region_bytes} bytes; clients need a multiple of {extent_bytes}")]
     RegionSize {

@@ -25,6 +25,10 @@ use crate::watch::Watch;
 const LOW_WATER_EXTENTS: u64 = 128;
 /// How long a taker waits for an unreachable broker before it is told *no space*: a broker's restart fits in.
 const GROW_PATIENCE: Duration = Duration::from_secs(3);
+/// How long *full* is taken for granted: a full pool is not asked again for each page that does not fit.
+const FULL_FOR: Duration = Duration::from_millis(500);
+/// How long *unreachable* is taken for granted once the patience is used up: longer than an attempt on a broker that hangs.
+const UNREACHABLE_FOR: Duration = Duration::from_secs(10);
 /// Between two attempts within that time.
 const GROW_RETRY: Duration = Duration::from_millis(100);
 /// A node that was given up is not asked for regions again before this has passed: by then the broker knows.
@@ -94,6 +98,9 @@ struct Ledger {
 struct Growth {
     attempts: u64,
     last: GrowthOutcome,
+    /// When the last attempt ended, and since when none has brought anything.
+    ended_ms: u64,
+    failing_since_ms: Option<u64>,
     waiting: Vec<Waker>,
 }
 
@@ -118,6 +125,11 @@ impl Pool {
             if view.region_bytes == 0 { keeper::DEFAULT_REGION_BYTES } else { view.region_bytes };
         if !region_bytes.is_multiple_of(EXTENT_BYTES) {
             return Err(PoolError::RegionSize { region_bytes, extent_bytes: EXTENT_BYTES });
+        }
+        if let Some(limit_bytes) = config.limit_bytes
+            && limit_bytes < region_bytes
+        {
+            return Err(PoolError::LimitTooSmall { limit_bytes, region_bytes });
         }
         let shared = Arc::new(Shared {
             config,
@@ -175,7 +187,11 @@ impl Shared {
             if let Some(extent) = extent {
                 return Ok(extent);
             }
-            let outcome = if may_grow { self.growth_after(attempts).await } else { GrowthOutcome::Full };
+            let outcome = match self.growth_known() {
+                _ if !may_grow => GrowthOutcome::Full,
+                Some(outcome) => return self.take_now(place).0.ok_or(outcome),
+                None => self.growth_after(attempts).await,
+            };
             match outcome {
                 GrowthOutcome::Grown | GrowthOutcome::Unreachable if self.now() < give_up_at => {}
                 // What came since the look above made it full: then there is something to take.
@@ -190,6 +206,22 @@ impl Shared {
     fn take_now(&self, place: u64) -> (Option<Extent>, u64) {
         let mut space = self.space.lock();
         (space.take(place, &self.space), space.free())
+    }
+
+    /// That an attempt would bring nothing, as far as the last ones tell: one patience for an outage, not for a taker.
+    fn growth_known(&self) -> Option<NoSpace> {
+        let growth = self.growth.lock();
+        let now = self.now().0;
+        let known = match growth.last {
+            GrowthOutcome::Grown => false,
+            GrowthOutcome::Full => growth.attempts > 0 && now < growth.ended_ms + FULL_FOR.as_millis() as u64,
+            GrowthOutcome::Unreachable => {
+                let recent = now < growth.ended_ms + UNREACHABLE_FOR.as_millis() as u64;
+                let patience_ms = GROW_PATIENCE.as_millis() as u64;
+                recent && growth.failing_since_ms.is_some_and(|since| now >= since + patience_ms)
+            }
+        };
+        known.then_some(NoSpace)
     }
 
     /// Waits for an attempt later than the `attempts`-th, and says what it brought.
@@ -210,6 +242,11 @@ impl Shared {
         let mut growth = self.growth.lock();
         growth.attempts += 1;
         growth.last = outcome;
+        growth.ended_ms = self.now().0;
+        growth.failing_since_ms = match outcome {
+            GrowthOutcome::Grown => None,
+            _ => growth.failing_since_ms.or(Some(growth.ended_ms)),
+        };
         growth.waiting.drain(..).for_each(Waker::wake);
     }
 
@@ -350,8 +387,12 @@ impl Shared {
 
     /// Lets go of regions that are no longer needed; the caller tells their nodes.
     pub(crate) fn shrink(&self, linger: Duration) -> Vec<Arc<LeasedRegion>> {
-        let keep_free = 2 * LOW_WATER_EXTENTS;
-        let idle = self.space.lock().shrink(self.now().0, linger.as_millis() as u64, keep_free);
+        let idle = {
+            let mut space = self.space.lock();
+            // What is in use will want to grow; what is not needs nothing.
+            let keep_free = if space.is_unused() { 0 } else { 2 * LOW_WATER_EXTENTS };
+            space.shrink(self.now().0, linger.as_millis() as u64, keep_free)
+        };
         self.retire(&idle);
         idle
     }

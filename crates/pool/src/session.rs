@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use farpool_fabric::{ArenaBuf, ArenaFull, Endpoint, OpError, Queue, Uncertain, block_on};
 use farpool_wire::{MAX_TRANSFER_BYTES, NodeId, Refusal};
@@ -25,7 +26,9 @@ use crate::watch::endpoint;
 const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
 /// How often an operation is tried: anew after a broken connection, and once more when the repeat ran into the
 /// reconnection of a sibling.
-const TRIES: usize = 3;
+const TRIES: u32 = 5;
+/// Before the second try, and as much longer before each later one: half a second in all, for a node that is besieged.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// The blocking edge of a session. Any thread may use it, one at a time.
 #[derive(Clone)]
@@ -154,7 +157,8 @@ impl SessionCore {
     ) -> (ArenaBuf, Result<(), AccessError>) {
         let region = extent.region();
         let mut in_doubt = false;
-        for _ in 0..TRIES {
+        for attempt in 0..TRIES {
+            self.pause_before(attempt).await;
             if let Err(error) = region.check(self.shared.now().0) {
                 return (buffer, Err(error));
             }
@@ -192,7 +196,8 @@ impl SessionCore {
 
     /// The queue to a region's node, with the region attached.
     async fn attach(&self, region: &Arc<LeasedRegion>) -> Result<Rc<NodeQueue>, AccessError> {
-        for _ in 0..TRIES {
+        for attempt in 0..TRIES {
+            self.pause_before(attempt).await;
             let queue = self.queue(&region.node)?;
             let known = queue
                 .attached
@@ -231,6 +236,12 @@ impl SessionCore {
         let queue = Rc::new(NodeQueue { node: node.clone(), queue, attached: RefCell::default() });
         self.queues.borrow_mut().insert(id, queue.clone());
         Ok(queue)
+    }
+
+    async fn pause_before(&self, attempt: u32) {
+        if attempt > 0 {
+            self.endpoint.sleep(RETRY_PAUSE * attempt).await;
+        }
     }
 
     /// Decides what an error means for the lease, the node and the operation.

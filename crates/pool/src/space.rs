@@ -181,6 +181,11 @@ impl Space {
         self.remove(|region| idle.contains(&(region.id, region.epoch.0)))
     }
 
+    /// Whether no extent of the regions held is in use.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.nodes.values().flatten().all(|held| held.free.len() == held.extents as usize)
+    }
+
     /// Extents that can be taken.
     pub(crate) fn free(&self) -> u64 {
         self.free

@@ -27,7 +27,13 @@ impl FarFs {
         } else {
             Ok(())
         };
-        let opened = truncated.and_then(|()| Ok(self.handles.insert(Handle { ino, body })?));
+        let opened = truncated.and_then(|()| {
+            Ok(self.handles.insert(Handle {
+                ino,
+                body,
+                writable: flags & libc::O_ACCMODE != libc::O_RDONLY,
+            })?)
+        });
         if opened.is_err() {
             self.close_inode(ino);
         }
@@ -59,7 +65,7 @@ impl FarFs {
     }
 
     pub(super) fn close_file(&self, handle: u64) {
-        if let Some(Handle { ino, body }) = self.handles.remove(handle) {
+        if let Some(Handle { ino, body, .. }) = self.handles.remove(handle) {
             drop(body);
             self.close_inode(ino);
         }
