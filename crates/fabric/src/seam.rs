@@ -29,6 +29,10 @@ pub trait Transport {
     /// # Errors
     /// When this transport cannot reach the peer at all (no address for it, no such socket, refused at once).
     fn open(&self, peer: &Peer, hello: Hello) -> std::io::Result<Box<dyn Link>>;
+
+    /// Names the memory in which the buffers of all operations will lie, once, before the first link is opened.
+    /// It outlives every link of this transport. Network cards register it; others need not know.
+    fn local_memory(&self, _arena: LocalSlice) {}
 }
 
 /// One incarnation of one connection to one node.
@@ -42,7 +46,18 @@ pub trait Link {
     /// the operation completes or the link is dropped.
     fn post(&mut self, posted: Posted) -> Option<Outcome>;
 
-    /// Sends what is waiting, and moves finished operations to `done`. Never blocks.
+    /// Hands over several operations, with the effect of [`Link::post`] for one after the other; those that
+    /// complete at once go to `done`. For transports that do many together faster than one by one.
+    fn post_batch(&mut self, batch: &[Posted], done: &mut Vec<Done>) {
+        for posted in batch {
+            if let Some(outcome) = self.post(*posted) {
+                done.push(Done { slot: posted.slot, outcome });
+            }
+        }
+    }
+
+    /// Sends what is waiting (one doorbell, one write for all that was posted since the last poll), and moves
+    /// finished operations to `done`. Never blocks.
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), LinkClosed>;
 
     /// What to wait for when a poll brought nothing; `None` when polling again is all one can do.
