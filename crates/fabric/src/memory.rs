@@ -151,6 +151,13 @@ impl Mapping {
         Ok(())
     }
 
+    /// Starts to fetch the first bytes at `offset` into the processor's cache, if they are within bounds.
+    pub(crate) fn prefetch(&self, offset: u64, length: usize) {
+        if let Ok(place) = self.place(offset, length.max(1)) {
+            copy::prefetch(place, length);
+        }
+    }
+
     /// Copies far bytes into `to`.
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), AccessError> {
         // SAFETY: a unique slice is valid and exclusive for its length.
@@ -172,9 +179,10 @@ impl Mapping {
         Ok(())
     }
 
-    /// The word at `offset`, loaded whole. Acquires what its writer published before it.
+    /// The word at `offset`, loaded whole. Acquires what its writer published before it, and is one of the
+    /// sequentially consistent accesses: see `store`.
     pub fn load(&self, offset: u64) -> Result<u64, AccessError> {
-        Ok(self.word(offset)?.load(Ordering::Acquire))
+        Ok(self.word(offset)?.load(Ordering::SeqCst))
     }
 
     /// Stores a word whole, after all that this thread wrote before.
