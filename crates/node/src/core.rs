@@ -16,7 +16,7 @@ use farpool_lease::{
     LeaseClass, LeaseRefusal, Lending, Millis, RegionCounts, RegionStatus, RegionTable, Released,
 };
 use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState};
-use farpool_wire::{AccessKey, CALL_PING, Epoch, NodeId, OwnerId, Refusal};
+use farpool_wire::{AccessKey, CALL_ECHO, CALL_PING, Epoch, NodeId, OwnerId, Refusal};
 use parking_lot::Mutex;
 
 use crate::lender::Lender;
@@ -179,7 +179,11 @@ impl Host for Core {
         self.regions.share(region, epoch, key)
     }
 
-    fn call(&self, request: &[u8], _answer: &mut Vec<u8>) -> Result<(), Refusal> {
+    fn call(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), Refusal> {
+        if request.starts_with(CALL_ECHO) {
+            answer.extend_from_slice(request);
+            return Ok(());
+        }
         if request == CALL_PING { Ok(()) } else { Err(Refusal::UnknownCall) }
     }
 
