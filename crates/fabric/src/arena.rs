@@ -52,6 +52,11 @@ impl Arena {
         Arena { block: Rc::new(Block { base, layout, taken: RefCell::new(vec![false; granules]) }) }
     }
 
+    /// The whole block, as transports see it.
+    pub(crate) fn as_local(&self) -> LocalSlice {
+        LocalSlice { start: self.block.base.as_ptr(), bytes: self.block.layout.size() }
+    }
+
     /// A buffer of `bytes` bytes; its contents are whatever was there before.
     pub fn take(&self, bytes: usize) -> Result<ArenaBuf, ArenaFull> {
         let wanted = bytes.div_ceil(ARENA_GRANULE_BYTES).max(1);

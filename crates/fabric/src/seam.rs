@@ -47,7 +47,7 @@ pub trait Link {
     fn post(&mut self, posted: Posted) -> Option<Outcome>;
 
     /// Hands over several operations, with the effect of [`Link::post`] for one after the other; those that
-    /// complete at once go to `done`. For transports that do many together faster than one by one.
+    /// complete at once go to `done`, in their order. For transports that do many together faster than one by one.
     fn post_batch(&mut self, batch: &[Posted], done: &mut Vec<Done>) {
         for posted in batch {
             if let Some(outcome) = self.post(*posted) {

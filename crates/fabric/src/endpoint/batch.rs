@@ -1,0 +1,273 @@
+//! Batches: operations of one queue that are posted together, with one doorbell, and come back together.
+
+use std::future::Future;
+use std::ops::Range;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use farpool_wire::{Epoch, MAX_TRANSFER_BYTES, NodeId, Refusal, RemoteAddr};
+
+use super::queue::{Queue, to_result};
+use super::table::Table;
+use super::{MAX_BATCH, Shared};
+use crate::arena::ArenaBuf;
+use crate::op::OpError;
+use crate::seam::{LocalSlice, Op, Outcome, Posted};
+
+/// Operations to be posted together on one queue, and the buffer in which their bytes lie.
+///
+/// Made once and used again and again: [`Batch::clear`] keeps the buffer and the room for operations, so that
+/// the steady state allocates nothing. Parts of the buffer that several operations touch end up with either's bytes.
+#[derive(Debug)]
+pub struct Batch {
+    buffer: ArenaBuf,
+    operations: Vec<Planned>,
+    results: Vec<Result<u64, OpError>>,
+    fence_next: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Planned {
+    op: Op,
+    at: RemoteAddr,
+    epoch: Epoch,
+    range: Range<usize>,
+    fence: bool,
+}
+
+impl Batch {
+    /// An empty batch whose transfers go to and come from `buffer`.
+    pub fn new(buffer: ArenaBuf) -> Self {
+        Batch { buffer, operations: Vec::new(), results: Vec::new(), fence_next: false }
+    }
+
+    /// Adds a READ into a part of the buffer.
+    pub fn read(&mut self, from: RemoteAddr, epoch: Epoch, into: Range<usize>) {
+        self.add(Op::Read, from, epoch, into);
+    }
+
+    /// Adds a WRITE from a part of the buffer.
+    pub fn write(&mut self, to: RemoteAddr, epoch: Epoch, from: Range<usize>) {
+        self.add(Op::Write, to, epoch, from);
+    }
+
+    /// Adds a compare-and-swap; its result is the word before.
+    pub fn compare_and_swap(&mut self, at: RemoteAddr, epoch: Epoch, expected: u64, new: u64) {
+        self.add(Op::CompareAndSwap { expected, new }, at, epoch, 0..0);
+    }
+
+    /// Adds a fetch-and-add; its result is the word before.
+    pub fn fetch_and_add(&mut self, at: RemoteAddr, epoch: Epoch, addend: u64) {
+        self.add(Op::FetchAndAdd { addend }, at, epoch, 0..0);
+    }
+
+    /// The operation added next waits for every READ and atomic that was posted before it on the queue.
+    pub fn fence(&mut self) {
+        self.fence_next = true;
+    }
+
+    /// How many operations it has.
+    pub fn len(&self) -> usize {
+        self.operations.len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.operations.is_empty()
+    }
+
+    /// How the operations ended, in the order added; empty before the batch was run.
+    /// Atomics give the word before, transfers zero.
+    pub fn results(&self) -> &[Result<u64, OpError>] {
+        &self.results
+    }
+
+    /// The buffer. After an error the range of that READ is undefined.
+    pub fn buffer(&self) -> &[u8] {
+        &self.buffer
+    }
+
+    /// The buffer, to be filled for WRITEs.
+    pub fn buffer_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
+
+    /// Forgets the operations and their results.
+    pub fn clear(&mut self) {
+        self.operations.clear();
+        self.results.clear();
+        self.fence_next = false;
+    }
+
+    /// Gives the buffer back.
+    pub fn into_buffer(self) -> ArenaBuf {
+        self.buffer
+    }
+
+    fn add(&mut self, op: Op, at: RemoteAddr, epoch: Epoch, range: Range<usize>) {
+        assert!(
+            range.start <= range.end && range.end <= self.buffer.len(),
+            "{range:?} is no part of a buffer of {} bytes",
+            self.buffer.len()
+        );
+        assert!(self.operations.len() < MAX_BATCH, "a batch has at most {MAX_BATCH} operations");
+        let fence = std::mem::take(&mut self.fence_next);
+        self.operations.push(Planned { op, at, epoch, range, fence });
+    }
+
+    pub(super) fn settle(&mut self, place: u32, node: NodeId, outcome: Outcome) {
+        self.results[place as usize] = to_result(node, outcome);
+    }
+
+    /// Makes room for the results, and collects what is to be posted; `places` tells where each belongs.
+    fn plan(&mut self, node: NodeId, table: &mut Table) {
+        self.results.clear();
+        // Replaced by what becomes of them; stays only for what was never handed over.
+        self.results.resize(self.operations.len(), Err(OpError::NotSent { node }));
+        table.posting.clear();
+        table.posting_places.clear();
+        let local = self.buffer.as_local();
+        for (place, planned) in (0u32..).zip(&self.operations) {
+            debug_assert_eq!(planned.at.region.node, node, "an address of another node");
+            if planned.range.len() > MAX_TRANSFER_BYTES {
+                self.results[place as usize] = Err(OpError::Refused(Refusal::TooLong));
+                continue;
+            }
+            let slot = table.take_place();
+            table.posting_places.push(place);
+            table.posting.push(Posted {
+                slot,
+                op: planned.op,
+                region: planned.at.region.index,
+                epoch: planned.epoch,
+                offset: planned.at.offset,
+                // In bounds: checked when the operation was added; the buffer's length never changes.
+                local: LocalSlice {
+                    start: local.start.wrapping_add(planned.range.start),
+                    bytes: planned.range.len(),
+                },
+                fence: planned.fence,
+            });
+        }
+    }
+}
+
+impl Queue {
+    /// Posts all operations of `batch` with one doorbell and waits for all of them; see [`Batch::results`].
+    ///
+    /// They are posted in the order added. When the queue is closed, all are [`OpError::NotSent`].
+    /// Dropping the future keeps the batch's buffer until nothing of it is in flight.
+    pub fn run(&self, batch: Batch) -> impl Future<Output = Batch> {
+        Running { queue: self, stage: Stage::Unposted(Some(batch), None) }
+    }
+}
+
+/// A batch from before it is posted until all of it has ended.
+struct Running<'a> {
+    queue: &'a Queue,
+    stage: Stage,
+}
+
+enum Stage {
+    /// With the ticket of who waits for places.
+    Unposted(Option<Batch>, Option<u64>),
+    Posted(u32),
+    Over,
+}
+
+impl Future for Running<'_> {
+    type Output = Batch;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Batch> {
+        let this = &mut *self;
+        let shared = &*this.queue.endpoint.shared;
+        let mut table = shared.table.borrow_mut();
+        let finished = match &mut this.stage {
+            Stage::Unposted(batch, ticket) => {
+                let wanted = batch.as_ref().map_or(0, Batch::len);
+                let open = table.queues[this.queue.index].link.is_some();
+                if open && wanted > 0 && !table.admit(wanted, ticket, context.waker()) {
+                    return Poll::Pending;
+                }
+                if let Some(ticket) = ticket.take() {
+                    table.leave(ticket);
+                }
+                let batch = batch.take().expect("a future is not polled after its outcome");
+                match post(this.queue, shared, &mut table, batch, context) {
+                    Ok(batch) => Some(batch),
+                    Err(index) => {
+                        this.stage = Stage::Posted(index);
+                        None
+                    }
+                }
+            }
+            Stage::Posted(index) => table.take_finished_batch(*index, context.waker()),
+            Stage::Over => panic!("polled after its outcome"),
+        };
+        match finished {
+            Some(batch) => {
+                this.stage = Stage::Over;
+                Poll::Ready(batch)
+            }
+            None => Poll::Pending,
+        }
+    }
+}
+
+/// Hands a batch to its link: the batch if all of it is done at once, else where the table keeps it.
+fn post(
+    queue: &Queue,
+    shared: &Shared,
+    table: &mut Table,
+    mut batch: Batch,
+    context: &mut Context<'_>,
+) -> Result<Batch, u32> {
+    let index = queue.index;
+    if table.queues[index].link.is_none() {
+        batch.results.clear();
+        batch.results.resize(batch.operations.len(), Err(OpError::NotSent { node: queue.node }));
+        return Ok(batch);
+    }
+    batch.plan(queue.node, table);
+    let posting = std::mem::take(&mut table.posting);
+    let places = std::mem::take(&mut table.posting_places);
+    let mut done = table.take_scratch();
+    let link = table.queues[index].link.as_mut().expect("checked above");
+    link.post_batch(&posting, &mut done);
+    let mut at_once = done.iter().peekable();
+    let mut kept: Option<(u32, u64)> = None;
+    let mut batch = Some(batch);
+    for (posted, &place) in posting.iter().zip(&places) {
+        // Completions come in the order of the batch, so each is next in turn or not there yet.
+        if let Some(done) = at_once.next_if(|done| done.slot == posted.slot) {
+            table.return_place(posted.slot);
+            match (&mut batch, kept) {
+                (Some(batch), _) => batch.settle(place, queue.node, done.outcome),
+                (None, Some((kept, _))) => table.settle_member(kept, place, queue.node, done.outcome),
+                (None, None) => unreachable!("a batch is here or kept"),
+            }
+            continue;
+        }
+        let (kept, deadline_ns) = *kept.get_or_insert_with(|| {
+            let batch = batch.take().expect("kept once");
+            (table.keep_batch(batch, context.waker().clone()), shared.deadline_from_now())
+        });
+        table.launch_member(posted.slot, index, deadline_ns, kept, place);
+    }
+    debug_assert!(at_once.next().is_none(), "a link completed what was not posted, or out of order");
+    table.return_scratch(posting, places, done);
+    match (batch, kept) {
+        (Some(batch), _) => Ok(batch),
+        (None, kept) => Err(kept.expect("a batch is here or kept").0),
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        match self.stage {
+            Stage::Unposted(_, Some(ticket)) => self.queue.endpoint.shared.table.borrow_mut().leave(ticket),
+            Stage::Posted(index) => self.queue.endpoint.shared.table.borrow_mut().abandon_batch(index),
+            Stage::Unposted(_, None) | Stage::Over => {}
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Queues: what a thread asks of one node.
+
+use farpool_wire::{
+    AccessKey, Epoch, MAX_CALL_BYTES, MAX_TRANSFER_BYTES, NodeId, Refusal, RegionId, RemoteAddr,
+};
+
+use super::Endpoint;
+use super::operation::{Operating, Target};
+use crate::arena::ArenaBuf;
+use crate::op::{CallAnswer, OpError, Uncertain};
+use crate::seam::{Op, Outcome};
+
+/// One connection to one node. Dropping it closes it.
+pub struct Queue {
+    pub(super) endpoint: Endpoint,
+    pub(super) index: usize,
+    pub(super) node: NodeId,
+}
+
+impl Queue {
+    /// The node at the other end.
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// Name of the transport that carries this queue, for people to read; `None` while it is closed.
+    pub fn transport(&self) -> Option<&'static str> {
+        let table = self.endpoint.shared.table.borrow();
+        table.queues[self.index].link.as_ref().map(|link| link.transport())
+    }
+
+    /// The endpoint of this queue.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// False once an answer failed to come; [`Queue::reconnect`] then opens a new incarnation.
+    pub fn is_open(&self) -> bool {
+        self.endpoint.shared.table.borrow().queues[self.index].link.is_some()
+    }
+
+    /// Opens a new incarnation: once the node answers it, nothing of an older one takes effect any more.
+    /// Regions have to be attached again. What was in flight ends as *unknown*.
+    pub fn reconnect(&self) -> std::io::Result<()> {
+        let mut table = self.endpoint.shared.table.borrow_mut();
+        table.close(self.index, Uncertain::ConnectionLost);
+        table.queues[self.index].connect(&*self.endpoint.shared.transport)
+    }
+
+    /// Opens a leased region for this queue. One-sided operations on it are refused before.
+    pub async fn attach(&self, region: RegionId, epoch: Epoch, key: AccessKey) -> Result<(), OpError> {
+        let target = Target { region, epoch, offset: 0 };
+        self.post(Op::Attach(key), target, None, false).await.1.map(drop)
+    }
+
+    /// Lets go of a region.
+    pub async fn detach(&self, region: RegionId, epoch: Epoch) -> Result<(), OpError> {
+        self.post(Op::Detach, Target { region, epoch, offset: 0 }, None, false).await.1.map(drop)
+    }
+
+    /// Fills `buffer` from far memory; it comes back either way, its contents undefined after an error.
+    pub async fn read(
+        &self,
+        from: RemoteAddr,
+        epoch: Epoch,
+        buffer: ArenaBuf,
+    ) -> (ArenaBuf, Result<(), OpError>) {
+        self.transfer(Op::Read, from, epoch, buffer, false).await
+    }
+
+    /// Copies `buffer` to far memory.
+    pub async fn write(
+        &self,
+        to: RemoteAddr,
+        epoch: Epoch,
+        buffer: ArenaBuf,
+    ) -> (ArenaBuf, Result<(), OpError>) {
+        self.transfer(Op::Write, to, epoch, buffer, false).await
+    }
+
+    /// Like [`Queue::write`], after every READ and atomic posted before it on this queue.
+    pub async fn write_fenced(
+        &self,
+        to: RemoteAddr,
+        epoch: Epoch,
+        buffer: ArenaBuf,
+    ) -> (ArenaBuf, Result<(), OpError>) {
+        self.transfer(Op::Write, to, epoch, buffer, true).await
+    }
+
+    async fn transfer(
+        &self,
+        op: Op,
+        at: RemoteAddr,
+        epoch: Epoch,
+        buffer: ArenaBuf,
+        fence: bool,
+    ) -> (ArenaBuf, Result<(), OpError>) {
+        if buffer.len() > MAX_TRANSFER_BYTES {
+            return (buffer, Err(OpError::Refused(Refusal::TooLong)));
+        }
+        let (buffer, result) = self.post(op, Target::of(at, epoch), Some(buffer), fence).await;
+        (buffer.expect("the buffer comes back with its outcome"), result.map(drop))
+    }
+
+    /// Puts `new` in place of `expected` at an aligned word; returns the word before.
+    pub async fn compare_and_swap(
+        &self,
+        at: RemoteAddr,
+        epoch: Epoch,
+        expected: u64,
+        new: u64,
+    ) -> Result<u64, OpError> {
+        let op = Op::CompareAndSwap { expected, new };
+        self.post(op, Target::of(at, epoch), None, false).await.1
+    }
+
+    /// Adds to an aligned word, wrapping; returns the word before.
+    pub async fn fetch_and_add(&self, at: RemoteAddr, epoch: Epoch, addend: u64) -> Result<u64, OpError> {
+        self.post(Op::FetchAndAdd { addend }, Target::of(at, epoch), None, false).await.1
+    }
+
+    /// Sends the first `request` bytes of `buffer` to the node's processor; the answer replaces them, and
+    /// must fit the buffer.
+    ///
+    /// # Panics
+    /// When `request` is longer than the buffer: a bug of the caller.
+    pub async fn call(&self, buffer: ArenaBuf, request: usize) -> Result<CallAnswer, OpError> {
+        assert!(request <= buffer.len(), "a request of {request} bytes in a buffer of {}", buffer.len());
+        if request > MAX_CALL_BYTES {
+            return Err(OpError::Refused(Refusal::TooLong));
+        }
+        let target = Target { region: RegionId { node: self.node, index: 0 }, epoch: Epoch(0), offset: 0 };
+        let (buffer, result) = self.post(Op::Call { request }, target, Some(buffer), false).await;
+        let bytes = result? as usize;
+        Ok(CallAnswer { buffer: buffer.expect("the buffer comes back with its outcome"), bytes })
+    }
+
+    fn post(&self, op: Op, target: Target, buffer: Option<ArenaBuf>, fence: bool) -> Operating<'_> {
+        Operating::new(self, op, target, buffer, fence)
+    }
+}
+
+/// An outcome as the caller of `node` sees it.
+pub(super) fn to_result(node: NodeId, outcome: Outcome) -> Result<u64, OpError> {
+    match outcome {
+        Outcome::Done(value) => Ok(value),
+        Outcome::Refused(refusal) => Err(OpError::Refused(refusal)),
+        Outcome::Unknown(cause) => Err(OpError::Unknown { node, cause }),
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let mut table = self.endpoint.shared.table.borrow_mut();
+        table.close(self.index, Uncertain::ConnectionLost);
+        table.queues[self.index].open = false;
+    }
+}
