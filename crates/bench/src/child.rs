@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -19,6 +19,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// How often a wait looks again. Short against everything waited for, long against the cost of looking.
 const POLL: Duration = Duration::from_millis(10);
+/// A node touches all its memory before it is ready: about a second per gigabyte, more on a busy machine.
+const READY_DEADLINE: Duration = Duration::from_secs(100);
 /// From SIGTERM to SIGKILL: a node frees its memory.
 const END_DEADLINE: Duration = Duration::from_secs(10);
 /// The word a process of this program says once it serves.
@@ -29,55 +31,57 @@ const READY: &str = "ready";
 pub struct Child {
     name: String,
     process: std::process::Child,
-    said: Receiver<String>,
 }
 
 impl Child {
-    /// Starts `program ARGS` of ours, tied to this thread's life.
+    /// Starts `program ARGS` of ours, tied to this thread's life, and waits until it says `ready`. Returns what it said
+    /// with that. Its complaints go to the screen.
     pub fn of_this_program(
         program: &Path,
         name: impl Into<String>,
         args: impl IntoIterator<Item = OsString>,
         input: Stdio,
-    ) -> Result<Self> {
+    ) -> Result<(Self, String)> {
         let mut command = Command::new(program);
         command.args(args).arg("--end-with").arg(std::process::id().to_string()).stdin(input);
-        Self::start(name, command)
+        Self::start_ready(name, command, READY_DEADLINE)
     }
 
-    /// Starts a command. Its standard output is kept from the screen, its complaints are not.
+    /// Starts a command whose output is of no interest.
     pub fn start(name: impl Into<String>, mut command: Command) -> Result<Self> {
         let name = name.into();
-        let mut process = command
-            .stdout(Stdio::piped())
-            .process_group(0)
-            .spawn()
-            .with_context(|| format!("cannot start {name}"))?;
-        let (say, said) = channel();
-        if let Some(pipe) = process.stdout.take() {
-            // Reads to the end, since a full pipe would stop the child.
-            let hear = move || {
-                let lines = BufReader::new(pipe).lines().map_while(Result::ok);
-                lines.for_each(|line| drop(say.send(line))); // nobody listens any more once it is ready
-            };
-            std::thread::Builder::new().name("child-output".into()).spawn(hear)?;
-        }
-        Ok(Child { name, process, said })
+        let process = command.process_group(0).spawn();
+        let process = process.with_context(|| format!("cannot start {name}"))?;
+        Ok(Child { name, process })
     }
 
-    /// Waits for its line that starts with `ready`; returns the rest of it.
-    pub fn ready(&mut self, deadline: Duration) -> Result<String> {
+    fn start_ready(
+        name: impl Into<String>,
+        mut command: Command,
+        deadline: Duration,
+    ) -> Result<(Self, String)> {
+        command.stdout(Stdio::piped());
+        let mut child = Self::start(name, command)?;
+        let (say, said) = channel();
+        let pipe = child.process.stdout.take().context("a child without output")?;
+        // Reads to the end, since a full pipe would stop the child.
+        let hear = move || {
+            let lines = BufReader::new(pipe).lines().map_while(Result::ok);
+            lines.for_each(|line| drop(say.send(line))); // nobody listens any more once it is ready
+        };
+        std::thread::Builder::new().name("child-output".into()).spawn(hear)?;
         let until = Instant::now() + deadline;
         loop {
-            match self.said.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            let name = &child.name;
+            match said.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
                     if let Some(rest) = line.strip_prefix(READY) {
-                        return Ok(rest.trim().to_owned());
+                        return Ok((child, rest.trim().to_owned()));
                     }
                 }
-                Err(RecvTimeoutError::Disconnected) => bail!("{} ended before it was ready", self.name),
+                Err(RecvTimeoutError::Disconnected) => bail!("{name} ended before it was ready"),
                 Err(RecvTimeoutError::Timeout) => {
-                    bail!("{} was not ready within {} s", self.name, deadline.as_secs())
+                    bail!("{name} was not ready within {} s", deadline.as_secs())
                 }
             }
         }
@@ -133,16 +137,17 @@ impl Drop for Child {
 mod tests {
     use super::*;
 
-    fn shell(script: &str) -> Child {
+    fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", script]).stdin(Stdio::null());
-        Child::start("the child", command).unwrap()
+        command
     }
 
     #[test]
     fn child_is_ready_when_it_says_so_and_ended_when_dropped() {
-        let mut child = shell("echo starting; echo ready at last; exec sleep 600");
-        assert_eq!(child.ready(Duration::from_secs(10)).unwrap(), "at last");
+        let script = shell("echo starting; echo ready at last; exec sleep 600");
+        let (child, said) = Child::start_ready("the child", script, READY_DEADLINE).unwrap();
+        assert_eq!(said, "at last");
         let id = child.id();
         drop(child);
         assert!(!Path::new(&format!("/proc/{id}")).exists());
@@ -150,9 +155,18 @@ mod tests {
 
     #[test]
     fn child_that_ends_before_it_is_ready_is_an_error() {
-        let error = shell("exit 3").ready(Duration::from_secs(10)).unwrap_err().to_string();
+        let error = Child::start_ready("the child", shell("exit 3"), READY_DEADLINE).unwrap_err().to_string();
         assert!(error.contains("ended before"), "{error}");
-        let error = shell("exit 3").wait_until(Duration::from_secs(10), || false).unwrap_err().to_string();
+        let mut child = Child::start("the child", shell("exit 3")).unwrap();
+        let error = child.wait_until(READY_DEADLINE, || false).unwrap_err().to_string();
         assert!(error.contains("exit status: 3"), "{error}");
+    }
+
+    #[test]
+    fn child_that_is_silent_past_its_deadline_is_an_error_and_ended() {
+        let script = shell("exec sleep 600");
+        let error =
+            Child::start_ready("the child", script, Duration::from_millis(50)).unwrap_err().to_string();
+        assert!(error.contains("was not ready"), "{error}");
     }
 }

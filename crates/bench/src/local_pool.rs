@@ -3,15 +3,12 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use crate::child::Child;
 
-/// A node touches all its memory first: about a second per gigabyte, more on a busy machine.
-const START_DEADLINE: Duration = Duration::from_secs(100);
 /// Regions as large as a pool's usually are, unless the footprint is smaller.
 const REGION_BYTES: u64 = 64 << 20;
 /// Smallest region that a node lends.
@@ -39,15 +36,15 @@ impl LocalPool {
         let store = dir.path().join("broker.redb").into_os_string();
         let args: [OsString; 5] =
             ["broker".into(), "--listen".into(), "127.0.0.1:0".into(), "--store".into(), store];
-        let mut broker_process = Child::of_this_program(farpool, "the broker", args, Stdio::null())?;
-        let broker = broker_process.ready(START_DEADLINE)?;
+        let (broker_process, broker) = Child::of_this_program(farpool, "the broker", args, Stdio::null())?;
         let numbers = [("--memory", memory), ("--region-size", region)];
         let mut args: Vec<OsString> = vec!["node".into(), "--broker".into(), broker.clone().into()];
-        args.extend(numbers.into_iter().flat_map(|(option, bytes)| [option.into(), bytes.to_string().into()]));
+        args.extend(
+            numbers.into_iter().flat_map(|(option, bytes)| [option.into(), bytes.to_string().into()]),
+        );
         // Prefaulted either way; locking would only ask for a higher limit.
         args.extend(["--no-lock".into(), "--shm-socket".into(), dir.path().join("node.sock").into()]);
-        let mut node = Child::of_this_program(farpool, "the node", args, Stdio::null())?;
-        node.ready(START_DEADLINE)?;
+        let (node, _) = Child::of_this_program(farpool, "the node", args, Stdio::null())?;
         Ok(LocalPool { broker, node, _broker: broker_process, _dir: dir })
     }
 

@@ -50,7 +50,9 @@ impl FromStr for IoOp {
             "cas" => IoOp::Cas,
             "faa" => IoOp::Faa,
             "call" => IoOp::Call,
-            other => return Err(format!("unknown operation '{other}': choose read, write, cas, faa or call")),
+            other => {
+                return Err(format!("unknown operation '{other}': choose read, write, cas, faa or call"));
+            }
         })
     }
 }

@@ -99,7 +99,9 @@ impl SharedPages {
         if pages == Pages::Transparent
             && Pages::of_process(std::process::id(), FLOOR_NAME)? != Some(Pages::Transparent)
         {
-            bail!("the kernel puts no huge pages together for the floor: see /sys/kernel/mm/transparent_hugepage");
+            bail!(
+                "the kernel puts no huge pages together for the floor: see /sys/kernel/mm/transparent_hugepage"
+            );
         }
         Ok(memory)
     }
@@ -110,7 +112,8 @@ impl SharedPages {
         rustix::fs::ftruncate(&fd, mapped as u64)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address the kernel chooses aliases nothing of ours.
-        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), mapped, access, MapFlags::SHARED, &fd, 0)? };
+        let base =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), mapped, access, MapFlags::SHARED, &fd, 0)? };
         let memory =
             SharedPages { base: NonNull::new(base.cast()).expect("mmap never returns null"), bytes, mapped };
         if pages == Pages::Transparent {

@@ -20,6 +20,7 @@ pub struct Places {
     regions: u64,
     blocks: u64,
     block_bytes: u64,
+    region_bytes: u64,
     random: Random,
     next: u64,
 }
@@ -35,7 +36,20 @@ impl Places {
         assert!(regions > 0 && blocks > 0, "no place for a block of {block_bytes} bytes");
         let mut random = Random::new(seed);
         let next = random.below(regions as u64 * blocks);
-        Places { pattern, regions: regions as u64, blocks, block_bytes: block_bytes as u64, random, next }
+        Places {
+            pattern,
+            regions: regions as u64,
+            blocks,
+            block_bytes: block_bytes as u64,
+            region_bytes,
+            random,
+            next,
+        }
+    }
+
+    /// Size of the regions.
+    pub fn region_bytes(&self) -> u64 {
+        self.region_bytes
     }
 
     /// The next one.
@@ -87,6 +101,12 @@ impl Random {
 #[inline]
 pub fn initial_word(region: usize, offset: u64) -> u64 {
     ((region as u64 + 1) << 40 | offset).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+/// What all words of a footprint add up to before anybody writes there, wrapping.
+pub fn initial_sum(regions: usize, region_bytes: u64) -> u64 {
+    let words = (0..regions).flat_map(|region| (0..region_bytes).step_by(8).map(move |at| (region, at)));
+    words.fold(0, |sum, (region, at)| sum.wrapping_add(initial_word(region, at)))
 }
 
 /// The `index`-th word of every block that is written: the same for all writers, so that they may meet.

@@ -24,7 +24,8 @@ pub struct Tally {
 impl Tally {
     /// Nothing counted yet.
     pub fn new() -> Result<Self> {
-        let latencies_ps = Histogram::new_with_bounds(1, LONGEST_PS, DIGITS).context("cannot make a histogram")?;
+        let latencies_ps =
+            Histogram::new_with_bounds(1, LONGEST_PS, DIGITS).context("cannot make a histogram")?;
         Ok(Tally { latencies_ps, operations: 0, per_second: 0.0 })
     }
 
