@@ -6,13 +6,15 @@ use farpool_wire::{Epoch, GrantMode, Refusal};
 use futures_util::future::join_all;
 
 use super::Carrier;
-use super::rig::{EPOCH, KEY, Member, Rig, at, key_of, pattern, refused, region, wait_until};
+use super::rig::{EPOCH, KEY, Member, REGION_BYTES, Rig, at, key_of, pattern, refused, region, wait_until};
 use crate::{AccessKind, Mapping, OpError, Peer, block_on};
 
 /// Words that a sharer writes at once, so that some are in flight whenever another is fenced.
 const WORDS: u64 = 8;
 const SHARERS: u64 = 3;
 const FENCED: u64 = 1;
+/// Clients that come and are fenced before: each time the memory may move under the operations of all others.
+const VISITORS: u64 = 8;
 
 pub fn each_grant_is_opened_by_its_own_key_only(carrier: &dyn Carrier) {
     let rig = Rig::new(carrier);
@@ -69,6 +71,12 @@ pub fn fencing_one_of_three_sharers_ends_its_access_and_costs_the_others_nothing
                 })
                 .collect();
             wait_until(|| (0..SHARERS).all(|sharer| counter(sharer) > 50));
+            for epoch in (100..100 + VISITORS).map(Epoch) {
+                rig.host.regions.open_grant(0, epoch, key_of(epoch), GrantMode::ReadWrite);
+                let visitor = Member::join(carrier, &rig.peer, epoch, key_of(epoch));
+                rig.host.regions.fence_grant(0, epoch).expect("memory to move to");
+                visitor.write(REGION_BYTES - 8, &[1; 8]).expect_err("its grant is over");
+            }
             let acknowledged_before = counter(FENCED);
             rig.host.regions.fence_grant(0, epoch_of(FENCED)).expect("memory to move to");
             let left_behind = words_of(&rig, FENCED);
