@@ -20,7 +20,7 @@ use std::any::Any;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::{Peer, Transport};
+use crate::{Clock, MonotonicClock, Peer, Transport};
 
 pub use atomics::*;
 pub use connections::*;
@@ -36,6 +36,11 @@ pub trait Carrier: Sync {
 
     /// Opens links to peers that [`Carrier::serve`] returned.
     fn transport(&self) -> Rc<dyn Transport>;
+
+    /// The clock of the endpoints.
+    fn clock(&self) -> Rc<dyn Clock> {
+        Rc::new(MonotonicClock::new())
+    }
 }
 
 /// Makes one `#[test]` of each check for the carrier that an expression gives.
