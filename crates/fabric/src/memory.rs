@@ -8,9 +8,10 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::copy;
@@ -26,10 +27,12 @@ pub enum AccessError {
     ReadOnly,
 }
 
-/// Anonymous memory with a descriptor that can be handed to other processes; its size is sealed.
+/// Anonymous memory with a descriptor that can be handed to other processes; its size is sealed. Who was handed a
+/// read-only descriptor cannot open it anew for writing, unless it runs as the same user or as root.
 pub fn create_sealed(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, bytes)?;
+    rustix::fs::fchmod(&fd, Mode::RUSR)?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(fd)
 }
@@ -172,6 +175,19 @@ impl Mapping {
         Ok(())
     }
 
+    /// Copies all that is in `from`, an equally long mapping; what others store there meanwhile may or may not be
+    /// in it, word by word.
+    pub(crate) fn copy_all(&self, from: &Mapping) -> Result<(), AccessError> {
+        self.writable()?;
+        if from.bytes != self.bytes {
+            return Err(AccessError::OutOfBounds);
+        }
+        // SAFETY: both ranges are as long, page-aligned and live as long as the borrows; two mappings overlap
+        // nowhere. They are touched as raw memory only.
+        unsafe { copy::between_shared(self.base.as_ptr(), from.base.as_ptr(), self.bytes) };
+        Ok(())
+    }
+
     /// The word at `offset`, loaded whole. Acquires what its writer published before it.
     pub fn load(&self, offset: u64) -> Result<u64, AccessError> {
         Ok(self.word(offset)?.load(Ordering::Acquire))
@@ -239,14 +255,14 @@ impl Drop for Mapping {
 #[derive(Debug)]
 pub struct SharedMemory {
     fd: OwnedFd,
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
 }
 
 impl SharedMemory {
     /// New zeroed memory; `name` shows in `/proc/PID/maps`.
     pub fn create(name: &str, bytes: u64) -> io::Result<Self> {
         let fd = create_sealed(name, bytes)?;
-        let mapping = Mapping::new(fd.as_fd(), bytes, Protection::ReadWrite)?;
+        let mapping = Arc::new(Mapping::new(fd.as_fd(), bytes, Protection::ReadWrite)?);
         Ok(SharedMemory { fd, mapping })
     }
 
@@ -256,8 +272,18 @@ impl SharedMemory {
     }
 
     /// The mapping.
-    pub fn mapping(&self) -> &Mapping {
+    pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
+    }
+
+    /// Gives the pages back to the system at once, whoever still has the memory: it finds zeros, and what it
+    /// stores there counts as its own.
+    pub(crate) fn discard(&self) {
+        let all = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if let Err(error) = rustix::fs::fallocate(&self.fd, all, 0, self.mapping.len()) {
+            // The pages then go with the last process that has them.
+            tracing::warn!(%error, "memory that is not used any more could not be given back at once");
+        }
     }
 }
 

@@ -9,6 +9,7 @@
 mod block;
 pub mod control;
 mod frame;
+mod grant;
 mod ids;
 
 pub use block::{BLOCK_BYTES, BlockWord};
@@ -18,4 +19,5 @@ pub use frame::{
     MAX_TRANSFER_BYTES, Opcode, REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES, Refusal, RequestHeader,
     ResponseHeader, SHM_ATTACHED_BYTES, ShmAttached, WIRE_VERSION,
 };
+pub use grant::{GrantMode, MAX_GRANTS_PER_REGION};
 pub use ids::{AccessKey, Epoch, Incarnation, NodeId, OwnerId, RegionId, RemoteAddr, SessionId};

@@ -9,8 +9,8 @@ use farpool_wire::{AccessKey, Epoch, NodeId, Refusal, RegionId, RemoteAddr, Sess
 
 use super::Carrier;
 use crate::{
-    AccessError, ArenaBuf, Endpoint, EndpointConfig, Host, HostIdentity, Mapping, OpError, Peer, Queue,
-    RegionSet, SharedRegion, block_on,
+    AccessError, AccessKind, ArenaBuf, Cut, Endpoint, EndpointConfig, Host, HostIdentity, LentMemory,
+    Mapping, OpError, Peer, Queue, RegionSet, SharedRegion, block_on,
 };
 
 pub(super) const NODE: NodeId = NodeId(0xF00D);
@@ -60,13 +60,24 @@ impl Host for SuiteHost {
         &self,
         region: u32,
         epoch: Epoch,
+        kind: AccessKind,
         access: &mut dyn FnMut(&Mapping) -> Result<(), AccessError>,
     ) -> Result<(), Refusal> {
-        self.regions.with_region(region, epoch, access)
+        self.regions.with_region(region, epoch, kind, access)
     }
 
     fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal> {
         self.regions.share(region, epoch, key)
+    }
+
+    fn lend(
+        &self,
+        region: u32,
+        epoch: Epoch,
+        key: &AccessKey,
+        cut: Arc<dyn Cut>,
+    ) -> Result<LentMemory, Refusal> {
+        self.regions.lend(region, epoch, key, cut)
     }
 
     fn call(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), Refusal> {
@@ -131,7 +142,8 @@ impl Rig {
 
     pub(super) fn far_byte(&self, offset: u64) -> u8 {
         let mut byte = [0];
-        self.host.regions.with_region(0, EPOCH, &mut |memory| memory.read(offset, &mut byte)).expect("open");
+        let look = &mut |memory: &Mapping| memory.read(offset, &mut byte);
+        self.host.regions.with_region(0, EPOCH, AccessKind::Read, look).expect("open");
         byte[0]
     }
 }

@@ -14,7 +14,7 @@ use farpool_wire::{
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use crate::host::{Host, HostIdentity, SharedRegion};
+use crate::host::{AccessKind, Host, HostIdentity, SharedRegion};
 
 /// Requests are not looked at while this much waits to be sent: a client that does not read cannot fill us up.
 const MAX_UNSENT_BYTES: usize = 2 * MAX_TRANSFER_BYTES;
@@ -292,9 +292,10 @@ impl Connection {
         }
         let word =
             |at: usize| u64::from_le_bytes(payload[at..at + 8].try_into().expect("length checked in decode"));
+        let kind = if header.opcode == Opcode::Read { AccessKind::Read } else { AccessKind::Write };
         let unsent = &mut self.unsent;
         let mut value = 0;
-        host.with_region(header.region, header.epoch, &mut |memory| {
+        host.with_region(header.region, header.epoch, kind, &mut |memory| {
             value = match header.opcode {
                 Opcode::Read => {
                     let start = unsent.len();
@@ -345,7 +346,7 @@ impl Connection {
     /// Sends the one byte that the next descriptors go with.
     fn send_with_descriptors(&mut self) -> Result<usize, Errno> {
         let (place, shared) = self.descriptors.front().expect("the caller looked");
-        let descriptors = [shared.memory.as_fd(), shared.epochs.as_fd()];
+        let descriptors = [shared.memory.as_fd(), shared.words.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));

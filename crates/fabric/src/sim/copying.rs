@@ -1,8 +1,8 @@
 //! Shared memory: a client's own processor copies, part by part, and may stop anywhere in between.
 //!
 //! C1. Operations are carried out one after the other, in the order posted.
-//! C2. Nobody refuses a store. The epoch word is looked at before the first part and after the last; if it has moved
-//!     in between, the outcome is *unknown*.
+//! C2. Nobody refuses a store. The grant's word is looked at before the first part and after the last; if it has
+//!     changed in between, the outcome is *unknown*, and either way the memory is let go of.
 //! C3. A paused process copies nothing until it runs again, and then goes on in the middle.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -10,7 +10,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-use farpool_wire::{Epoch, Refusal};
+use farpool_wire::{Epoch, GrantMode, Refusal};
 
 use crate::host::access_refusal;
 use crate::memory::{Mapping, Protection};
@@ -31,8 +31,9 @@ pub(super) struct Copier {
 struct Mapped {
     epoch: Epoch,
     memory: Mapping,
-    epochs: Mapping,
-    epoch_offset: u64,
+    words: Mapping,
+    word_offset: u64,
+    stamp: u64,
 }
 
 struct Copying {
@@ -47,6 +48,8 @@ struct Copying {
 enum Progress {
     Goes(u64),
     Ends(Outcome),
+    /// The memory is of no use any more.
+    Moved(Outcome),
 }
 
 impl Copier {
@@ -56,18 +59,23 @@ impl Copier {
     }
 
     pub(super) fn map(&mut self, handed: &Handed) -> io::Result<()> {
-        let memory = Mapping::new(handed.memory.as_fd(), handed.layout.region_bytes, Protection::ReadWrite)?;
-        let words_bytes = handed.layout.epoch_offset + 8;
-        let epochs = Mapping::new(handed.epochs.as_fd(), words_bytes, Protection::ReadOnly)?;
-        let epoch_offset = handed.layout.epoch_offset;
-        self.attached.insert(handed.region, Mapped { epoch: handed.epoch, memory, epochs, epoch_offset });
+        let layout = &handed.layout;
+        let protection = match layout.mode {
+            GrantMode::ReadOnly => Protection::ReadOnly,
+            GrantMode::ReadWrite => Protection::ReadWrite,
+        };
+        let memory = Mapping::new(handed.memory.as_fd(), layout.region_bytes, protection)?;
+        let words = Mapping::new(handed.words.as_fd(), layout.word_offset + 8, Protection::ReadOnly)?;
+        let (word_offset, stamp) = (layout.word_offset, layout.stamp);
+        self.attached
+            .insert(handed.region, Mapped { epoch: handed.epoch, memory, words, word_offset, stamp });
         Ok(())
     }
 }
 
 impl Mapped {
-    fn epoch_holds(&self) -> bool {
-        self.epochs.load(self.epoch_offset) == Ok(self.epoch.0)
+    fn is_valid(&self) -> bool {
+        self.words.load(self.word_offset) == Ok(self.stamp)
     }
 }
 
@@ -77,18 +85,21 @@ impl Copying {
         let Some(mapped) = mapped else { return Progress::Ends(Outcome::Refused(Refusal::NotAttached)) };
         if !self.begun {
             self.begun = true;
-            if self.order.epoch != mapped.epoch || !mapped.epoch_holds() {
+            if self.order.epoch != mapped.epoch {
                 return Progress::Ends(Outcome::Refused(Refusal::StaleEpoch));
+            }
+            if !mapped.is_valid() {
+                return Progress::Moved(Outcome::Refused(Refusal::NotAttached));
             }
             if let Err(error) = self.order.check_bounds(&mapped.memory) {
                 return Progress::Ends(Outcome::Refused(access_refusal(error)));
             }
         }
         let Some(part) = self.parts.pop() else {
-            let unmoved = !looks_again || mapped.epoch_holds();
-            let outcome =
-                if unmoved { Outcome::Done(self.value) } else { Outcome::Unknown(Uncertain::EpochMoved) };
-            return Progress::Ends(outcome);
+            if looks_again && !mapped.is_valid() {
+                return Progress::Moved(Outcome::Unknown(Uncertain::EpochMoved));
+            }
+            return Progress::Ends(Outcome::Done(self.value));
         };
         match self.order.touch(&mapped.memory, part, &mut self.gathered) {
             Ok(value) => {
@@ -142,13 +153,19 @@ impl State {
             return;
         }
         let mapped = copier.attached.get(&copying.order.region);
-        match copying.go_on(mapped, looks_again) {
+        let progress = copying.go_on(mapped, looks_again);
+        if let Progress::Moved(_) = progress {
+            let region = copying.order.region;
+            copier.attached.remove(&region);
+        }
+        let copying = copier.queue.front_mut().expect("it is in front");
+        match progress {
             Progress::Goes(left) => {
                 let slot = u64::from(copying.order.slot);
                 self.note("connection {} slot {} copied a part, {} to go", &[connection, slot, left]);
                 self.schedule_copy(connection, operation);
             }
-            Progress::Ends(outcome) => {
+            Progress::Ends(outcome) | Progress::Moved(outcome) => {
                 let Copying { order, gathered, .. } = copier.queue.pop_front().expect("it is in front");
                 let reply = Reply::Outcome { slot: order.slot, outcome, data: gathered, shared: None };
                 self.reach_client(connection, reply);

@@ -290,7 +290,7 @@ fn attach(host: &dyn Host, order: &Order, hands_out: bool) -> Result<Attached, R
     }
     let shared = host.share(region, epoch, key)?;
     let handed =
-        Handed { region, epoch, memory: shared.memory, epochs: shared.epochs, layout: shared.attached };
+        Handed { region, epoch, memory: shared.memory, words: shared.words, layout: shared.attached };
     Ok((Some(shared.holder), Some(Box::new(handed))))
 }
 
@@ -299,7 +299,7 @@ impl Running {
         let part = self.parts.pop().unwrap_or(0..0);
         let (order, gathered) = (&self.order, &mut self.gathered);
         let mut value = 0;
-        host.with_region(order.region, order.epoch, &mut |memory| {
+        host.with_region(order.region, order.epoch, order.kind(), &mut |memory| {
             order.check_bounds(memory)?;
             value = order.touch(memory, part.clone(), gathered)?;
             Ok(())

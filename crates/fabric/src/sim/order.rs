@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 
 use farpool_wire::{Epoch, Hello, ShmAttached};
 
+use crate::host::AccessKind;
 use crate::op::Uncertain;
 use crate::seam::{Op, Outcome, Posted};
 use crate::sim::Random;
@@ -32,7 +33,7 @@ pub(super) struct Handed {
     pub(super) region: u32,
     pub(super) epoch: Epoch,
     pub(super) memory: OwnedFd,
-    pub(super) epochs: OwnedFd,
+    pub(super) words: OwnedFd,
     pub(super) layout: ShmAttached,
 }
 
@@ -72,6 +73,11 @@ impl Order {
     /// What follows it may pass it (contract, ordering).
     pub(super) fn may_be_passed(&self) -> bool {
         matches!(self.op, Op::Read | Op::CompareAndSwap { .. } | Op::FetchAndAdd { .. })
+    }
+
+    /// Whether it changes memory.
+    pub(super) fn kind(&self) -> AccessKind {
+        if let Op::Read = self.op { AccessKind::Read } else { AccessKind::Write }
     }
 
     /// It waits for all that was posted before.
