@@ -24,7 +24,7 @@ use std::any::Any;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::{Peer, Transport};
+use crate::{Clock, MonotonicClock, Peer, Transport};
 
 pub use atomics::*;
 pub use connections::*;
@@ -47,6 +47,11 @@ pub trait Carrier: Sync {
     /// this process, or have nothing to check.
     fn reaches_other_processes(&self) -> bool {
         true
+    }
+
+    /// The clock of the endpoints.
+    fn clock(&self) -> Rc<dyn Clock> {
+        Rc::new(MonotonicClock::new())
     }
 }
 
