@@ -9,7 +9,7 @@ use farpool_wire::{Hello, Incarnation, SessionId};
 const REMEMBERED: usize = 16 << 10;
 
 /// The table of sessions.
-pub(super) struct Sessions {
+pub(crate) struct Sessions {
     sessions: HashMap<SessionId, Session>,
     /// Sessions in the order in which their connections ended; entries may be outdated.
     ended: VecDeque<SessionId>,
@@ -21,12 +21,12 @@ struct Session {
 }
 
 impl Sessions {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Sessions { sessions: HashMap::new(), ended: VecDeque::new() }
     }
 
     /// Enters a greeting. Returns the incarnation now in force, and an older connection to close first.
-    pub(super) fn greet(&mut self, hello: Hello, connection: u64) -> (Incarnation, Option<u64>) {
+    pub(crate) fn greet(&mut self, hello: Hello, connection: u64) -> (Incarnation, Option<u64>) {
         let fresh = Session { incarnation: hello.incarnation, connection: Some(connection) };
         match self.sessions.get_mut(&hello.session) {
             Some(known) if known.incarnation >= hello.incarnation => (known.incarnation_in_force(), None),
@@ -42,7 +42,7 @@ impl Sessions {
     }
 
     /// A connection has ended.
-    pub(super) fn closed(&mut self, connection: u64) {
+    pub(crate) fn closed(&mut self, connection: u64) {
         let Some((&id, session)) =
             self.sessions.iter_mut().find(|(_, session)| session.connection == Some(connection))
         else {
