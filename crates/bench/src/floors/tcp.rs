@@ -302,3 +302,56 @@ impl TcpFloor {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::options::tests::small;
+    use farpool_fabric::TransportChoice;
+
+    /// A server that ends with the test's process.
+    fn server() -> SocketAddr {
+        let (say, said) = channel();
+        std::thread::spawn(move || serve(move |address| say.send(address).unwrap()));
+        said.recv().unwrap()
+    }
+
+    #[test]
+    fn every_request_is_answered_whatever_the_shape() {
+        let address = server();
+        let read = small(TransportChoice::Tcp, IoOp::Read);
+        for options in [
+            read,
+            IoOptions { depth: 32, ..read },
+            IoOptions { depth: 32, floor: Some(FloorChoice::Gathered), ..read },
+            IoOptions { block_bytes: 512 << 10, depth: 4, ..read },
+            IoOptions { block_bytes: 64, batch: 16, depth: 2, ..read },
+            small(TransportChoice::Tcp, IoOp::Write),
+            small(TransportChoice::Tcp, IoOp::Cas),
+            small(TransportChoice::Tcp, IoOp::Call),
+        ] {
+            let mut floor = TcpFloor::connect(address, &options).unwrap();
+            for _ in 0..3 {
+                let mut tally = Tally::new().unwrap();
+                let operations = floor.run(Instant::now(), &mut tally).unwrap();
+                assert_eq!(operations, (options.depth * options.batch) as u64, "{options:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_shapes_are_refused() {
+        let good = Shape { request: 16, response: 8, gathered: 1 };
+        assert_eq!(Shape::decode(good.encode()).unwrap(), good);
+        for bad in [
+            Shape { request: 0, ..good },
+            Shape { response: 1 << 30, ..good },
+            Shape { gathered: 0, ..good },
+            Shape { gathered: 1000, ..good },
+        ] {
+            assert!(Shape::decode(bad.encode()).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -45,7 +45,7 @@ pub struct TableOptions {
     pub footprint_bytes: u64,
 }
 
-/// Measures everything, writes the document and the plot, and returns the table. `farpool` is this program's file.
+/// Measures everything, writes the document and the plot, and returns the tables. `farpool` is this program's file.
 pub fn run_table(options: &TableOptions, farpool: &Path, stop: &AtomicBool) -> Result<String> {
     ensure!(options.rounds > 0, "nothing is measured in no rounds: give --rounds 1 or more");
     fs::create_dir_all(&options.out_dir)
@@ -74,7 +74,7 @@ pub fn run_table(options: &TableOptions, farpool: &Path, stop: &AtomicBool) -> R
     let document = document::write(&about, options, &results, PLOT);
     write(&options.out_dir.join(PLOT), &plot::draw(&results))?;
     write(&options.out_dir.join(DOCUMENT), &document)?;
-    Ok(document::table(&results))
+    Ok(format!("{}\n{}", document::table(&results), document::promises(&results)))
 }
 
 fn measure(line: &Line, options: &TableOptions, farpool: &Path, stop: &AtomicBool) -> Result<IoReport> {
