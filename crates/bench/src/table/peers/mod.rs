@@ -32,7 +32,7 @@ pub struct Peers {
 impl Peers {
     /// Starts and fills them with `bytes` each.
     pub fn start(bytes: u64, stop: &AtomicBool) -> Result<Self> {
-        check_installed(|program| is_in_path(program))?;
+        check_installed(is_in_path)?;
         let dir =
             tempfile::Builder::new().prefix("farpool-bench-").tempdir().context("cannot make a folder")?;
         let nbdkit = Nbdkit::start(bytes, stop)?;
