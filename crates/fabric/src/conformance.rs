@@ -13,7 +13,7 @@ use farpool_wire::{AccessKey, Epoch, MAX_TRANSFER_BYTES, NodeId, Refusal, Region
 use futures_util::future::join_all;
 
 use crate::{
-    AccessError, ArenaBuf, Endpoint, EndpointConfig, Host, HostIdentity, Mapping, MonotonicClock, OpError,
+    AccessError, ArenaBuf, Cut, Endpoint, EndpointConfig, Host, HostIdentity, LentMemory, Mapping, MonotonicClock, OpError,
     Peer, Queue, RegionSet, SharedRegion, Transport, block_on,
 };
 
@@ -117,6 +117,16 @@ impl Host for SuiteHost {
 
     fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal> {
         self.regions.share(region, epoch, key)
+    }
+
+    fn lend(
+        &self,
+        region: u32,
+        epoch: Epoch,
+        key: &AccessKey,
+        cut: Arc<dyn Cut>,
+    ) -> Result<LentMemory, Refusal> {
+        self.regions.lend(region, epoch, key, cut)
     }
 
     fn call(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), Refusal> {

@@ -30,6 +30,22 @@ pub struct SharedRegion {
     pub holder: Arc<dyn Send + Sync>,
 }
 
+/// Cuts remote access that no check per operation guards, such as a network card's.
+pub trait Cut: Send + Sync {
+    /// When this returns, nothing of the access takes effect any more.
+    fn cut(&self);
+}
+
+/// A region's memory lent to a network card under one grant.
+pub struct LentMemory {
+    /// The memory.
+    pub mapping: Arc<Mapping>,
+    /// Whether the grant allows writes and atomics.
+    pub writable: bool,
+    /// Kept until the access is over: while it lives, the memory is somebody's.
+    pub holder: Arc<dyn Send + Sync>,
+}
+
 /// Owner of regions that a server gives access to.
 ///
 /// Calls come from the server's thread and must not wait for anything slow.
@@ -51,6 +67,16 @@ pub trait Host: Send + Sync + 'static {
 
     /// Hands a region's memory to a process of this host, after checking the key.
     fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal>;
+
+    /// Lends a region's memory to a network card, after checking the key. A fence of the grant calls `cut`
+    /// before it returns; `cut` must not come back to this host, and whoever lends holds no lock that it needs.
+    fn lend(
+        &self,
+        region: u32,
+        epoch: Epoch,
+        key: &AccessKey,
+        cut: Arc<dyn Cut>,
+    ) -> Result<LentMemory, Refusal>;
 
     /// Answers a call by appending to `answer`.
     fn call(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), Refusal>;

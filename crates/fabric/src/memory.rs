@@ -8,6 +8,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -106,6 +107,11 @@ impl Mapping {
     /// Never: a mapping has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
+    }
+
+    /// First byte, for whoever registers the mapping with a device. Not to be dereferenced: see M1.
+    pub fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
     }
 
     /// Allocates every page now, so that no later access can fail for want of memory.
@@ -239,14 +245,14 @@ impl Drop for Mapping {
 #[derive(Debug)]
 pub struct SharedMemory {
     fd: OwnedFd,
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
 }
 
 impl SharedMemory {
     /// New zeroed memory; `name` shows in `/proc/PID/maps`.
     pub fn create(name: &str, bytes: u64) -> io::Result<Self> {
         let fd = create_sealed(name, bytes)?;
-        let mapping = Mapping::new(fd.as_fd(), bytes, Protection::ReadWrite)?;
+        let mapping = Arc::new(Mapping::new(fd.as_fd(), bytes, Protection::ReadWrite)?);
         Ok(SharedMemory { fd, mapping })
     }
 
@@ -256,7 +262,7 @@ impl SharedMemory {
     }
 
     /// The mapping.
-    pub fn mapping(&self) -> &Mapping {
+    pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
 }

@@ -6,6 +6,8 @@
 //!     returns, so that they end as *unknown* (design, section 3).
 //! R3. Memory that was handed to other processes is never lent again: the next lease gets new memory, once
 //!     every holder has let go. Memory that was not is overwritten with zeros.
+//! R4. Memory lent to a network card is reached by it without asking anybody: a fence cuts that access off before it
+//!     returns, and the memory is not reused while anybody still counts as its holder.
 //! Not here: who gets a region and for how long (crate `lease`).
 
 use std::io;
@@ -16,7 +18,7 @@ use std::sync::{Arc, Weak};
 use farpool_wire::{AccessKey, Epoch, Refusal, ShmAttached};
 use parking_lot::RwLock;
 
-use crate::host::{SharedRegion, access_refusal};
+use crate::host::{Cut, LentMemory, SharedRegion, access_refusal};
 use crate::memory::{AccessError, Mapping, SharedMemory, reopen_read_only};
 
 /// All regions of one node.
@@ -37,6 +39,20 @@ struct Slot {
     open: Option<(Epoch, AccessKey)>,
     /// Tells whether processes that were handed this memory still have it; `None`: it was never handed out.
     holder: Option<Weak<Holder>>,
+    /// Network cards that reach this memory.
+    lent: Vec<Lent>,
+}
+
+/// One network card's access; over once its holder is gone.
+struct Lent {
+    cut: Weak<dyn Cut>,
+    holder: Weak<Holder>,
+}
+
+impl std::fmt::Debug for Lent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Lent(held: {})", self.holder.strong_count() > 0)
+    }
 }
 
 /// Shared by all connections that have a region's memory.
@@ -66,7 +82,7 @@ impl RegionSet {
         let mut set = RegionSet { region_bytes, locked, slots: Vec::new(), epochs, epochs_read_only };
         for region in 0..regions {
             let memory = Some(set.new_memory()?);
-            set.slots.push(RwLock::new(Slot { memory, open: None, holder: None }));
+            set.slots.push(RwLock::new(Slot { memory, open: None, holder: None, lent: Vec::new() }));
             progress(region + 1);
         }
         Ok(set)
@@ -93,13 +109,18 @@ impl RegionSet {
         self.set_word(region, epoch);
     }
 
-    /// From now on nothing of the present epoch takes effect unnoticed (R1, R2).
+    /// From now on nothing of the present epoch takes effect unnoticed (R1, R2, R4).
     pub fn fence(&self, region: u32) {
-        let mut slot = self.slots[region as usize].write();
-        slot.open = None;
-        self.set_word(region, Epoch(0));
-        // Pairs with the barrier of a shared-memory client between its access and its look at the word.
-        fence(Ordering::SeqCst);
+        let lent: Vec<_> = {
+            let mut slot = self.slots[region as usize].write();
+            slot.open = None;
+            self.set_word(region, Epoch(0));
+            // Pairs with the barrier of a shared-memory client between its access and its look at the word.
+            fence(Ordering::SeqCst);
+            slot.lent.iter().filter_map(|lent| lent.holder.upgrade().and(lent.cut.upgrade())).collect()
+        };
+        // Without the lock: it takes as long as a card does, and nothing is lent any more (the epoch is closed).
+        lent.iter().for_each(|cut| cut.cut());
     }
 
     /// Whether some process still has the region's memory of a lease that was fenced or is in force.
@@ -171,6 +192,22 @@ impl RegionSet {
         Ok(SharedRegion { memory, epochs, attached, holder })
     }
 
+    /// Lends the region's memory to a network card, after checking the key.
+    pub fn lend(
+        &self,
+        region: u32,
+        epoch: Epoch,
+        key: &AccessKey,
+        cut: Arc<dyn Cut>,
+    ) -> Result<LentMemory, Refusal> {
+        let mut slot = self.slot(region)?.write();
+        let mapping = slot.check(epoch, key)?.mapping().clone();
+        let holder = Arc::new(Holder);
+        slot.lent.retain(|lent| lent.holder.strong_count() > 0);
+        slot.lent.push(Lent { cut: Arc::downgrade(&cut), holder: Arc::downgrade(&holder) });
+        Ok(LentMemory { mapping, writable: true, holder })
+    }
+
     fn slot(&self, region: u32) -> Result<&RwLock<Slot>, Refusal> {
         self.slots.get(region as usize).ok_or(Refusal::NotAttached)
     }
@@ -192,6 +229,7 @@ impl RegionSet {
 impl Slot {
     fn is_held(&self) -> bool {
         self.holder.as_ref().is_some_and(|holder| holder.strong_count() > 0)
+            || self.lent.iter().any(|lent| lent.holder.strong_count() > 0)
     }
 
     fn check(&self, epoch: Epoch, key: &AccessKey) -> Result<&SharedMemory, Refusal> {
@@ -257,6 +295,30 @@ mod tests {
         set.open(0, Epoch(2), KEY);
         view.write(0, &[9]).unwrap(); // a liar that kept its mapping
         assert_eq!(first_byte(&set, Epoch(2)), 0);
+    }
+
+    struct CutCounter(std::sync::atomic::AtomicU32);
+
+    impl Cut for CutCounter {
+        fn cut(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed); // looked at by this thread alone
+        }
+    }
+
+    #[test]
+    fn a_fence_cuts_cards_off_and_the_memory_waits_for_their_holders() {
+        let set = set();
+        set.open(0, Epoch(1), KEY);
+        let (ended, cut) = (Arc::new(CutCounter(0.into())), Arc::new(CutCounter(0.into())));
+        drop(set.lend(0, Epoch(1), &KEY, ended.clone()).unwrap());
+        let lent = set.lend(0, Epoch(1), &KEY, cut.clone()).unwrap();
+        set.fence(0);
+        assert_eq!(cut.0.load(Ordering::Relaxed), 1);
+        assert_eq!(ended.0.load(Ordering::Relaxed), 0, "an access that was over already");
+        assert!(matches!(set.lend(0, Epoch(1), &KEY, cut), Err(Refusal::StaleEpoch)));
+        assert_eq!(set.scrub(0).unwrap(), Scrubbed::StillHeld);
+        drop(lent);
+        assert_eq!(set.scrub(0).unwrap(), Scrubbed::Clean);
     }
 
     #[test]

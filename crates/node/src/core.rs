@@ -11,7 +11,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farpool_fabric::{AccessError, Host, HostIdentity, Mapping, RegionSet, Scrubbed, SharedRegion};
+use farpool_fabric::{
+    AccessError, Cut, Host, HostIdentity, LentMemory, Mapping, RegionSet, Scrubbed, SharedRegion,
+};
 use farpool_lease::{
     LeaseClass, LeaseRefusal, Lending, Millis, RegionCounts, RegionStatus, RegionTable, Released,
 };
@@ -177,6 +179,17 @@ impl Host for Core {
     fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal> {
         self.table.lock().check(self.now(), Lending { region, epoch }, key)?;
         self.regions.share(region, epoch, key)
+    }
+
+    fn lend(
+        &self,
+        region: u32,
+        epoch: Epoch,
+        key: &AccessKey,
+        cut: Arc<dyn Cut>,
+    ) -> Result<LentMemory, Refusal> {
+        self.table.lock().check(self.now(), Lending { region, epoch }, key)?;
+        self.regions.lend(region, epoch, key, cut)
     }
 
     fn call(&self, request: &[u8], _answer: &mut Vec<u8>) -> Result<(), Refusal> {

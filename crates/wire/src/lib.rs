@@ -10,6 +10,7 @@ mod block;
 pub mod control;
 mod frame;
 mod ids;
+mod verbs;
 
 pub use block::{BLOCK_BYTES, BlockWord};
 
@@ -19,3 +20,4 @@ pub use frame::{
     ResponseHeader, SHM_ATTACHED_BYTES, ShmAttached, WIRE_VERSION,
 };
 pub use ids::{AccessKey, Epoch, Incarnation, NodeId, OwnerId, RegionId, RemoteAddr, SessionId};
+pub use verbs::{VERBS_ATTACHED_BYTES, VERBS_WELCOME_BYTES, VerbsAttached, VerbsWelcome};
