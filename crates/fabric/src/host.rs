@@ -20,27 +20,41 @@ pub struct HostIdentity {
 
 /// A region's memory, handed to a process of the same host.
 pub struct SharedRegion {
-    /// The memory.
+    /// The memory; read-only for a read-only grant.
     pub memory: OwnedFd,
-    /// The page of epoch words, read-only.
-    pub epochs: OwnedFd,
+    /// The page of words, read-only.
+    pub words: OwnedFd,
     /// Sizes and places for the client.
     pub attached: ShmAttached,
     /// Kept until the client detaches or its connection ends: while it lives, the memory is somebody's.
     pub holder: Arc<dyn Send + Sync>,
 }
 
+/// Whether an access changes memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AccessKind {
+    /// READ.
+    Read,
+    /// WRITE and the atomics: refused to read-only grants.
+    Write,
+}
+
 /// Cuts remote access that no check per operation guards, such as a network card's.
 pub trait Cut: Send + Sync {
     /// When this returns, nothing of the access takes effect any more.
+    ///
+    /// It may come before the access was established: then it must not come about. It may come again, and from
+    /// several threads; each call returns only when the access is cut. It may wait for the transport's own
+    /// threads, since no lock of the regions is held; it must not itself ask for a fence.
     fn cut(&self);
 }
 
-/// A region's memory lent to a network card under one grant.
+/// A region's memory, lent to a transport of this process that gives others access past the host, such as a
+/// network card.
 pub struct LentMemory {
     /// The memory.
     pub mapping: Arc<Mapping>,
-    /// Whether the grant allows writes and atomics.
+    /// Whether the grant allows more than READ.
     pub writable: bool,
     /// Kept until the access is over: while it lives, the memory is somebody's.
     pub holder: Arc<dyn Send + Sync>,
@@ -56,20 +70,21 @@ pub trait Host: Send + Sync + 'static {
     /// Checks a key once, when a queue opens a region.
     fn attach(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal>;
 
-    /// Runs `access` on a region's memory, during which the epoch cannot be fenced: a fence that starts
-    /// meanwhile takes effect only after it.
+    /// Runs `access`, which does what `kind` says, on a region's memory, during which the grant cannot be fenced:
+    /// a fence that starts meanwhile takes effect only after it.
     fn with_region(
         &self,
         region: u32,
         epoch: Epoch,
+        kind: AccessKind,
         access: &mut dyn FnMut(&Mapping) -> Result<(), AccessError>,
     ) -> Result<(), Refusal>;
 
     /// Hands a region's memory to a process of this host, after checking the key.
     fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal>;
 
-    /// Lends a region's memory to a network card, after checking the key. A fence of the grant calls `cut`
-    /// before it returns; `cut` must not come back to this host, and whoever lends holds no lock that it needs.
+    /// Lends a region's memory to a transport, after checking the key. `cut` is called before a fence of the grant
+    /// returns, and before the memory moves because another grant of the region was fenced.
     fn lend(
         &self,
         region: u32,

@@ -33,7 +33,7 @@ pub use arena::{ARENA_GRANULE_BYTES, Arena, ArenaBuf, ArenaFull};
 pub use clock::{Clock, MonotonicClock};
 pub use drive::block_on;
 pub use endpoint::{Batch, Endpoint, EndpointConfig, MAX_BATCH, MAX_IN_FLIGHT, Queue};
-pub use host::{Cut, Host, HostIdentity, LentMemory, SharedRegion, access_refusal};
+pub use host::{AccessKind, Cut, Host, HostIdentity, LentMemory, SharedRegion, access_refusal};
 pub use memory::{AccessError, Mapping, Protection, SharedMemory, create_sealed, reopen_read_only};
 pub use negotiate::{Negotiated, TransportChoice};
 pub use op::{CallAnswer, OpError, Uncertain};

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::copy;
@@ -27,9 +27,23 @@ pub enum AccessError {
     ReadOnly,
 }
 
-/// Anonymous memory with a descriptor that can be handed to other processes; its size is sealed.
+/// Anonymous memory with a descriptor that can be handed to other processes; its size is sealed. Who was handed a
+/// read-only descriptor cannot open it anew for writing, unless it runs as the same user or as root.
 pub fn create_sealed(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&fd, bytes)?;
+    rustix::fs::fchmod(&fd, Mode::RUSR)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(fd)
+}
+
+/// Size of a large page: one entry of the processor's table of translations instead of 512.
+const LARGE_PAGE_BYTES: u64 = 2 << 20;
+
+/// Like [`create_sealed`], in large pages.
+fn create_sealed_large(name: &str, bytes: u64) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    let fd = rustix::fs::memfd_create(name, flags)?;
     rustix::fs::ftruncate(&fd, bytes)?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(fd)
@@ -157,6 +171,13 @@ impl Mapping {
         Ok(())
     }
 
+    /// Starts to fetch the first bytes at `offset` into the processor's cache, if they are within bounds.
+    pub(crate) fn prefetch(&self, offset: u64, length: usize) {
+        if let Ok(place) = self.place(offset, length.max(1)) {
+            copy::prefetch(place, length);
+        }
+    }
+
     /// Copies far bytes into `to`.
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), AccessError> {
         // SAFETY: a unique slice is valid and exclusive for its length.
@@ -178,9 +199,23 @@ impl Mapping {
         Ok(())
     }
 
-    /// The word at `offset`, loaded whole. Acquires what its writer published before it.
+    /// Copies all that is in `from`, an equally long mapping; what others store there meanwhile may or may not be
+    /// in it, word by word.
+    pub(crate) fn copy_all(&self, from: &Mapping) -> Result<(), AccessError> {
+        self.writable()?;
+        if from.bytes != self.bytes {
+            return Err(AccessError::OutOfBounds);
+        }
+        // SAFETY: both ranges are as long, page-aligned and live as long as the borrows; two mappings overlap
+        // nowhere. They are touched as raw memory only.
+        unsafe { copy::between_shared(self.base.as_ptr(), from.base.as_ptr(), self.bytes) };
+        Ok(())
+    }
+
+    /// The word at `offset`, loaded whole. Acquires what its writer published before it, and is one of the
+    /// sequentially consistent accesses: see `store`.
     pub fn load(&self, offset: u64) -> Result<u64, AccessError> {
-        Ok(self.word(offset)?.load(Ordering::Acquire))
+        Ok(self.word(offset)?.load(Ordering::SeqCst))
     }
 
     /// Stores a word whole, after all that this thread wrote before.
@@ -256,6 +291,26 @@ impl SharedMemory {
         Ok(SharedMemory { fd, mapping })
     }
 
+    /// Like [`SharedMemory::create`], in 2 MiB pages if the system has enough of them in reserve: far reads at
+    /// random places then miss the table of translations less often.
+    pub fn create_large(name: &str, bytes: u64) -> io::Result<Self> {
+        if bytes.is_multiple_of(LARGE_PAGE_BYTES)
+            && let Ok(fd) = create_sealed_large(name, bytes)
+            // Mapping sets the pages aside, taking them may meet a control group's limit: both fail here and now.
+            && let Ok(mapping) = Mapping::new(fd.as_fd(), bytes, Protection::ReadWrite)
+            && mapping.prefault().is_ok()
+        {
+            return Ok(SharedMemory { fd, mapping: Arc::new(mapping) });
+        }
+        Self::create(name, bytes)
+    }
+
+    /// Size of the pages it lies in.
+    pub fn page_bytes(&self) -> io::Result<u64> {
+        // For memory files the kernel says there what their pages are.
+        Ok(rustix::fs::fstat(&self.fd)?.st_blksize as u64)
+    }
+
     /// The descriptor, to hand out.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -264,6 +319,16 @@ impl SharedMemory {
     /// The mapping.
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
+    }
+
+    /// Gives the pages back to the system at once, whoever still has the memory: it finds zeros, and what it
+    /// stores there counts as its own.
+    pub(crate) fn discard(&self) {
+        let all = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if let Err(error) = rustix::fs::fallocate(&self.fd, all, 0, self.mapping.len()) {
+            // The pages then go with the last process that has them.
+            tracing::warn!(%error, "memory that is not used any more could not be given back at once");
+        }
     }
 }
 
@@ -282,6 +347,16 @@ mod tests {
         let mut all = [9; 4096];
         mapping.read(0, &mut all).unwrap();
         assert_eq!(all, [0; 4096]);
+    }
+
+    #[test]
+    fn memory_in_large_pages_falls_back_to_small_ones() {
+        let memory = SharedMemory::create_large("test", 2 * LARGE_PAGE_BYTES).unwrap();
+        assert!([4096, LARGE_PAGE_BYTES].contains(&memory.page_bytes().unwrap()));
+        memory.mapping().prefault().unwrap();
+        memory.mapping().store(LARGE_PAGE_BYTES, 5).unwrap();
+        let odd = SharedMemory::create_large("test", 4096).unwrap();
+        assert_eq!(odd.page_bytes().unwrap(), 4096);
     }
 
     #[test]

@@ -1,25 +1,37 @@
-//! A node's memory: regions that are opened for one lease, fenced, and made clean again.
+//! A node's memory: regions that are opened for leases and their grants, fenced, and made clean again.
 //!
-//! R1. An access takes effect only while its region is open under its epoch; [`RegionSet::fence`] returns only
-//!     when no access through this process is under way and every later one is refused.
-//! R2. Accesses by shared memory are not stopped but found out: the epoch word changes before the fence
-//!     returns, so that they end as *unknown* (design, section 3).
-//! R3. Memory that was handed to other processes is never lent again: the next lease gets new memory, once
-//!     every holder has let go. Memory that was not is overwritten with zeros.
-//! R4. Memory lent to a network card is reached by it without asking anybody: a fence cuts that access off before it
-//!     returns, and the memory is not reused while anybody still counts as its holder.
+//! R1. An access takes effect only while its grant is open; a fence returns only when no access of the grant through
+//!     this process is under way and every later one is refused.
+//! R2. Accesses by shared memory are not stopped but found out: the grant's word changes before the fence returns,
+//!     so that they end as *unknown* (design, section 3).
+//! R3. Memory that was handed to other processes is never lent again: the next lease gets new memory, once every
+//!     holder has let go. Memory that was not is overwritten with zeros.
+//! R4. When one of several grants is fenced whose process was handed the memory, the contents *move* to new memory
+//!     before the fence returns: what that process still stores, it stores where nobody reads. Everything that was
+//!     acknowledged is in the copy; the other grants attach again.
+//! R5. Access that no check per operation guards (a network card's) is cut before a fence of its grant returns, and
+//!     before the contents move. Cuts run without the lock of the region, since they may have to wait for threads
+//!     that are waiting for it; meanwhile nobody is given the memory anew.
 //! Not here: who gets a region and for how long (crate `lease`).
 
+mod slot;
+#[cfg(test)]
+mod tests;
+mod words;
+
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{Ordering, fence};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-use farpool_wire::{AccessKey, Epoch, Refusal, ShmAttached};
-use parking_lot::RwLock;
+use farpool_wire::{AccessKey, Epoch, GrantMode, Refusal, ShmAttached};
+use parking_lot::{Mutex, RwLock};
 
-use crate::host::{Cut, LentMemory, SharedRegion, access_refusal};
-use crate::memory::{AccessError, Mapping, SharedMemory, reopen_read_only};
+use crate::host::{AccessKind, Cut, LentMemory, SharedRegion, access_refusal};
+use crate::memory::{AccessError, Mapping, SharedMemory};
+use slot::Slot;
+use words::Words;
+
+/// Accesses of one region by transports that were lent its memory: one for each connection that a node serves at once.
+const MAX_LENT_PER_REGION: usize = 1024;
 
 /// All regions of one node.
 #[derive(Debug)]
@@ -27,37 +39,10 @@ pub struct RegionSet {
     region_bytes: u64,
     locked: bool,
     slots: Vec<RwLock<Slot>>,
-    /// One word per region: the epoch under which it is open, or zero.
-    epochs: SharedMemory,
-    epochs_read_only: OwnedFd,
+    words: Words,
+    /// Held while one grant is fenced: one region moves at a time, so that moving takes one region's memory at most.
+    moves: Mutex<()>,
 }
-
-#[derive(Debug)]
-struct Slot {
-    /// Absent only when replacing it failed.
-    memory: Option<SharedMemory>,
-    open: Option<(Epoch, AccessKey)>,
-    /// Tells whether processes that were handed this memory still have it; `None`: it was never handed out.
-    holder: Option<Weak<Holder>>,
-    /// Network cards that reach this memory.
-    lent: Vec<Lent>,
-}
-
-/// One network card's access; over once its holder is gone.
-struct Lent {
-    cut: Weak<dyn Cut>,
-    holder: Weak<Holder>,
-}
-
-impl std::fmt::Debug for Lent {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Lent(held: {})", self.holder.strong_count() > 0)
-    }
-}
-
-/// Shared by all connections that have a region's memory.
-#[derive(Debug)]
-struct Holder;
 
 /// What [`RegionSet::scrub`] came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,12 +62,11 @@ impl RegionSet {
         locked: bool,
         mut progress: impl FnMut(u32),
     ) -> io::Result<Self> {
-        let epochs = SharedMemory::create("farpool-epochs", (regions as u64 * 8).max(8))?;
-        let epochs_read_only = reopen_read_only(epochs.fd())?;
-        let mut set = RegionSet { region_bytes, locked, slots: Vec::new(), epochs, epochs_read_only };
+        let words = Words::create(regions)?;
+        let mut set = RegionSet { region_bytes, locked, slots: Vec::new(), words, moves: Mutex::new(()) };
         for region in 0..regions {
-            let memory = Some(set.new_memory()?);
-            set.slots.push(RwLock::new(Slot { memory, open: None, holder: None, lent: Vec::new() }));
+            let memory = set.new_memory()?;
+            set.slots.push(RwLock::new(Slot::new(memory)));
             progress(region + 1);
         }
         Ok(set)
@@ -98,32 +82,85 @@ impl RegionSet {
         self.slots.len() as u32
     }
 
-    /// Opens a clean region for a lease.
+    /// Opens a clean region for a lease; `epoch` and `key` are those of its first grant, the owner's.
     ///
     /// # Panics
-    /// When there is no such region or it is open already: bugs of the lease table.
+    /// When there is no such region or it is not clean: bugs of the lease table.
     pub fn open(&self, region: u32, epoch: Epoch, key: AccessKey) {
         let mut slot = self.slots[region as usize].write();
-        assert!(slot.open.is_none() && slot.holder.is_none(), "region {region} is not clean");
-        slot.open = Some((epoch, key));
-        self.set_word(region, epoch);
+        assert!(slot.is_clean(), "region {region} is not clean");
+        slot.grant(epoch, key, GrantMode::ReadWrite, region, &self.words);
     }
 
-    /// From now on nothing of the present epoch takes effect unnoticed (R1, R2, R4).
+    /// Opens another grant of a region that is lent.
+    ///
+    /// # Panics
+    /// When the region is not open, the epoch is in use, or all
+    /// [`MAX_GRANTS_PER_REGION`](farpool_wire::MAX_GRANTS_PER_REGION) places are taken: bugs of the lease table.
+    pub fn open_grant(&self, region: u32, epoch: Epoch, key: AccessKey, mode: GrantMode) {
+        let mut slot = self.slots[region as usize].write();
+        assert!(!slot.grants.is_empty(), "region {region} is not lent");
+        assert!(slot.grants.iter().all(|grant| grant.epoch != epoch), "epoch {epoch} comes twice");
+        slot.grant(epoch, key, mode, region, &self.words);
+    }
+
+    /// From now on nothing of any grant of the region takes effect unnoticed (R1, R2, R5).
+    ///
+    /// Waits for cuts, see [`Cut`]; not to be called by the threads that they wait for.
     pub fn fence(&self, region: u32) {
-        let lent: Vec<_> = {
+        let cuts = {
             let mut slot = self.slots[region as usize].write();
-            slot.open = None;
-            self.set_word(region, Epoch(0));
-            // Pairs with the barrier of a shared-memory client between its access and its look at the word.
-            fence(Ordering::SeqCst);
-            slot.lent.iter().filter_map(|lent| lent.holder.upgrade().and(lent.cut.upgrade())).collect()
+            for grant in std::mem::take(&mut slot.grants) {
+                self.words.close(region, grant.place);
+            }
+            Words::barrier();
+            slot.cuts(None)
         };
-        // Without the lock: it takes as long as a card does, and nothing is lent any more (the epoch is closed).
-        lent.iter().for_each(|cut| cut.cut());
+        cuts.iter().for_each(|cut| cut.cut());
     }
 
-    /// Whether some process still has the region's memory of a lease that was fenced or is in force.
+    /// From now on nothing of one grant takes effect that another could see (R1, R2, R4, R5). A grant that was fenced
+    /// before is left so.
+    ///
+    /// May take as long as allocating and copying a region's length of memory; of that, accesses of the region wait
+    /// for the copying. Waits for cuts as [`fence`](Self::fence) does.
+    ///
+    /// # Errors
+    /// When there is no memory to move to. The grant is refused everything then, but a process that was handed the
+    /// memory may still store there: ask again.
+    pub fn fence_grant(&self, region: u32, epoch: Epoch) -> io::Result<()> {
+        let Some(place) = self.slots.get(region as usize) else { return Ok(()) };
+        let _one_at_a_time = self.moves.lock();
+        let (must_move, cuts) = {
+            let mut slot = place.write();
+            slot.end(epoch, region, &self.words);
+            Words::barrier();
+            slot.moving = slot.exposed && !slot.grants.is_empty();
+            (slot.moving, slot.cuts(Some(epoch)))
+        };
+        cuts.iter().for_each(|cut| cut.cut());
+        if must_move { self.move_memory(region, place) } else { Ok(()) }
+    }
+
+    /// Moves a region marked so to new memory.
+    fn move_memory(&self, region: u32, place: &RwLock<Slot>) -> io::Result<()> {
+        let fresh = self.new_memory().inspect_err(|_| place.write().moving = false)?;
+        let cuts = place.read().cuts(None);
+        cuts.iter().for_each(|cut| cut.cut());
+        let mut slot = place.write();
+        slot.moving = false;
+        if slot.grants.is_empty() {
+            return Ok(()); // the lease has ended meanwhile, and nobody reads the memory any more
+        }
+        let old = slot.move_to(fresh, region, &self.words);
+        drop(slot);
+        if let Some(old) = old {
+            old.discard();
+        }
+        Ok(())
+    }
+
+    /// Whether some process still has memory of the region's present or last lease.
     pub fn is_held(&self, region: u32) -> bool {
         self.slots[region as usize].read().is_held()
     }
@@ -135,11 +172,11 @@ impl RegionSet {
     pub fn scrub(&self, region: u32) -> io::Result<Scrubbed> {
         let (memory, handed_out) = {
             let mut slot = self.slots[region as usize].write();
-            assert!(slot.open.is_none(), "region {region} is still lent");
+            assert!(slot.grants.is_empty(), "region {region} is still lent");
             if slot.is_held() {
                 return Ok(Scrubbed::StillHeld);
             }
-            (slot.memory.take(), slot.holder.take().is_some())
+            slot.take_for_scrub()
         };
         // Without the lock: a late access must not wait for this.
         let memory = match memory {
@@ -148,7 +185,10 @@ impl RegionSet {
                 memory
             }
             old => {
-                drop(old); // before there is new memory, so that the two never count together
+                // Before there is new memory, so that the two never count together, even if somebody lies about
+                // having let go.
+                old.iter().for_each(SharedMemory::discard);
+                drop(old);
                 self.new_memory()?
             }
         };
@@ -161,38 +201,41 @@ impl RegionSet {
         self.slot(region)?.read().check(epoch, key).map(drop)
     }
 
-    /// Runs `access` on the region's memory; a fence waits for it.
+    /// Runs `access`, which does what `kind` says, on the region's memory; a fence waits for it.
     pub fn with_region(
         &self,
         region: u32,
         epoch: Epoch,
+        kind: AccessKind,
         access: &mut dyn FnMut(&Mapping) -> Result<(), AccessError>,
     ) -> Result<(), Refusal> {
         let slot = self.slot(region)?.read();
-        match (&slot.open, &slot.memory) {
-            (Some((current, _)), Some(memory)) if *current == epoch => {
-                access(memory.mapping()).map_err(access_refusal)
-            }
-            _ => Err(Refusal::StaleEpoch),
-        }
+        access(slot.access(epoch, kind)?.mapping()).map_err(access_refusal)
     }
 
     /// Hands the region's memory out, after checking the key.
     pub fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal> {
         let mut slot = self.slot(region)?.write();
-        let memory = slot.check(epoch, key)?.fd().try_clone_to_owned();
-        let epochs = self.epochs_read_only.as_fd().try_clone_to_owned();
-        let (Ok(memory), Ok(epochs)) = (memory, epochs) else {
+        let at = slot.check(epoch, key)?;
+        if slot.moving {
+            return Err(Refusal::Busy);
+        }
+        let words = self.words.share();
+        let (Ok(words), Ok((memory, holder))) = (words, slot.hand_out(at)) else {
             tracing::warn!(region, "out of descriptors: raise the limit on open files");
             return Err(Refusal::Exhausted);
         };
-        let holder = slot.holder.as_ref().and_then(Weak::upgrade).unwrap_or_else(|| Arc::new(Holder));
-        slot.holder = Some(Arc::downgrade(&holder));
-        let attached = ShmAttached { region_bytes: self.region_bytes, epoch_offset: region as u64 * 8 };
-        Ok(SharedRegion { memory, epochs, attached, holder })
+        let grant = &slot.grants[at];
+        let attached = ShmAttached {
+            region_bytes: self.region_bytes,
+            word_offset: Words::offset(region, grant.place),
+            stamp: grant.stamp,
+            mode: grant.mode,
+        };
+        Ok(SharedRegion { memory, words, attached, holder })
     }
 
-    /// Lends the region's memory to a network card, after checking the key.
+    /// Lends the region's memory to a transport, after checking the key; `cut` is kept until the holder is gone.
     pub fn lend(
         &self,
         region: u32,
@@ -201,133 +244,25 @@ impl RegionSet {
         cut: Arc<dyn Cut>,
     ) -> Result<LentMemory, Refusal> {
         let mut slot = self.slot(region)?.write();
-        let mapping = slot.check(epoch, key)?.mapping().clone();
-        let holder = Arc::new(Holder);
-        slot.lent.retain(|lent| lent.holder.strong_count() > 0);
-        slot.lent.push(Lent { cut: Arc::downgrade(&cut), holder: Arc::downgrade(&holder) });
-        Ok(LentMemory { mapping, writable: true, holder })
+        let at = slot.check(epoch, key)?;
+        if slot.moving {
+            return Err(Refusal::Busy);
+        }
+        let holder = slot.lend(epoch, cut, MAX_LENT_PER_REGION).ok_or(Refusal::Exhausted)?;
+        let mapping = slot.memory.as_ref().expect("checked with the key").mapping().clone();
+        Ok(LentMemory { mapping, writable: slot.grants[at].mode == GrantMode::ReadWrite, holder })
     }
 
     fn slot(&self, region: u32) -> Result<&RwLock<Slot>, Refusal> {
         self.slots.get(region as usize).ok_or(Refusal::NotAttached)
     }
 
-    fn set_word(&self, region: u32, epoch: Epoch) {
-        self.epochs.mapping().store(region as u64 * 8, epoch.0).expect("one word per region");
-    }
-
     fn new_memory(&self) -> io::Result<SharedMemory> {
-        let memory = SharedMemory::create("farpool-region", self.region_bytes)?;
+        let memory = SharedMemory::create_large("farpool-region", self.region_bytes)?;
         memory.mapping().prefault()?;
         if self.locked {
             memory.mapping().lock()?;
         }
         Ok(memory)
-    }
-}
-
-impl Slot {
-    fn is_held(&self) -> bool {
-        self.holder.as_ref().is_some_and(|holder| holder.strong_count() > 0)
-            || self.lent.iter().any(|lent| lent.holder.strong_count() > 0)
-    }
-
-    fn check(&self, epoch: Epoch, key: &AccessKey) -> Result<&SharedMemory, Refusal> {
-        let (current, current_key) = self.open.as_ref().ok_or(Refusal::StaleEpoch)?;
-        if *current != epoch {
-            return Err(Refusal::StaleEpoch);
-        }
-        if current_key != key {
-            return Err(Refusal::WrongKey);
-        }
-        self.memory.as_ref().ok_or(Refusal::StaleEpoch)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const KEY: AccessKey = AccessKey::from_bytes([7; 16]);
-    const REGION_BYTES: u64 = 64 << 10;
-
-    fn set() -> RegionSet {
-        RegionSet::create(2, REGION_BYTES, false, |_| {}).unwrap()
-    }
-
-    fn first_byte(set: &RegionSet, epoch: Epoch) -> u8 {
-        let mut byte = [0];
-        set.with_region(0, epoch, &mut |memory| memory.read(0, &mut byte)).unwrap();
-        byte[0]
-    }
-
-    #[test]
-    fn a_region_lent_again_shows_nothing_of_its_last_holder() {
-        let set = set();
-        set.open(0, Epoch(1), KEY);
-        set.with_region(0, Epoch(1), &mut |memory| memory.write(0, &[1; 100])).unwrap();
-        set.fence(0);
-        assert_eq!(set.scrub(0).unwrap(), Scrubbed::Clean);
-        set.open(0, Epoch(2), KEY);
-        assert_eq!(first_byte(&set, Epoch(2)), 0);
-    }
-
-    #[test]
-    fn a_fenced_epoch_is_refused() {
-        let set = set();
-        set.open(0, Epoch(1), KEY);
-        set.fence(0);
-        let access = set.with_region(0, Epoch(1), &mut |memory| memory.write(0, &[1]));
-        assert_eq!(access, Err(Refusal::StaleEpoch));
-        assert_eq!(set.check(0, Epoch(1), &KEY), Err(Refusal::StaleEpoch));
-    }
-
-    #[test]
-    fn memory_handed_out_is_replaced_and_only_when_its_holders_have_let_go() {
-        let set = set();
-        set.open(0, Epoch(1), KEY);
-        let shared = set.share(0, Epoch(1), &KEY).unwrap();
-        let view = Mapping::new(shared.memory.as_fd(), REGION_BYTES, crate::Protection::ReadWrite).unwrap();
-        set.fence(0);
-        assert_eq!(set.scrub(0).unwrap(), Scrubbed::StillHeld);
-        drop(shared);
-        assert_eq!(set.scrub(0).unwrap(), Scrubbed::Clean);
-        set.open(0, Epoch(2), KEY);
-        view.write(0, &[9]).unwrap(); // a liar that kept its mapping
-        assert_eq!(first_byte(&set, Epoch(2)), 0);
-    }
-
-    struct CutCounter(std::sync::atomic::AtomicU32);
-
-    impl Cut for CutCounter {
-        fn cut(&self) {
-            self.0.fetch_add(1, Ordering::Relaxed); // looked at by this thread alone
-        }
-    }
-
-    #[test]
-    fn a_fence_cuts_cards_off_and_the_memory_waits_for_their_holders() {
-        let set = set();
-        set.open(0, Epoch(1), KEY);
-        let (ended, cut) = (Arc::new(CutCounter(0.into())), Arc::new(CutCounter(0.into())));
-        drop(set.lend(0, Epoch(1), &KEY, ended.clone()).unwrap());
-        let lent = set.lend(0, Epoch(1), &KEY, cut.clone()).unwrap();
-        set.fence(0);
-        assert_eq!(cut.0.load(Ordering::Relaxed), 1);
-        assert_eq!(ended.0.load(Ordering::Relaxed), 0, "an access that was over already");
-        assert!(matches!(set.lend(0, Epoch(1), &KEY, cut), Err(Refusal::StaleEpoch)));
-        assert_eq!(set.scrub(0).unwrap(), Scrubbed::StillHeld);
-        drop(lent);
-        assert_eq!(set.scrub(0).unwrap(), Scrubbed::Clean);
-    }
-
-    #[test]
-    fn a_wrong_key_opens_nothing() {
-        let set = set();
-        set.open(0, Epoch(1), KEY);
-        let wrong = AccessKey::from_bytes([8; 16]);
-        assert_eq!(set.check(0, Epoch(1), &wrong), Err(Refusal::WrongKey));
-        assert!(matches!(set.share(0, Epoch(1), &wrong), Err(Refusal::WrongKey)));
-        assert_eq!(set.check(5, Epoch(1), &KEY), Err(Refusal::NotAttached));
     }
 }

@@ -1,17 +1,20 @@
 //! Shared memory: same host. The node hands out a region's memory over a Unix socket after checking the key;
 //! then operations are loads and stores of this thread (design, section 3).
 //!
-//! S1. Nobody can refuse a store. So an operation counts as done only if the region's epoch word, loaded after
-//!     the access and a full barrier, still holds the lease's epoch; else its outcome is *unknown*.
-//! S2. The node raises the word and passes a barrier before it copies or reuses the memory; the barriers pair.
+//! S1. Nobody can refuse a store. So an operation counts as done only if the grant's word, loaded after the access
+//!     and a full barrier, still holds the stamp that came with the memory; else its outcome is *unknown*.
+//! S2. The node changes the word and passes a barrier before it copies or reuses the memory; the barriers pair.
+//!     Stamps never repeat, so a word that has changed never looks as before.
 //! S3. Atomics are the processor's, as those of every other path to the region.
+//! S4. Once the word has changed the memory is let go of. Whether the grant is over or its memory another, only the
+//!     node knows: operations are refused as *not attached* until the region was attached again.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{Ordering, fence};
 
-use farpool_wire::{Epoch, Hello, Refusal, ShmAttached};
+use farpool_wire::{Epoch, GrantMode, Hello, Refusal, ShmAttached};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::frames::{FrameClient, FrameDone};
@@ -59,8 +62,15 @@ struct ShmLink {
 struct Attached {
     epoch: Epoch,
     memory: Mapping,
-    epochs: Mapping,
-    epoch_offset: u64,
+    words: Mapping,
+    word_offset: u64,
+    stamp: u64,
+}
+
+/// The grant's word is another: the memory is of no use any more.
+struct Moved {
+    /// The operation was under way.
+    begun: bool,
 }
 
 impl Link for ShmLink {
@@ -84,10 +94,21 @@ impl Link for ShmLink {
                 self.frames.post(&posted);
                 None
             }
-            _ => Some(match self.attached.get(posted.region as usize).and_then(Option::as_ref) {
-                None => Outcome::Refused(Refusal::NotAttached),
-                Some(attached) => attached.access(&posted),
-            }),
+            _ => Some(self.access(&posted)),
+        }
+    }
+
+    fn post_batch(&mut self, batch: &[Posted], done: &mut Vec<Done>) {
+        // Far words first, all at once: the processor fetches them while the first ones are being copied.
+        for posted in batch {
+            if let Some(Some(attached)) = self.attached.get(posted.region as usize) {
+                attached.memory.prefetch(posted.offset, posted.local.bytes);
+            }
+        }
+        for posted in batch {
+            if let Some(outcome) = self.post(*posted) {
+                done.push(Done { slot: posted.slot, outcome });
+            }
         }
     }
 
@@ -111,13 +132,31 @@ impl Link for ShmLink {
 }
 
 impl ShmLink {
+    fn access(&mut self, posted: &Posted) -> Outcome {
+        let Some(place) = self.attached.get_mut(posted.region as usize) else {
+            return Outcome::Refused(Refusal::NotAttached);
+        };
+        let Some(attached) = place else { return Outcome::Refused(Refusal::NotAttached) };
+        match attached.access(posted) {
+            Ok(outcome) => outcome,
+            Err(Moved { begun }) => {
+                *place = None;
+                if begun {
+                    Outcome::Unknown(Uncertain::EpochMoved)
+                } else {
+                    Outcome::Refused(Refusal::NotAttached)
+                }
+            }
+        }
+    }
+
     fn finish(&mut self, frame: FrameDone) -> Outcome {
         let Some(place) = self.attaching.iter().position(|&(slot, ..)| slot == frame.slot) else {
             return frame.outcome;
         };
         let (_, region, epoch) = self.attaching.swap_remove(place);
-        let Some((layout, memory, epochs)) = frame.shared else { return frame.outcome };
-        match Attached::map(epoch, layout, memory, epochs) {
+        let Some((layout, memory, words)) = frame.shared else { return frame.outcome };
+        match Attached::map(epoch, layout, memory, words) {
             Ok(attached) => {
                 let region = region as usize;
                 if region >= self.attached.len() {
@@ -135,33 +174,41 @@ impl ShmLink {
 }
 
 impl Attached {
-    fn map(epoch: Epoch, layout: ShmAttached, memory: OwnedFd, epochs: OwnedFd) -> io::Result<Self> {
-        if !is_sealed_against_shrinking(memory.as_fd()) || !is_sealed_against_shrinking(epochs.as_fd()) {
+    fn map(epoch: Epoch, layout: ShmAttached, memory: OwnedFd, words: OwnedFd) -> io::Result<Self> {
+        if !is_sealed_against_shrinking(memory.as_fd()) || !is_sealed_against_shrinking(words.as_fd()) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the memory's size is not sealed"));
         }
-        let memory = Mapping::new(memory.as_fd(), layout.region_bytes, Protection::ReadWrite)?;
-        let words_bytes = layout.epoch_offset.checked_add(8);
-        let words_bytes = words_bytes.filter(|_| layout.epoch_offset.is_multiple_of(8));
+        let protection = match layout.mode {
+            GrantMode::ReadOnly => Protection::ReadOnly,
+            GrantMode::ReadWrite => Protection::ReadWrite,
+        };
+        let memory = Mapping::new(memory.as_fd(), layout.region_bytes, protection)?;
+        let words_bytes = layout.word_offset.checked_add(8);
+        let words_bytes = words_bytes.filter(|_| layout.word_offset.is_multiple_of(8));
         let words_bytes = words_bytes.ok_or(io::Error::from(io::ErrorKind::InvalidData))?;
-        let epochs = Mapping::new(epochs.as_fd(), words_bytes, Protection::ReadOnly)?;
-        Ok(Attached { epoch, memory, epochs, epoch_offset: layout.epoch_offset })
+        let words = Mapping::new(words.as_fd(), words_bytes, Protection::ReadOnly)?;
+        Ok(Attached { epoch, memory, words, word_offset: layout.word_offset, stamp: layout.stamp })
     }
 
-    fn access(&self, posted: &Posted) -> Outcome {
-        if posted.epoch != self.epoch || self.epoch_now() != self.epoch {
-            return Outcome::Refused(Refusal::StaleEpoch);
+    fn access(&self, posted: &Posted) -> Result<Outcome, Moved> {
+        if posted.epoch != self.epoch {
+            return Ok(Outcome::Refused(Refusal::StaleEpoch));
+        }
+        if !self.is_valid() {
+            return Err(Moved { begun: false });
         }
         let value = match self.touch(posted) {
             Ok(value) => value,
-            Err(error) => return Outcome::Refused(access_refusal(error)),
+            Err(error) => return Ok(Outcome::Refused(access_refusal(error))),
         };
-        // S1; pairs with the barrier between raising the word and reusing the memory (S2).
-        fence(Ordering::SeqCst);
-        if self.epoch_now() == self.epoch {
-            Outcome::Done(value)
-        } else {
-            Outcome::Unknown(Uncertain::EpochMoved)
+        // S1; pairs with the barrier between changing the word and copying or reusing the memory (S2). Loads before
+        // a load need no more than an acquire; a store before a load needs the full barrier; atomics are
+        // sequentially consistent, as is the load of the word behind them.
+        match posted.op {
+            Op::Write => fence(Ordering::SeqCst),
+            _ => fence(Ordering::Acquire),
         }
+        if self.is_valid() { Ok(Outcome::Done(value)) } else { Err(Moved { begun: true }) }
     }
 
     fn touch(&self, posted: &Posted) -> Result<u64, AccessError> {
@@ -183,8 +230,8 @@ impl Attached {
         }
     }
 
-    fn epoch_now(&self) -> Epoch {
-        // The place was checked when it was mapped; zero is no epoch.
-        Epoch(self.epochs.load(self.epoch_offset).unwrap_or(0))
+    fn is_valid(&self) -> bool {
+        // The place was checked when it was mapped.
+        self.words.load(self.word_offset) == Ok(self.stamp)
     }
 }

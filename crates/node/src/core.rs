@@ -12,13 +12,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farpool_fabric::{
-    AccessError, Cut, Host, HostIdentity, LentMemory, Mapping, RegionSet, Scrubbed, SharedRegion,
+    AccessError, AccessKind, Cut, Host, HostIdentity, LentMemory, Mapping, RegionSet, Scrubbed, SharedRegion,
 };
 use farpool_lease::{
     LeaseClass, LeaseRefusal, Lending, Millis, RegionCounts, RegionStatus, RegionTable, Released,
 };
 use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState};
-use farpool_wire::{AccessKey, CALL_PING, Epoch, NodeId, OwnerId, Refusal};
+use farpool_wire::{AccessKey, CALL_ECHO, CALL_PING, Epoch, NodeId, OwnerId, Refusal};
 use parking_lot::Mutex;
 
 use crate::lender::Lender;
@@ -171,9 +171,10 @@ impl Host for Core {
         &self,
         region: u32,
         epoch: Epoch,
+        kind: AccessKind,
         access: &mut dyn FnMut(&Mapping) -> Result<(), AccessError>,
     ) -> Result<(), Refusal> {
-        self.regions.with_region(region, epoch, access)
+        self.regions.with_region(region, epoch, kind, access)
     }
 
     fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal> {
@@ -192,7 +193,11 @@ impl Host for Core {
         self.regions.lend(region, epoch, key, cut)
     }
 
-    fn call(&self, request: &[u8], _answer: &mut Vec<u8>) -> Result<(), Refusal> {
+    fn call(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), Refusal> {
+        if request.starts_with(CALL_ECHO) {
+            answer.extend_from_slice(request);
+            return Ok(());
+        }
         if request == CALL_PING { Ok(()) } else { Err(Refusal::UnknownCall) }
     }
 
@@ -318,15 +323,17 @@ mod tests {
         let (core, _keeper) = core(100);
         let lease = core.grant(OWNER, LeaseClass::Revocable, 1).remove(0);
         let epoch = Epoch(lease.epoch);
-        core.with_region(lease.region, epoch, &mut |memory| memory.write(0, &[1; 64])).unwrap();
+        core.with_region(lease.region, epoch, AccessKind::Write, &mut |memory| memory.write(0, &[1; 64]))
+            .unwrap();
         wait_until(|| core.counts().free == 2);
-        let access = core.with_region(lease.region, epoch, &mut |memory| memory.write(0, &[2; 64]));
+        let access =
+            core.with_region(lease.region, epoch, AccessKind::Write, &mut |memory| memory.write(0, &[2; 64]));
         assert_eq!(access, Err(Refusal::StaleEpoch));
         assert_eq!(core.renew(OWNER, &reference(&lease)), Err(LeaseRefusal::Ended));
         for lease in core.grant(OWNER, LeaseClass::Revocable, 2) {
             let mut bytes = [9; 64];
-            core.with_region(lease.region, Epoch(lease.epoch), &mut |memory| memory.read(0, &mut bytes))
-                .unwrap();
+            let look = &mut |memory: &Mapping| memory.read(0, &mut bytes);
+            core.with_region(lease.region, Epoch(lease.epoch), AccessKind::Read, look).unwrap();
             assert_eq!(bytes, [0; 64]);
         }
     }

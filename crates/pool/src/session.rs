@@ -2,8 +2,8 @@
 //!
 //! S1. A session reaches a region only after attaching it, and lets go of it once the region is given back or
 //!     lost, idle or not.
-//! S2. After an operation of unknown outcome the session reconnects before anything else: what was under way is
-//!     dead then, and doing it again is safe (design, section 3: incarnations).
+//! S2. After an operation that may still be under way the session reconnects before anything else: what was under
+//!     way is dead then, and doing it again is safe (design, section 3: incarnations).
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -247,14 +247,16 @@ impl SessionCore {
     /// Decides what an error means for the lease, the node and the operation.
     fn after(&self, error: OpError, queue: &NodeQueue, region: &LeasedRegion) -> Next {
         match error {
-            OpError::Refused(Refusal::StaleEpoch | Refusal::WrongKey)
-            | OpError::Unknown { cause: Uncertain::EpochMoved, .. } => {
+            OpError::Refused(Refusal::StaleEpoch | Refusal::WrongKey) => {
                 self.shared.lease_lost(region.id, region.epoch);
                 region.lose();
                 Next::Fail(AccessError::LeaseLost { region: region.id })
             }
-            OpError::Refused(Refusal::NotAttached) => {
-                // A sibling reconnected the queue meanwhile.
+            OpError::Refused(Refusal::NotAttached | Refusal::Busy)
+            | OpError::Unknown { cause: Uncertain::EpochMoved, .. } => {
+                // A sibling reconnected the queue meanwhile, or the region's memory is another since a grant was
+                // fenced, or the lease is over: the node says which when it is asked to attach. Writing again is
+                // safe, since nothing of the lost try takes effect any more.
                 queue.attached.borrow_mut().remove(&region.id.index);
                 Next::TryAgain
             }

@@ -1,13 +1,13 @@
-//! Frames of the data plane, version 1. `docs/wire.md` has the tables.
+//! Frames of the data plane, version 2. `docs/wire.md` has the tables.
 //!
 //! A connection starts with a [`Hello`] and its [`HelloReply`]; then requests flow one way and responses the
 //! other, each a fixed header and a payload, matched by `token`. The same frames run over TCP and over the Unix
 //! socket of the `shm` transport, where only `Attach`, `Detach` and `Call` are of use.
 
-use crate::{Epoch, Incarnation, NodeId, SessionId};
+use crate::{Epoch, GrantMode, Incarnation, NodeId, SessionId};
 
 /// Version of the frame layout; peers of another version are refused in the handshake.
-pub const WIRE_VERSION: u8 = 1;
+pub const WIRE_VERSION: u8 = 2;
 /// Largest READ or WRITE: what the kernel asks of a FUSE file system in one request.
 pub const MAX_TRANSFER_BYTES: usize = 1 << 20;
 /// Largest message of a CALL, either way: calls are small; data moves one-sidedly.
@@ -21,10 +21,12 @@ pub const REQUEST_HEADER_BYTES: usize = 40;
 /// Length of a [`ResponseHeader`].
 pub const RESPONSE_HEADER_BYTES: usize = 24;
 /// Length of [`ShmAttached`].
-pub const SHM_ATTACHED_BYTES: usize = 16;
+pub const SHM_ATTACHED_BYTES: usize = 32;
 
 /// The call that every node answers, with nothing: whoever gets the answer knows that the node lives.
 pub const CALL_PING: &[u8] = b"ping";
+/// A call that starts with this is answered with itself: to measure calls of any size.
+pub const CALL_ECHO: &[u8] = b"echo";
 
 const MAGIC: [u8; 7] = *b"FARPOOL";
 
@@ -118,13 +120,13 @@ pub enum Refusal {
     /// An atomic that is not on an aligned 8-byte word.
     #[error("atomics need an offset that is a multiple of 8")]
     Misaligned = 2,
-    /// The node has no such region, or this queue never attached it.
+    /// The node has no such region, this queue never attached it, or its memory has moved since: attach (again).
     #[error("the region is not attached on this queue")]
     NotAttached = 3,
-    /// The key is not that of the lease.
+    /// The key is not that of the grant.
     #[error("wrong access key")]
     WrongKey = 4,
-    /// The lease ended, or the region was lent again.
+    /// The grant was fenced, its lease ended, or the region was lent again.
     #[error("the lease has ended: acquire a new one")]
     StaleEpoch = 5,
     /// A write through a read-only grant.
@@ -139,6 +141,9 @@ pub enum Refusal {
     /// The node is short of something (descriptors, attachments) and said no.
     #[error("the node has no room for another attachment")]
     Exhausted = 9,
+    /// The region's memory is being moved: attach again in a moment.
+    #[error("the region's memory is being moved: try again")]
+    Busy = 10,
 }
 
 impl Refusal {
@@ -153,6 +158,7 @@ impl Refusal {
             7 => Refusal::TooLong,
             8 => Refusal::UnknownCall,
             9 => Refusal::Exhausted,
+            10 => Refusal::Busy,
             other => return Err(FrameError::Status(other)),
         })
     }
@@ -276,7 +282,7 @@ pub struct RequestHeader {
     pub region: u32,
     /// Bytes to read (READ only).
     pub length: u32,
-    /// The lease under which the client acts.
+    /// The grant under which the client acts.
     pub epoch: Epoch,
     /// Bytes from the region's start.
     pub offset: u64,
@@ -375,21 +381,29 @@ impl ResponseHeader {
 }
 
 /// Payload of the answer to `Attach` on the `shm` transport's socket. Two descriptors come with it:
-/// the region's memory, and the page of epoch words (read-only).
+/// the region's memory, and the page of words (read-only).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ShmAttached {
     /// Size of the region's memory.
     pub region_bytes: u64,
-    /// Where in the epoch page the region's word lies, in bytes.
-    pub epoch_offset: u64,
+    /// Where in the page of words that of the grant lies, in bytes.
+    pub word_offset: u64,
+    /// What the word holds for as long as this memory is the grant's.
+    pub stamp: u64,
+    /// Whether the memory's descriptor allows writing.
+    pub mode: GrantMode,
 }
 
 impl ShmAttached {
     /// The payload as sent.
     pub fn encode(&self) -> [u8; SHM_ATTACHED_BYTES] {
         let mut bytes = [0; SHM_ATTACHED_BYTES];
-        bytes[..8].copy_from_slice(&self.region_bytes.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.epoch_offset.to_le_bytes());
+        let writable = (self.mode == GrantMode::ReadWrite) as u64;
+        for (place, word) in
+            [self.region_bytes, self.word_offset, self.stamp, writable].into_iter().enumerate()
+        {
+            bytes[8 * place..8 * place + 8].copy_from_slice(&word.to_le_bytes());
+        }
         bytes
     }
 
@@ -398,7 +412,17 @@ impl ShmAttached {
         if bytes.len() != SHM_ATTACHED_BYTES {
             return Err(FrameError::Malformed);
         }
-        Ok(ShmAttached { region_bytes: u64_at(bytes, 0), epoch_offset: u64_at(bytes, 8) })
+        let mode = match u64_at(bytes, 24) {
+            0 => GrantMode::ReadOnly,
+            1 => GrantMode::ReadWrite,
+            _ => return Err(FrameError::Malformed),
+        };
+        Ok(ShmAttached {
+            region_bytes: u64_at(bytes, 0),
+            word_offset: u64_at(bytes, 8),
+            stamp: u64_at(bytes, 16),
+            mode,
+        })
     }
 }
 
@@ -454,7 +478,7 @@ mod tests {
     #[test]
     fn layout_of_the_greeting_is_fixed() {
         let hello = Hello { session: SessionId(1), incarnation: Incarnation(2), node: NodeId(3) };
-        let mut golden = *b"FARPOOL\x01........................\0\0\0\0\0\0\0\0";
+        let mut golden = *b"FARPOOL\x02........................\0\0\0\0\0\0\0\0";
         for (place, word) in [1u64, 2, 3].into_iter().enumerate() {
             golden[8 + 8 * place..16 + 8 * place].copy_from_slice(&word.to_le_bytes());
         }
@@ -464,11 +488,24 @@ mod tests {
 
     #[test]
     fn layout_of_the_shm_attachment_is_fixed() {
-        let attached = ShmAttached { region_bytes: 64 << 20, epoch_offset: 24 };
-        let golden = [0, 0, 0, 4, 0, 0, 0, 0, 24, 0, 0, 0, 0, 0, 0, 0];
+        let attached = ShmAttached {
+            region_bytes: 64 << 20,
+            word_offset: 24,
+            stamp: 0x0102,
+            mode: GrantMode::ReadWrite,
+        };
+        #[rustfmt::skip]
+        let mut golden = [
+            0, 0, 0, 4, 0, 0, 0, 0,  24, 0, 0, 0, 0, 0, 0, 0,
+            2, 1, 0, 0, 0, 0, 0, 0,  1, 0, 0, 0, 0, 0, 0, 0,
+        ];
         assert_eq!(attached.encode(), golden);
         assert_eq!(ShmAttached::decode(&golden), Ok(attached));
         assert_eq!(ShmAttached::decode(&golden[1..]), Err(FrameError::Malformed));
+        golden[24] = 0;
+        assert_eq!(ShmAttached::decode(&golden).map(|attached| attached.mode), Ok(GrantMode::ReadOnly));
+        golden[24] = 2;
+        assert_eq!(ShmAttached::decode(&golden), Err(FrameError::Malformed));
     }
 
     #[test]
@@ -519,7 +556,7 @@ mod tests {
         }
 
         #[test]
-        fn responses_survive_the_way(status in 0u8..10, payload in 0u32..1 << 20, token: u64, value: u64) {
+        fn responses_survive_the_way(status in 0u8..11, payload in 0u32..1 << 20, token: u64, value: u64) {
             let outcome = if status == 0 { Ok(()) } else { Err(Refusal::from_u8(status).unwrap()) };
             let payload = if status == 0 { payload } else { 0 };
             let header = ResponseHeader { outcome, payload, token, value };

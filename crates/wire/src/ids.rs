@@ -73,7 +73,8 @@ impl fmt::Display for RemoteAddr {
     }
 }
 
-/// The number of one lending of one region; only ever grows.
+/// The number of one grant of one region; only ever grows, so that none is ever used twice. A lease goes by the
+/// epoch of its first grant, the owner's.
 ///
 /// The upper half is the node's incarnation, the lower half a counter, so that no epoch comes back when a
 /// node restarts under its old id (design, section 4). Zero is never granted.
@@ -102,7 +103,7 @@ impl fmt::Display for Epoch {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Incarnation(pub u64);
 
-/// 128 random bits that open one region for one lease.
+/// 128 random bits that open one region for one grant.
 ///
 /// Equality takes the same time wherever the bytes differ; `Debug` does not show them.
 #[derive(Clone, Copy)]

@@ -44,6 +44,8 @@ fn client_with_an_expired_lease_learns_it_over_shared_memory() {
     client.write(&queue, &lease, SECRET).unwrap();
     eventually("the epoch has moved", || client.read(&queue, &lease, SECRET.len()).is_err());
     let error = client.read(&queue, &lease, SECRET.len()).unwrap_err();
+    assert_eq!(error, OpError::Refused(Refusal::NotAttached), "the memory was let go of");
+    let error = client.attach(&queue, &lease, lease.access_key().unwrap()).unwrap_err();
     assert_eq!(error, OpError::Refused(Refusal::StaleEpoch));
     assert_eq!(pool.regions_free(), 0, "memory that a process still maps is not lent");
     drop(queue);

@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farpool_fabric::{Cut, Host};
+use farpool_fabric::{AccessKind, Cut, Host};
 use farpool_wire::{
     AccessKey, Decoded, Opcode, REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES, Refusal, RequestHeader,
     ResponseHeader,
@@ -239,7 +239,7 @@ impl Connection {
         }
         let word = |at: usize| u64::from_le_bytes(payload[at..at + 8].try_into().expect("checked in decode"));
         let mut value = 0;
-        host.with_region(header.region, header.epoch, &mut |memory| {
+        host.with_region(header.region, header.epoch, AccessKind::Write, &mut |memory| {
             value = match header.opcode {
                 Opcode::CompareAndSwap => memory.compare_and_swap(header.offset, word(0), word(8))?,
                 _ => memory.fetch_and_add(header.offset, word(0))?,

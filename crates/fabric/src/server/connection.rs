@@ -14,7 +14,7 @@ use farpool_wire::{
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use crate::host::{Host, HostIdentity, SharedRegion};
+use crate::host::{AccessKind, Host, HostIdentity, SharedRegion};
 
 /// Requests are not looked at while this much waits to be sent: a client that does not read cannot fill us up.
 const MAX_UNSENT_BYTES: usize = 2 * MAX_TRANSFER_BYTES;
@@ -65,6 +65,8 @@ pub(super) struct Connection {
     /// Descriptors to go out with the byte at this place of `unsent`.
     descriptors: VecDeque<(usize, SharedRegion)>,
     attached: HashMap<u32, Attachment>,
+    /// Something came in the last turn.
+    active: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -74,6 +76,13 @@ enum Stage {
     Open,
     /// An old incarnation: it gets its answer and nothing else.
     Buried,
+}
+
+/// Whether a receiving call was offered more room than it used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Room {
+    Left,
+    Full,
 }
 
 struct Attachment {
@@ -95,6 +104,7 @@ impl Connection {
             sent: 0,
             descriptors: VecDeque::new(),
             attached: HashMap::new(),
+            active: false,
         }
     }
 
@@ -110,6 +120,11 @@ impl Connection {
             _ if self.attached.is_empty() => Idle::Unattached(self.last_active.elapsed()),
             _ => Idle::No,
         }
+    }
+
+    /// Whether something has come since this was last asked.
+    pub(super) fn was_active(&mut self) -> bool {
+        std::mem::take(&mut self.active)
     }
 
     /// Answers wait for the peer to read.
@@ -142,6 +157,7 @@ impl Connection {
     /// Serves what has come, as far as answers can be sent.
     pub(super) fn serve(&mut self, host: &dyn Host) -> Verdict {
         let mut receives = 0;
+        let mut drained = false;
         loop {
             match self.serve_received(host) {
                 Ok(None) => {}
@@ -160,14 +176,21 @@ impl Connection {
             if self.has_whole_request() {
                 continue; // held back while answers waited; nothing else would call us for it
             }
-            if receives == RECEIVES_PER_TURN {
+            if drained || receives == RECEIVES_PER_TURN {
                 return Verdict::Keep;
             }
             receives += 1;
             match self.receive() {
-                Ok(0) => return Verdict::Close,
-                Ok(_) if self.stage != Stage::Silent => self.last_active = Instant::now(),
-                Ok(_) => {}
+                Ok((0, _)) => return Verdict::Close,
+                Ok((_, room)) => {
+                    self.active = true;
+                    // Only asked for where nothing is attached; looking at the clock for every request would cost.
+                    if self.stage != Stage::Silent && self.attached.is_empty() {
+                        self.last_active = Instant::now();
+                    }
+                    // Less than there was room for: asking again would only say that there is no more.
+                    drained = room == Room::Left;
+                }
                 Err(Errno::AGAIN | Errno::INTR) => {
                     self.shrink();
                     return Verdict::Keep;
@@ -230,6 +253,7 @@ impl Connection {
             Opcode::Attach => self.attach(host, header, payload).map(|()| 0),
             Opcode::Detach => {
                 self.attached.remove(&header.region);
+                self.last_active = Instant::now();
                 Ok(0)
             }
             Opcode::Call => host.call(payload, &mut self.unsent).map(|()| 0),
@@ -268,14 +292,20 @@ impl Connection {
         }
         let word =
             |at: usize| u64::from_le_bytes(payload[at..at + 8].try_into().expect("length checked in decode"));
+        let kind = if header.opcode == Opcode::Read { AccessKind::Read } else { AccessKind::Write };
         let unsent = &mut self.unsent;
         let mut value = 0;
-        host.with_region(header.region, header.epoch, &mut |memory| {
+        host.with_region(header.region, header.epoch, kind, &mut |memory| {
             value = match header.opcode {
                 Opcode::Read => {
                     let start = unsent.len();
-                    unsent.resize(start + length, 0);
-                    memory.read(header.offset, &mut unsent[start..])?;
+                    unsent.reserve(length);
+                    let room = unsent.spare_capacity_mut().as_mut_ptr().cast();
+                    // SAFETY: `length` bytes were reserved, and are nobody else's; all of them are written.
+                    unsafe {
+                        memory.read_to(header.offset, room, length)?;
+                        unsent.set_len(start + length);
+                    }
                     0
                 }
                 Opcode::Write => {
@@ -316,7 +346,7 @@ impl Connection {
     /// Sends the one byte that the next descriptors go with.
     fn send_with_descriptors(&mut self) -> Result<usize, Errno> {
         let (place, shared) = self.descriptors.front().expect("the caller looked");
-        let descriptors = [shared.memory.as_fd(), shared.epochs.as_fd()];
+        let descriptors = [shared.memory.as_fd(), shared.words.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
@@ -327,7 +357,8 @@ impl Connection {
         Ok(sent)
     }
 
-    fn receive(&mut self) -> Result<usize, Errno> {
+    /// How many bytes came, and whether there was room for more.
+    fn receive(&mut self) -> Result<(usize, Room), Errno> {
         self.received.drain(..self.served);
         self.served = 0;
         let old = self.received.len();
@@ -338,7 +369,7 @@ impl Connection {
         let (_, bytes) = rustix::net::recv(&self.stream, room, RecvFlags::DONTWAIT)?;
         // SAFETY: the kernel has filled the first `bytes` bytes of the room behind `old`, which is within the capacity.
         unsafe { self.received.set_len(old + bytes) };
-        Ok(bytes)
+        Ok((bytes, if bytes < wanted { Room::Left } else { Room::Full }))
     }
 
     fn has_whole_request(&self) -> bool {

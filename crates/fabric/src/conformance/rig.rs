@@ -1,0 +1,180 @@
+//! The suite's node and its client: what every check starts from.
+
+use std::any::Any;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use farpool_wire::{AccessKey, Epoch, NodeId, Refusal, RegionId, RemoteAddr, SessionId};
+
+use super::Carrier;
+use crate::{
+    AccessError, AccessKind, ArenaBuf, Cut, Endpoint, EndpointConfig, Host, HostIdentity, LentMemory,
+    Mapping, MonotonicClock, OpError, Peer, Queue, RegionSet, SharedRegion, block_on,
+};
+
+pub(super) const NODE: NodeId = NodeId(0xF00D);
+pub(super) const KEY: AccessKey = AccessKey::from_bytes([0x5A; 16]);
+pub(super) const REGIONS: u32 = 2;
+pub(super) const REGION_BYTES: u64 = 4 << 20;
+pub(super) const EPOCH: Epoch = Epoch(1);
+pub(super) const DEADLINE: Duration = Duration::from_secs(20);
+pub(super) const ECHO: &[u8] = b"echo ";
+
+/// The node of the suite: two regions, of which the first is lent, and a call that echoes.
+pub struct SuiteHost {
+    pub(super) regions: RegionSet,
+    /// While set, calls wait: stands for a node that has stopped.
+    pub(super) stalled: AtomicBool,
+    rejected: AtomicU64,
+}
+
+impl SuiteHost {
+    pub(super) fn new() -> Arc<Self> {
+        let regions = RegionSet::create(REGIONS, REGION_BYTES, false, |_| {}).expect("a few MiB of memory");
+        regions.open(0, EPOCH, KEY);
+        Arc::new(SuiteHost { regions, stalled: AtomicBool::new(false), rejected: AtomicU64::new(0) })
+    }
+
+    /// How many connections were cut off for malformed input.
+    pub fn rejected_connections(&self) -> u64 {
+        self.rejected.load(Ordering::Relaxed)
+    }
+}
+
+impl Host for SuiteHost {
+    fn identity(&self) -> HostIdentity {
+        HostIdentity { node: NODE, region_bytes: REGION_BYTES, regions: REGIONS }
+    }
+
+    fn attach(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal> {
+        self.regions.check(region, epoch, key)
+    }
+
+    fn with_region(
+        &self,
+        region: u32,
+        epoch: Epoch,
+        kind: AccessKind,
+        access: &mut dyn FnMut(&Mapping) -> Result<(), AccessError>,
+    ) -> Result<(), Refusal> {
+        self.regions.with_region(region, epoch, kind, access)
+    }
+
+    fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal> {
+        self.regions.share(region, epoch, key)
+    }
+
+    fn lend(
+        &self,
+        region: u32,
+        epoch: Epoch,
+        key: &AccessKey,
+        cut: Arc<dyn Cut>,
+    ) -> Result<LentMemory, Refusal> {
+        self.regions.lend(region, epoch, key, cut)
+    }
+
+    fn call(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), Refusal> {
+        while self.stalled.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        let message = request.strip_prefix(ECHO).ok_or(Refusal::UnknownCall)?;
+        answer.extend_from_slice(message);
+        Ok(())
+    }
+
+    fn rejected(&self) {
+        self.rejected.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A served host and a client's endpoint.
+pub(super) struct Rig {
+    pub(super) host: Arc<SuiteHost>,
+    pub(super) peer: Peer,
+    pub(super) guard: Option<Box<dyn Any>>,
+    pub(super) endpoint: Endpoint,
+}
+
+impl Rig {
+    pub(super) fn new(carrier: &dyn Carrier) -> Self {
+        Self::with_deadline(carrier, DEADLINE)
+    }
+
+    pub(super) fn with_deadline(carrier: &dyn Carrier, deadline: Duration) -> Self {
+        let host = SuiteHost::new();
+        let (peer, guard) = carrier.serve(host.clone());
+        Rig { host, peer, guard: Some(guard), endpoint: endpoint(carrier, deadline) }
+    }
+
+    pub(super) fn open(&self) -> Queue {
+        self.endpoint.open(self.peer.clone()).expect("the node listens")
+    }
+
+    pub(super) fn attached(&self) -> Queue {
+        let queue = self.open();
+        block_on(&self.endpoint, queue.attach(region(0), EPOCH, KEY)).expect("the key is right");
+        queue
+    }
+
+    pub(super) fn write(&self, queue: &Queue, offset: u64, data: &[u8]) -> Result<(), OpError> {
+        let buffer = self.buffer(data);
+        block_on(&self.endpoint, queue.write(at(offset), EPOCH, buffer)).1
+    }
+
+    pub(super) fn read(&self, queue: &Queue, offset: u64, bytes: usize) -> Result<Vec<u8>, OpError> {
+        let buffer = self.endpoint.arena().take(bytes).expect("arena has room");
+        let (buffer, result) = block_on(&self.endpoint, queue.read(at(offset), EPOCH, buffer));
+        result.map(|()| buffer.to_vec())
+    }
+
+    pub(super) fn buffer(&self, data: &[u8]) -> ArenaBuf {
+        let mut buffer = self.endpoint.arena().take(data.len()).expect("arena has room");
+        buffer.copy_from_slice(data);
+        buffer
+    }
+
+    pub(super) fn far_byte(&self, offset: u64) -> u8 {
+        let mut byte = [0];
+        let look = &mut |memory: &Mapping| memory.read(offset, &mut byte);
+        self.host.regions.with_region(0, EPOCH, AccessKind::Read, look).expect("open");
+        byte[0]
+    }
+}
+
+pub(super) fn endpoint(carrier: &dyn Carrier, deadline: Duration) -> Endpoint {
+    static NEXT_SESSION: AtomicU64 = AtomicU64::new(1);
+    Endpoint::new(EndpointConfig {
+        transport: carrier.transport(),
+        clock: Rc::new(MonotonicClock::new()),
+        session_ids: Box::new(|| SessionId(NEXT_SESSION.fetch_add(1, Ordering::Relaxed))),
+        arena_bytes: 4 << 20,
+        deadline,
+    })
+}
+
+pub(super) fn region(index: u32) -> RegionId {
+    RegionId { node: NODE, index }
+}
+
+pub(super) fn at(offset: u64) -> RemoteAddr {
+    RemoteAddr { region: region(0), offset }
+}
+
+pub(super) fn refused(refusal: Refusal) -> OpError {
+    OpError::Refused(refusal)
+}
+
+pub(super) fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
+    (0..bytes).map(|place| (place as u8).wrapping_mul(31).wrapping_add(seed)).collect()
+}
+
+pub(super) fn wait_until(mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < Duration::from_secs(20), "waited too long");
+        std::thread::yield_now();
+    }
+}

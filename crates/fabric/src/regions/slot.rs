@@ -1,0 +1,196 @@
+//! One region: its memory, its open grants, and who has the memory.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+
+use farpool_wire::{AccessKey, Epoch, GrantMode, MAX_GRANTS_PER_REGION, Refusal};
+
+use super::words::Words;
+use crate::host::{AccessKind, Cut};
+use crate::memory::{SharedMemory, reopen_read_only};
+
+/// Kept by whoever was given a region's memory.
+#[derive(Debug)]
+pub(super) struct Holder;
+
+/// A grant in force.
+#[derive(Debug)]
+pub(super) struct OpenGrant {
+    pub(super) epoch: Epoch,
+    pub(super) key: AccessKey,
+    pub(super) mode: GrantMode,
+    /// Which of the region's words is its.
+    pub(super) place: usize,
+    /// What the word holds.
+    pub(super) stamp: u64,
+    /// Its process was handed the present memory.
+    pub(super) shared: bool,
+}
+
+/// Memory lent to a transport.
+struct Lent {
+    epoch: Epoch,
+    cut: Arc<dyn Cut>,
+    holder: Weak<Holder>,
+}
+
+pub(super) struct Slot {
+    /// Absent only when replacing it failed, and while it is being scrubbed.
+    pub(super) memory: Option<SharedMemory>,
+    pub(super) grants: Vec<OpenGrant>,
+    /// The present memory was handed to a process that nobody can keep from storing there.
+    pub(super) handed_out: bool,
+    /// Such a process was fenced: unless the memory moves, it may still store where others read.
+    pub(super) exposed: bool,
+    /// The memory is about to be replaced: nobody new gets it.
+    pub(super) moving: bool,
+    /// Processes that were handed the present memory hold this.
+    present: Weak<Holder>,
+    /// The same of memories that were replaced. At most one for each attachment that still keeps an old one.
+    former: Vec<Weak<Holder>>,
+    lent: Vec<Lent>,
+}
+
+impl Slot {
+    pub(super) fn new(memory: SharedMemory) -> Self {
+        Slot {
+            memory: Some(memory),
+            grants: Vec::new(),
+            handed_out: false,
+            exposed: false,
+            moving: false,
+            present: Weak::new(),
+            former: Vec::new(),
+            lent: Vec::new(),
+        }
+    }
+
+    /// Whether the region may be lent to a new owner.
+    pub(super) fn is_clean(&self) -> bool {
+        self.grants.is_empty() && !self.handed_out && !self.is_held()
+    }
+
+    /// Somebody has the memory, or had the former one and has not let go of it.
+    pub(super) fn is_held(&self) -> bool {
+        let mut lent = self.lent.iter().map(|lent| &lent.holder);
+        self.moving
+            || self.present.strong_count() > 0
+            || self.former.iter().any(|holder| holder.strong_count() > 0)
+            || lent.any(|holder| holder.strong_count() > 0)
+    }
+
+    pub(super) fn grant(
+        &mut self,
+        epoch: Epoch,
+        key: AccessKey,
+        mode: GrantMode,
+        region: u32,
+        words: &Words,
+    ) {
+        let taken = |place| self.grants.iter().any(|grant| grant.place == place);
+        let place = (0..MAX_GRANTS_PER_REGION).find(|&place| !taken(place));
+        let place = place.expect("the lease table grants no more than there are places");
+        let stamp = words.stamp(region, place);
+        self.grants.push(OpenGrant { epoch, key, mode, place, stamp, shared: false });
+    }
+
+    /// Ends one grant; the caller passes the barrier.
+    pub(super) fn end(&mut self, epoch: Epoch, region: u32, words: &Words) {
+        if let Some(at) = self.grants.iter().position(|grant| grant.epoch == epoch) {
+            let grant = self.grants.swap_remove(at);
+            words.close(region, grant.place);
+            self.exposed |= grant.shared;
+        }
+    }
+
+    /// The memory, for an access under a grant.
+    pub(super) fn access(&self, epoch: Epoch, kind: AccessKind) -> Result<&SharedMemory, Refusal> {
+        let grant = self.grants.iter().find(|grant| grant.epoch == epoch).ok_or(Refusal::StaleEpoch)?;
+        if kind == AccessKind::Write && grant.mode == GrantMode::ReadOnly {
+            return Err(Refusal::ReadOnly);
+        }
+        self.memory.as_ref().ok_or(Refusal::StaleEpoch)
+    }
+
+    /// The place in `grants` of the grant that `key` opens.
+    pub(super) fn check(&self, epoch: Epoch, key: &AccessKey) -> Result<usize, Refusal> {
+        let at = self.grants.iter().position(|grant| grant.epoch == epoch).ok_or(Refusal::StaleEpoch)?;
+        if self.grants[at].key != *key {
+            return Err(Refusal::WrongKey);
+        }
+        if self.memory.is_none() {
+            return Err(Refusal::StaleEpoch);
+        }
+        Ok(at)
+    }
+
+    /// A descriptor of the memory for one grant's process, and what that process keeps.
+    pub(super) fn hand_out(&mut self, at: usize) -> io::Result<(OwnedFd, Arc<Holder>)> {
+        let memory = self.memory.as_ref().expect("checked with the key");
+        let fd = match self.grants[at].mode {
+            GrantMode::ReadWrite => memory.fd().try_clone_to_owned()?,
+            GrantMode::ReadOnly => reopen_read_only(memory.fd())?,
+        };
+        let holder = self.present.upgrade().unwrap_or_else(|| Arc::new(Holder));
+        self.present = Arc::downgrade(&holder);
+        self.grants[at].shared = true;
+        self.handed_out = true;
+        Ok((fd, holder))
+    }
+
+    /// Notes memory lent to a transport; `None` when `limit` accesses are in force.
+    pub(super) fn lend(&mut self, epoch: Epoch, cut: Arc<dyn Cut>, limit: usize) -> Option<Arc<Holder>> {
+        self.lent.retain(|lent| lent.holder.strong_count() > 0);
+        if self.lent.len() >= limit {
+            return None;
+        }
+        let holder = Arc::new(Holder);
+        self.lent.push(Lent { epoch, cut, holder: Arc::downgrade(&holder) });
+        Some(holder)
+    }
+
+    /// How to cut the accesses of one grant, or of all. They stay listed until their holders have let go: another
+    /// fence that comes meanwhile has to wait for the same cuts.
+    pub(super) fn cuts(&self, of: Option<Epoch>) -> Vec<Arc<dyn Cut>> {
+        let wanted = self.lent.iter().filter(|lent| of.is_none_or(|epoch| lent.epoch == epoch));
+        wanted.map(|lent| lent.cut.clone()).collect()
+    }
+
+    /// Puts a copy of the memory in its place, which only those find who ask anew; returns the old one.
+    pub(super) fn move_to(
+        &mut self,
+        fresh: SharedMemory,
+        region: u32,
+        words: &Words,
+    ) -> Option<SharedMemory> {
+        for grant in &mut self.grants {
+            grant.stamp = words.stamp(region, grant.place);
+            grant.shared = false;
+        }
+        Words::barrier();
+        let old = self.memory.take()?;
+        fresh.mapping().copy_all(old.mapping()).expect("regions are equally long, and the node's own");
+        self.memory = Some(fresh);
+        self.handed_out = false;
+        self.exposed = false;
+        self.former.retain(|holder| holder.strong_count() > 0);
+        self.former.push(std::mem::take(&mut self.present));
+        Some(old)
+    }
+
+    /// Takes the memory of a fenced region that nobody holds; says whether it was ever handed out.
+    pub(super) fn take_for_scrub(&mut self) -> (Option<SharedMemory>, bool) {
+        self.former.clear();
+        self.lent.clear();
+        self.exposed = false;
+        (self.memory.take(), std::mem::take(&mut self.handed_out))
+    }
+}
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (grants, moving) = (&self.grants, self.moving);
+        f.debug_struct("Slot").field("grants", grants).field("moving", &moving).finish_non_exhaustive()
+    }
+}
