@@ -104,7 +104,6 @@ impl Child {
         }
     }
 
-<<<<<<< HEAD
     /// Runs a command to its end and returns what it printed; an error when it fails, or `stop` is raised meanwhile.
     pub fn output(name: &str, mut command: Command, stop: &AtomicBool) -> Result<String> {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
@@ -141,8 +140,6 @@ impl Child {
         Ok(())
     }
 
-=======
->>>>>>> main
     /// Its process id.
     pub fn id(&self) -> u32 {
         self.process.id()
