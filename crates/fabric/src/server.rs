@@ -27,6 +27,7 @@ use rustix::net::{SocketFlags, sockopt};
 
 use crate::host::Host;
 use crate::spin::Spinner;
+use crate::tcp::calm_loopback;
 use connection::{Connection, Idle, Verdict};
 pub use sessions::Sessions;
 
@@ -222,6 +223,10 @@ impl Server {
             match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(stream) => {
                     let _ = sockopt::set_tcp_nodelay(&stream, true); // only slower without
+                    let peer = rustix::net::getpeername(&stream).ok().flatten();
+                    if let Some(peer) = peer.and_then(|peer| SocketAddr::try_from(peer).ok()) {
+                        calm_loopback(&stream, peer);
+                    }
                     self.adopt(stream, false);
                 }
                 Err(error) => return self.accept_failed(error),

@@ -5,13 +5,14 @@
 //!   wakers.
 //! - As fast as we know to make it: both ends poll; what has come together is answered by one system call; blocks leave
 //!   the memory without a copy in between, and small answers are copied together.
+//! - Without a congestion control that paces: there is no network.
 //! - At either end as many bytes are touched as the fabric has to touch: a floor that sends one hot buffer for ever
 //!   would measure the processor's caches.
 
 mod answering;
 mod asking;
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -33,6 +34,12 @@ const HEADER_BYTES: usize = 16;
 const WORD_BYTES: usize = 8;
 /// Larger than any block.
 const BLOCK_MAX: u32 = 2 << 20;
+
+/// Nothing but the processors is measured, so nothing may pace: BBR, where it is the system's default, does.
+fn calm(stream: &TcpStream) -> Result<()> {
+    stream.set_nodelay(true)?;
+    rustix::net::sockopt::set_tcp_congestion(stream, "reno").context("every kernel has TCP Reno")
+}
 
 /// The server's process.
 pub struct TcpFloorServer {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::{HEADER_BYTES, RESPONSE_DEADLINE, Shape, WORD_BYTES};
+use super::{HEADER_BYTES, RESPONSE_DEADLINE, Shape, WORD_BYTES, calm};
 use crate::options::IoOp;
 use crate::pages::{Pages, SharedPages};
 
@@ -93,7 +93,7 @@ impl Answering {
         let mut shape = [0; Shape::BYTES];
         stream.read_exact(&mut shape).context("a client that says nothing")?;
         let shape = Shape::decode(shape)?;
-        stream.set_nodelay(true)?;
+        calm(&stream)?;
         stream.set_nonblocking(true)?;
         Ok(Answering {
             stream,

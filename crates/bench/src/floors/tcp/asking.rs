@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{RESPONSE_DEADLINE, Shape, WORD_BYTES};
+use super::{RESPONSE_DEADLINE, Shape, WORD_BYTES, calm};
 use crate::options::IoOptions;
 use crate::places::Places;
 use crate::tally::Tally;
@@ -53,7 +53,7 @@ impl TcpFloor {
     ) -> Result<Self> {
         let mut stream = TcpStream::connect(address).context("cannot reach the floor")?;
         let shape = Shape::of(options);
-        stream.set_nodelay(true)?;
+        calm(&stream)?;
         stream.write_all(&shape.encode())?;
         stream.set_nonblocking(true)?;
         let &IoOptions { batch, depth, .. } = options;
