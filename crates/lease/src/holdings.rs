@@ -64,7 +64,8 @@ pub struct Holdings {
 }
 
 impl Holdings {
-    /// Notes a lease that was asked for at `asked_at` and lasts `ttl`. Of two lendings of a region the later counts.
+    /// Notes a lease that was asked for at `asked_at` and lasts `ttl`. Of two lendings of a region the later counts:
+    /// `false`, it is not this one.
     pub fn acquired(
         &mut self,
         asked_at: Millis,
@@ -72,10 +73,12 @@ impl Holdings {
         region: RegionId,
         epoch: Epoch,
         key: AccessKey,
-    ) {
-        if self.leases.get(&region).is_none_or(|held| held.epoch < epoch) {
+    ) -> bool {
+        let later = self.leases.get(&region).is_none_or(|held| held.epoch < epoch);
+        if later {
             self.leases.insert(region, Holding::new(epoch, key, asked_at, ttl));
         }
+        later
     }
 
     /// The lease of a region, if it may be used now.
