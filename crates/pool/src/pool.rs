@@ -142,6 +142,11 @@ impl Pool {
         self.inner.shared.take_extent(place).await
     }
 
+    /// Size of the pool's regions.
+    pub fn region_bytes(&self) -> u64 {
+        self.inner.shared.region_bytes
+    }
+
     /// How large the pool is for this owner. Free regions elsewhere are as last heard, at most seconds ago.
     pub fn capacity(&self) -> Capacity {
         self.inner.shared.capacity()
@@ -426,6 +431,7 @@ fn peer_of(address: &NodeAddress, transport: TransportChoice) -> Peer {
     Peer {
         node: NodeId(address.node),
         tcp: address.tcp.to_socket_addrs().ok().and_then(|mut found| found.next()),
+        verbs: address.rdma.parse().ok(),
         shm_socket: shm.then(|| PathBuf::from(&address.shm_socket)),
     }
 }

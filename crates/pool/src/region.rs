@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use farpool_fabric::Peer;
+use farpool_fabric::{OpError, Peer, Queue};
 use farpool_wire::{AccessKey, Epoch, RegionId};
 
 use crate::error::AccessError;
@@ -72,6 +72,11 @@ impl LeasedRegion {
         }
     }
 
+    /// Opens the region on a queue to its node, for those who work on whole regions rather than by sessions.
+    pub async fn attach(&self, queue: &Queue) -> Result<(), OpError> {
+        queue.attach(self.id, self.epoch, self.key).await
+    }
+
     /// Whether the region may be used at `now_ms`.
     pub fn check(&self, now_ms: u64) -> Result<(), AccessError> {
         if self.node.is_lost() {
@@ -113,7 +118,7 @@ mod tests {
     use farpool_wire::NodeId;
 
     fn region() -> LeasedRegion {
-        let peer = Peer { node: NodeId(1), tcp: None, shm_socket: None };
+        let peer = Peer { node: NodeId(1), tcp: None, verbs: None, shm_socket: None };
         let node = Arc::new(NodeState::new(peer, String::new()));
         let id = RegionId { node: NodeId(1), index: 0 };
         LeasedRegion::new(id, Epoch(1), AccessKey::from_bytes([0; 16]), node, 100)

@@ -1,7 +1,6 @@
 //! The suite's node and its client: what every check starts from.
 
 use std::any::Any;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,7 +10,7 @@ use farpool_wire::{AccessKey, Epoch, NodeId, Refusal, RegionId, RemoteAddr, Sess
 use super::Carrier;
 use crate::{
     AccessError, AccessKind, ArenaBuf, Cut, Endpoint, EndpointConfig, Host, HostIdentity, LentMemory,
-    Mapping, MonotonicClock, OpError, Peer, Queue, RegionSet, SharedRegion, block_on,
+    Mapping, OpError, Peer, Queue, RegionSet, SharedRegion, block_on,
 };
 
 pub(super) const NODE: NodeId = NodeId(0xF00D);
@@ -35,6 +34,11 @@ impl SuiteHost {
         let regions = RegionSet::create(REGIONS, REGION_BYTES, false, |_| {}).expect("a few MiB of memory");
         regions.open(0, EPOCH, KEY);
         Arc::new(SuiteHost { regions, stalled: AtomicBool::new(false), rejected: AtomicU64::new(0) })
+    }
+
+    /// Whether calls wait for now.
+    pub fn is_stalled(&self) -> bool {
+        self.stalled.load(Ordering::Relaxed) // a flag of the test, ordered by what it does otherwise
     }
 
     /// How many connections were cut off for malformed input.
@@ -206,7 +210,7 @@ pub(super) fn endpoint(carrier: &dyn Carrier, deadline: Duration) -> Endpoint {
     static NEXT_SESSION: AtomicU64 = AtomicU64::new(1);
     Endpoint::new(EndpointConfig {
         transport: carrier.transport(),
-        clock: Rc::new(MonotonicClock::new()),
+        clock: carrier.clock(),
         session_ids: Box::new(|| {
             // Several processes may be clients of one node.
             let process = u64::from(std::process::id()) << 32;
