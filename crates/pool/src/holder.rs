@@ -75,7 +75,7 @@ pub struct Acquired {
     pub outcome: GrowthOutcome,
 }
 
-/// A lease just acquired.
+/// A lease just acquired. An older one of its region, if there was any, is over.
 #[derive(Clone, Debug)]
 pub struct HeldLease {
     /// The region.
@@ -203,9 +203,12 @@ impl Holder {
         }
         let mut acquired = nothing(GrowthOutcome::Full);
         for lease in answer.leases {
-            match self.accept(now, asked_at, answer.region_bytes, lease) {
-                Ok(held) => acquired.leases.push(held),
-                Err(unusable) => acquired.unusable.push(unusable),
+            match self.accept(now, asked_at, answer.region_bytes, &lease) {
+                Ok((region, key, usable_until)) => {
+                    let epoch = Epoch(lease.epoch);
+                    acquired.leases.push(HeldLease { region, epoch, key, usable_until, lease });
+                }
+                Err(reason) => acquired.unusable.push((lease, reason)),
             }
         }
         if !acquired.leases.is_empty() {
@@ -214,29 +217,28 @@ impl Holder {
         acquired
     }
 
+    /// Takes a lease as it came, if it can be used: which region, its key, and until when.
     fn accept(
         &mut self,
         now: Millis,
         asked_at: Millis,
         region_bytes: u64,
-        lease: Lease,
-    ) -> Result<HeldLease, (Lease, &'static str)> {
+        lease: &Lease,
+    ) -> Result<(RegionId, AccessKey, Millis), &'static str> {
         if region_bytes != self.region_bytes {
-            return Err((lease, "its region has another size than those before; reconnect to the pool"));
+            return Err("its region has another size than those before; reconnect to the pool");
         }
-        let Some(region) = lease.region_id() else { return Err((lease, "it names no node")) };
-        let Some(key) = lease.access_key() else { return Err((lease, "its key has not 16 bytes")) };
+        let region = lease.region_id().ok_or("it names no node")?;
+        let key = lease.access_key().ok_or("its key has not 16 bytes")?;
         let epoch = Epoch(lease.epoch);
         if !self.holdings.acquired(asked_at, Millis(lease.ttl_ms), region, epoch, key) {
-            return Err((lease, "a later lease of its region is held"));
+            return Err("a later lease of its region is held");
         }
-        match self.holdings.usable(now, region).map(Holding::usable_until) {
-            Some(usable_until) => Ok(HeldLease { region, epoch, key, usable_until, lease }),
-            None => {
-                self.holdings.dropped(region, epoch);
-                Err((lease, "its time was over when it came"))
-            }
-        }
+        let Some(usable_until) = self.holdings.usable(now, region).map(Holding::usable_until) else {
+            self.holdings.dropped(region, epoch);
+            return Err("its time was over when it came");
+        };
+        Ok((region, key, usable_until))
     }
 
     /// The holder lets go of a lease, or its node has refused it. `false`: it was not held any more.
