@@ -75,7 +75,7 @@ pub async fn take_back(
                 Ok(said) => back.revoked(&mut pool.lock(), node, share, &said),
                 Err(error) => {
                     tracing::warn!(%node, %error, "a node could not be asked to take leases back");
-                    back.failed(&mut pool.lock(), now(), node);
+                    back.failed(&mut pool.lock(), now(), node, share);
                 }
             }
         }

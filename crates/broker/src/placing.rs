@@ -112,9 +112,9 @@ impl TakingBack {
         self.answer.remaining_ms = self.answer.remaining_ms.max(said.remaining_ms);
     }
 
-    /// A node gave no usable answer: its leases may be on their way back or not. Its table will say.
-    pub fn failed(&mut self, pool: &mut Pool, now: Millis, node: NodeId) {
-        pool.failed(now, node);
+    /// A node gave no usable answer about `asked` leases: they may be on their way back or not.
+    pub fn failed(&mut self, pool: &mut Pool, now: Millis, node: NodeId, asked: u32) {
+        pool.revocation_unanswered(now, node, self.owner, asked);
         self.passed_over.insert(node);
     }
 
@@ -208,6 +208,26 @@ mod tests {
         back.revoked(&mut pool, NodeId(2), 1, &said(1, 9_000));
         let answer = back.answer(&pool, Millis(0));
         assert_eq!((answer.revoked, answer.pinned, answer.remaining_ms), (3, 1, 30_000));
+    }
+
+    #[test]
+    fn leases_of_a_node_that_gave_no_answer_are_taken_back_elsewhere_and_asked_for_again_later() {
+        use LeaseClass::Revocable;
+        let mut pool = pool(&[(1, &[Revocable]), (2, &[Revocable])]);
+        let mut back = TakingBack::new(OWNER, 1);
+        assert_eq!(shares(back.next(&mut pool, Millis(0))), [(2, 1)]);
+        back.failed(&mut pool, Millis(0), NodeId(2), 1);
+        assert_eq!(shares(back.next(&mut pool, Millis(0))), [(1, 1)]);
+        let said = RevokeResponse { revoked: 1, remaining_ms: 5, ..Default::default() };
+        back.revoked(&mut pool, NodeId(1), 1, &said);
+        assert_eq!(back.answer(&pool, Millis(0)).revoked, 1);
+        let again = TakingBack::new(OWNER, 2);
+        assert_eq!(shares(again.next(&mut pool, Millis(0))), [(2, 1)]);
+    }
+
+    #[test]
+    fn pinned_leases_are_named_when_nothing_else_is_left_to_take_back() {
+        let mut pool = pool(&[(1, &[LeaseClass::Pinned])]);
         let more = TakingBack::new(OWNER, 1);
         assert_eq!(shares(more.next(&mut pool, Millis(0))), []);
         assert!(more.answer(&pool, Millis(0)).short_reason.contains("pinned"));

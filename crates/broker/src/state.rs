@@ -210,7 +210,7 @@ impl Pool {
             .collect();
         for _ in 0..count {
             let with_some = nodes.iter_mut().filter(|(_, held, _)| held.revocable > 0);
-            let Some((_, held, share)) = with_some.max_by_key(|(_, held, share)| held.regions - *share)
+            let Some((_, held, share)) = with_some.max_by_key(|(_, held, share)| held.regions.saturating_sub(*share))
             else {
                 break;
             };
@@ -228,6 +228,16 @@ impl Pool {
             && revoked < asked
         {
             held.revocable = 0; // it had fewer than believed; its next report says how many
+        }
+    }
+
+    /// A node did not say whether it took `asked` leases back. They count as not taken: a node takes each only once,
+    /// however often it is asked.
+    pub fn revocation_unanswered(&mut self, now: Millis, node: NodeId, owner: OwnerId, asked: u32) {
+        self.failed(now, node);
+        let known = self.nodes.get_mut(&node);
+        if let Some(held) = known.and_then(|known| known.holdings.get_mut(&owner)) {
+            held.revocable = held.revocable.saturating_add(asked).min(held.regions);
         }
     }
 

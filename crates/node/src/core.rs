@@ -28,6 +28,8 @@ pub(crate) struct Core {
     pub(crate) regions: RegionSet,
     /// Wakes the keeper: a region was fenced. Holds one message: more would say the same.
     fenced: SyncSender<()>,
+    /// Held from a lease's end in the table until it is fenced: who asks for the same meanwhile is answered after.
+    fencing: Mutex<()>,
     rejected: AtomicU64,
 }
 
@@ -47,6 +49,7 @@ impl Core {
             leases: Mutex::new(NodeCore::new(incarnation, regions.regions(), ttl)),
             regions,
             fenced,
+            fencing: Mutex::new(()),
             rejected: AtomicU64::new(0),
         });
         let keeper = Keeper::start(core.clone(), inbox)?;
@@ -62,10 +65,18 @@ impl Core {
         Millis(self.started.elapsed().as_millis() as u64)
     }
 
-    /// Fences a lease that the table has ended. Without the lock of the leases: a fence may have to wait.
-    pub(crate) fn fence(&self, lease: Lending) {
-        self.regions.fence(lease.region);
-        self.leases.lock().fenced(lease);
+    /// Ends leases by the table and fences them. Without the lock of the leases: a fence may have to wait.
+    pub(crate) fn end<E>(
+        &self,
+        in_table: impl FnOnce(&mut NodeCore) -> Result<Vec<Lending>, E>,
+    ) -> Result<Vec<Lending>, E> {
+        let _one_at_a_time = self.fencing.lock();
+        let ended = in_table(&mut self.leases.lock())?;
+        for lease in &ended {
+            self.regions.fence(lease.region);
+            self.leases.lock().fenced(*lease);
+        }
+        Ok(ended)
     }
 }
 
@@ -156,7 +167,13 @@ impl Lender for Core {
     }
 
     fn fence_grant(&self, owner: OwnerId, lease: &LeaseRef, grant: Epoch) -> Result<(), FenceError> {
-        let ended = self.leases.lock().fence_grant(self.now(), owner, lease, grant)?;
+        let ended = {
+            let mut leases = self.leases.lock();
+            let ended = leases.fence_grant(self.now(), owner, lease, grant)?;
+            // Under the lock: the table may give its place to another at once.
+            self.regions.close_grant(ended.region, ended.epoch);
+            ended
+        };
         self.regions.fence_grant(ended.region, ended.epoch).map_err(FenceError::NoMemory)
     }
 
@@ -169,9 +186,8 @@ impl Lender for Core {
     }
 
     fn release(&self, owner: OwnerId, lease: &LeaseRef) -> Result<(), LeaseRefusal> {
-        let ended = self.leases.lock().release(owner, lease)?;
-        if let Some(ended) = ended {
-            self.fence(ended);
+        let ended = self.end(|leases| Ok(leases.release(owner, lease)?.into_iter().collect()))?;
+        if !ended.is_empty() {
             let _ = self.fenced.try_send(()); // full: it is being woken; closed: the node is ending
         }
         Ok(())
@@ -274,6 +290,29 @@ mod tests {
         assert!(matches!(own, Err(FenceError::Refused(_))), "{own:?}");
         core.release(OWNER, &reference(&lease)).unwrap();
         wait_until(|| core.counts().free == 2);
+    }
+
+    #[test]
+    fn places_of_grants_are_given_on_while_their_fences_are_under_way() {
+        let (core, _keeper) = core(60_000);
+        let lease = core.grant(OWNER, LeaseClass::Pinned, 1).remove(0);
+        let lease = reference(&lease);
+        while core.add_grant(OWNER, &lease, GrantMode::ReadWrite).is_ok() {}
+        assert_eq!(core.states()[0].grants as usize, farpool_wire::MAX_GRANTS_PER_REGION);
+        let first = lease.epoch + 1;
+        std::thread::scope(|scope| {
+            for part in 0..2 {
+                let (core, lease) = (&core, &lease);
+                scope.spawn(move || {
+                    for nth in 0..16 {
+                        core.fence_grant(OWNER, lease, Epoch(first + 2 * nth + part)).unwrap();
+                        core.add_grant(OWNER, lease, GrantMode::ReadOnly).unwrap();
+                    }
+                });
+            }
+        });
+        let refused = core.add_grant(OWNER, &lease, GrantMode::ReadOnly);
+        assert_eq!(refused.unwrap_err(), GrantRefusal::Full);
     }
 
     #[test]

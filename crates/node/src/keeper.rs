@@ -1,5 +1,6 @@
 //! The thread that ends leases on time and makes fenced regions free again.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::thread::JoinHandle;
@@ -53,10 +54,9 @@ fn keep(core: &Core, fenced: &Receiver<()>, stopped: &Receiver<()>) {
         if !matches!(stopped.try_recv(), Err(TryRecvError::Empty)) {
             return;
         }
-        let ended = core.leases.lock().expire(core.now());
+        let Ok(ended) = core.end(|leases| Ok::<_, Infallible>(leases.expire(core.now())));
         for lease in ended {
-            tracing::info!(region = lease.region, epoch = %lease.epoch, "lease ended without renewal");
-            core.fence(lease);
+            tracing::info!(region = lease.region, epoch = %lease.epoch, "lease ended: not renewed, or taken back");
         }
         // One at a time, so that leases end on time meanwhile.
         let next = core.leases.lock().begin_scrub(|region| core.regions.is_held(region));
