@@ -21,6 +21,7 @@ const FLOORS: [(&str, u8); 12] = [
     ("farpool-mount", 5),
     ("farpool-sim", 5),
     ("farpool-workload", 5),
+    ("farpool-bench", 5),
     ("farpool-cli", 6),
 ];
 

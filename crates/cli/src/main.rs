@@ -2,6 +2,7 @@
 //!
 //! Exit status: 0; 2 when the command line is at fault; 1 for everything else.
 
+mod bench;
 mod broker;
 mod demo;
 mod doctor;
@@ -57,6 +58,7 @@ enum Command {
     Status(status::StatusArgs),
     Doctor(doctor::DoctorArgs),
     Demo(demo::DemoArgs),
+    Bench(bench::BenchArgs),
 }
 
 impl Command {
@@ -69,6 +71,7 @@ impl Command {
             Command::Status(args) => status::run(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Demo(args) => demo::run(args),
+            Command::Bench(args) => bench::run(args),
         }
     }
 }

@@ -258,7 +258,7 @@ impl RegionSet {
     }
 
     fn new_memory(&self) -> io::Result<SharedMemory> {
-        let memory = SharedMemory::create("farpool-region", self.region_bytes)?;
+        let memory = SharedMemory::create_large("farpool-region", self.region_bytes)?;
         memory.mapping().prefault()?;
         if self.locked {
             memory.mapping().lock()?;

@@ -98,6 +98,20 @@ impl Link for ShmLink {
         }
     }
 
+    fn post_batch(&mut self, batch: &[Posted], done: &mut Vec<Done>) {
+        // Far words first, all at once: the processor fetches them while the first ones are being copied.
+        for posted in batch {
+            if let Some(Some(attached)) = self.attached.get(posted.region as usize) {
+                attached.memory.prefetch(posted.offset, posted.local.bytes);
+            }
+        }
+        for posted in batch {
+            if let Some(outcome) = self.post(*posted) {
+                done.push(Done { slot: posted.slot, outcome });
+            }
+        }
+    }
+
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), LinkClosed> {
         let result = self.frames.poll(&mut self.done);
         let finished = std::mem::take(&mut self.done);
@@ -187,8 +201,13 @@ impl Attached {
             Ok(value) => value,
             Err(error) => return Ok(Outcome::Refused(access_refusal(error))),
         };
-        // S1; pairs with the barrier between changing the word and copying or reusing the memory (S2).
-        fence(Ordering::SeqCst);
+        // S1; pairs with the barrier between changing the word and copying or reusing the memory (S2). Loads before
+        // a load need no more than an acquire; a store before a load needs the full barrier; atomics are
+        // sequentially consistent, as is the load of the word behind them.
+        match posted.op {
+            Op::Write => fence(Ordering::SeqCst),
+            _ => fence(Ordering::Acquire),
+        }
         if self.is_valid() { Ok(Outcome::Done(value)) } else { Err(Moved { begun: true }) }
     }
 

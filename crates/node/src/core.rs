@@ -18,7 +18,7 @@ use farpool_lease::{
     LeaseClass, LeaseRefusal, Lending, Millis, RegionCounts, RegionStatus, RegionTable, Released,
 };
 use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState};
-use farpool_wire::{AccessKey, CALL_PING, Epoch, NodeId, OwnerId, Refusal};
+use farpool_wire::{AccessKey, CALL_ECHO, CALL_PING, Epoch, NodeId, OwnerId, Refusal};
 use parking_lot::Mutex;
 
 use crate::lender::Lender;
@@ -193,7 +193,11 @@ impl Host for Core {
         self.regions.lend(region, epoch, key, cut)
     }
 
-    fn call(&self, request: &[u8], _answer: &mut Vec<u8>) -> Result<(), Refusal> {
+    fn call(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), Refusal> {
+        if request.starts_with(CALL_ECHO) {
+            answer.extend_from_slice(request);
+            return Ok(());
+        }
         if request == CALL_PING { Ok(()) } else { Err(Refusal::UnknownCall) }
     }
 

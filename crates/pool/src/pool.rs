@@ -163,6 +163,11 @@ impl Pool {
         self.inner.shared.take_extent(place).await
     }
 
+    /// Size of the pool's regions.
+    pub fn region_bytes(&self) -> u64 {
+        self.inner.shared.region_bytes
+    }
+
     /// How large the pool is for this owner. Free regions elsewhere are as last heard, at most seconds ago.
     pub fn capacity(&self) -> Capacity {
         self.inner.shared.capacity()

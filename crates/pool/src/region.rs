@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use farpool_fabric::Peer;
+use farpool_fabric::{OpError, Peer, Queue};
 use farpool_wire::{AccessKey, Epoch, RegionId};
 
 use crate::error::AccessError;
@@ -70,6 +70,11 @@ impl LeasedRegion {
             usable_until_ms: AtomicU64::new(usable_until_ms),
             retired: AtomicBool::new(false),
         }
+    }
+
+    /// Opens the region on a queue to its node, for those who work on whole regions rather than by sessions.
+    pub async fn attach(&self, queue: &Queue) -> Result<(), OpError> {
+        queue.attach(self.id, self.epoch, self.key).await
     }
 
     /// Whether the region may be used at `now_ms`.

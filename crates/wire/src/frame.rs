@@ -25,6 +25,8 @@ pub const SHM_ATTACHED_BYTES: usize = 32;
 
 /// The call that every node answers, with nothing: whoever gets the answer knows that the node lives.
 pub const CALL_PING: &[u8] = b"ping";
+/// A call that starts with this is answered with itself: to measure calls of any size.
+pub const CALL_ECHO: &[u8] = b"echo";
 
 const MAGIC: [u8; 7] = *b"FARPOOL";
 

@@ -15,9 +15,9 @@ mod ids;
 pub use block::{BLOCK_BYTES, BlockWord};
 
 pub use frame::{
-    CALL_PING, Decoded, FrameError, HELLO_BYTES, Hello, HelloReply, MAX_CALL_BYTES, MAX_PAYLOAD_BYTES,
-    MAX_TRANSFER_BYTES, Opcode, REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES, Refusal, RequestHeader,
-    ResponseHeader, SHM_ATTACHED_BYTES, ShmAttached, WIRE_VERSION,
+    CALL_ECHO, CALL_PING, Decoded, FrameError, HELLO_BYTES, Hello, HelloReply, MAX_CALL_BYTES,
+    MAX_PAYLOAD_BYTES, MAX_TRANSFER_BYTES, Opcode, REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES, Refusal,
+    RequestHeader, ResponseHeader, SHM_ATTACHED_BYTES, ShmAttached, WIRE_VERSION,
 };
 pub use grant::{GrantMode, MAX_GRANTS_PER_REGION};
 pub use ids::{AccessKey, Epoch, Incarnation, NodeId, OwnerId, RegionId, RemoteAddr, SessionId};

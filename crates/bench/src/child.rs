@@ -1,0 +1,172 @@
+//! Child processes that never outlive a measurement.
+//!
+//! C1. A [`Child`] is ended when it is dropped: politely, and after a deadline by SIGKILL; by the id that the kernel
+//!     gave us and holds until we reap it, never by name.
+//! C2. It has a process group of its own: Ctrl-C reaches the benchmark alone, which ends its children in order.
+//! C3. One made from this very program ends with us, however we end (option `--end-with`); start it on the main
+//!     thread, since the kernel ties it to the thread.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How often a wait looks again. Short against everything waited for, long against the cost of looking.
+const POLL: Duration = Duration::from_millis(10);
+/// A node touches all its memory before it is ready: about a second per gigabyte, more on a busy machine.
+const READY_DEADLINE: Duration = Duration::from_secs(100);
+/// From SIGTERM to SIGKILL: a node frees its memory.
+const END_DEADLINE: Duration = Duration::from_secs(10);
+/// The word a process of this program says once it serves.
+const READY: &str = "ready";
+
+/// A running child; see the rules at the head of this module.
+#[derive(Debug)]
+pub struct Child {
+    name: String,
+    process: std::process::Child,
+}
+
+impl Child {
+    /// Starts `program ARGS` of ours, tied to this thread's life, and waits until it says `ready`. Returns what it said
+    /// with that. Its complaints go to the screen.
+    pub fn of_this_program(
+        program: &Path,
+        name: impl Into<String>,
+        args: impl IntoIterator<Item = OsString>,
+        input: Stdio,
+    ) -> Result<(Self, String)> {
+        let mut command = Command::new(program);
+        command.args(args).arg("--end-with").arg(std::process::id().to_string()).stdin(input);
+        Self::start_ready(name, command, READY_DEADLINE)
+    }
+
+    /// Starts a command whose output is of no interest.
+    pub fn start(name: impl Into<String>, mut command: Command) -> Result<Self> {
+        let name = name.into();
+        let process = command.process_group(0).spawn();
+        let process = process.with_context(|| format!("cannot start {name}"))?;
+        Ok(Child { name, process })
+    }
+
+    fn start_ready(
+        name: impl Into<String>,
+        mut command: Command,
+        deadline: Duration,
+    ) -> Result<(Self, String)> {
+        command.stdout(Stdio::piped());
+        let mut child = Self::start(name, command)?;
+        let (say, said) = channel();
+        let pipe = child.process.stdout.take().context("a child without output")?;
+        // Reads to the end, since a full pipe would stop the child.
+        let hear = move || {
+            let lines = BufReader::new(pipe).lines().map_while(Result::ok);
+            lines.for_each(|line| drop(say.send(line))); // nobody listens any more once it is ready
+        };
+        std::thread::Builder::new().name("child-output".into()).spawn(hear)?;
+        let until = Instant::now() + deadline;
+        loop {
+            let name = &child.name;
+            match said.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    if let Some(rest) = line.strip_prefix(READY) {
+                        return Ok((child, rest.trim().to_owned()));
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => bail!("{name} ended before it was ready"),
+                Err(RecvTimeoutError::Timeout) => {
+                    bail!("{name} was not ready within {} s", deadline.as_secs())
+                }
+            }
+        }
+    }
+
+    /// Waits until `is_ready` says so; an error when the child ends first or the deadline passes.
+    pub fn wait_until(&mut self, deadline: Duration, mut is_ready: impl FnMut() -> bool) -> Result<()> {
+        let started = Instant::now();
+        while !is_ready() {
+            if let Some(status) = self.process.try_wait()? {
+                bail!("{} ended before it was ready ({status})", self.name);
+            }
+            if started.elapsed() > deadline {
+                bail!("{} was not ready within {} s", self.name, deadline.as_secs());
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        if self.process.try_wait()?.is_some() {
+            return Ok(());
+        }
+        kill_process(Pid::from_child(&self.process), Signal::TERM)?;
+        let started = Instant::now();
+        while started.elapsed() < END_DEADLINE {
+            if self.process.try_wait()?.is_some() {
+                return Ok(());
+            }
+            std::thread::sleep(POLL);
+        }
+        self.process.kill()?;
+        self.process.wait()?;
+        Err(anyhow!("did not end within {} s and was killed", END_DEADLINE.as_secs()))
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            eprintln!("farpool bench: {}: {error:#}", self.name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::null());
+        command
+    }
+
+    #[test]
+    fn child_is_ready_when_it_says_so_and_ended_when_dropped() {
+        let script = shell("echo starting; echo ready at last; exec sleep 600");
+        let (child, said) = Child::start_ready("the child", script, READY_DEADLINE).unwrap();
+        assert_eq!(said, "at last");
+        let id = child.id();
+        drop(child);
+        assert!(!Path::new(&format!("/proc/{id}")).exists());
+    }
+
+    #[test]
+    fn child_that_ends_before_it_is_ready_is_an_error() {
+        let error = Child::start_ready("the child", shell("exit 3"), READY_DEADLINE).unwrap_err().to_string();
+        assert!(error.contains("ended before"), "{error}");
+        let mut child = Child::start("the child", shell("exit 3")).unwrap();
+        let error = child.wait_until(READY_DEADLINE, || false).unwrap_err().to_string();
+        assert!(error.contains("exit status: 3"), "{error}");
+    }
+
+    #[test]
+    fn child_that_is_silent_past_its_deadline_is_an_error_and_ended() {
+        let script = shell("exec sleep 600");
+        let error =
+            Child::start_ready("the child", script, Duration::from_millis(50)).unwrap_err().to_string();
+        assert!(error.contains("was not ready"), "{error}");
+    }
+}

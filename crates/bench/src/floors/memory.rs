@@ -1,0 +1,142 @@
+//! Bare accesses: memcpy, loads, stores, `lock cmpxchg`, `lock xadd`.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::MEMCPY_FROM_BYTES;
+use crate::options::{IoOp, IoOptions, WORD_BYTES};
+use crate::pages::SharedPages;
+use crate::places::{Place, Places};
+use crate::tally::Tally;
+
+/// One thread's accesses. The memory belongs to the floors of this process, of which each works by itself.
+pub struct MemoryFloor {
+    memory: Arc<SharedPages>,
+    region_bytes: u64,
+    places: Places,
+    access: Access,
+    block_bytes: usize,
+    batch: usize,
+    depth: usize,
+    together: usize,
+    local: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    CopyOut,
+    CopyIn,
+    Load,
+    Store,
+    Swap,
+    Add,
+}
+
+impl MemoryFloor {
+    pub(super) fn new(memory: Arc<SharedPages>, options: &IoOptions, places: Places) -> Self {
+        let &IoOptions { op, block_bytes, batch, depth, .. } = options;
+        let large = block_bytes >= MEMCPY_FROM_BYTES;
+        let access = match op {
+            IoOp::Cas => Access::Swap,
+            IoOp::Faa => Access::Add,
+            IoOp::Write if large => Access::CopyIn,
+            IoOp::Write => Access::Store,
+            IoOp::Read | IoOp::Call if large => Access::CopyOut,
+            IoOp::Read | IoOp::Call => Access::Load,
+        };
+        let region_bytes = places.region_bytes();
+        MemoryFloor {
+            memory,
+            region_bytes,
+            places,
+            access,
+            block_bytes,
+            batch,
+            depth,
+            together: options.timed_together(),
+            local: vec![1; block_bytes],
+        }
+    }
+
+    pub(super) fn run(&mut self, end: Instant, tally: &mut Tally) -> u64 {
+        let mut operations = 0;
+        let mut started = Instant::now();
+        // Zero, but the compiler does not know: what is loaded becomes part of the next address without changing it.
+        let zero = black_box(0u64);
+        let mut last = 0u64;
+        loop {
+            for _ in 0..self.together {
+                let depends = last & zero;
+                last = 0;
+                for _ in 0..self.batch * self.depth {
+                    let place = self.places.pick();
+                    last ^= self.access(place, depends);
+                }
+            }
+            let doorbells = self.together * self.depth;
+            operations += (doorbells * self.batch) as u64;
+            let now = Instant::now();
+            tally.record(now - started, doorbells);
+            if now >= end {
+                black_box(last);
+                return operations;
+            }
+            started = now;
+        }
+    }
+
+    #[inline]
+    fn access(&mut self, place: Place, depends: u64) -> u64 {
+        let offset = place.region as u64 * self.region_bytes + place.offset + depends;
+        debug_assert!(offset as usize + self.block_bytes <= self.memory.bytes());
+        // SAFETY: places lie in the footprint, which is as long as the memory.
+        let at = unsafe { self.memory.base().add(offset as usize) };
+        match self.access {
+            // Other threads copy from and to here as well, but nobody looks at the bytes.
+            Access::CopyOut => {
+                // SAFETY: in bounds as above; `local` holds a block, and nobody else has it.
+                unsafe { bare_copy(self.local.as_mut_ptr(), at, self.block_bytes) };
+                0
+            }
+            Access::CopyIn => {
+                // SAFETY: as above.
+                unsafe { bare_copy(at, self.local.as_ptr(), self.block_bytes) };
+                0
+            }
+            Access::Load => {
+                let words = self.block_bytes / WORD_BYTES;
+                // Relaxed here and below: nothing is published; the words are only moved.
+                (0..words).fold(0, |sum, index| sum ^ word(at, index).load(Ordering::Relaxed))
+            }
+            Access::Store => {
+                let words = self.block_bytes / WORD_BYTES;
+                (0..words).for_each(|index| word(at, index).store(offset, Ordering::Relaxed));
+                0
+            }
+            Access::Swap => {
+                let swapped = word(at, 0).compare_exchange(0, 0, Ordering::SeqCst, Ordering::SeqCst);
+                swapped.unwrap_or_else(|before| before)
+            }
+            Access::Add => word(at, 0).fetch_add(1, Ordering::SeqCst),
+        }
+    }
+}
+
+/// The `index`-th word of a block, which is aligned and as long as the caller says.
+#[inline]
+fn word<'a>(at: *mut u8, index: usize) -> &'a AtomicU64 {
+    // SAFETY: in bounds by the caller; aligned, since blocks are multiples of a word; alive as long as the floor.
+    unsafe { AtomicU64::from_ptr(at.cast::<u64>().add(index)) }
+}
+
+/// libc's memcpy, called as it is: the compiler neither leaves it out nor makes anything else of it.
+///
+/// # Safety
+/// Both are valid for `length` bytes and do not overlap.
+#[inline]
+unsafe fn bare_copy(to: *mut u8, from: *const u8, length: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { libc::memcpy(black_box(to).cast(), from.cast(), black_box(length)) };
+}

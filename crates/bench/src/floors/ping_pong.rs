@@ -1,0 +1,212 @@
+//! A bare ping-pong between two processes: a word in one cache line, answered in another, both ends polling.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::process::Stdio;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::thread::futex;
+
+use crate::child::Child;
+use crate::tally::Tally;
+
+/// A page, of which three cache lines are used.
+const PAGE_BYTES: usize = 4096;
+/// So far apart that no prefetcher takes two for one.
+const LINE_WORDS: usize = 64;
+/// After so long without a ping the other end sleeps, so that it takes nothing from what is measured in between.
+const SPIN: Duration = Duration::from_millis(2);
+/// Looks between two looks at the clock, and between two turns for whoever else wants the processor.
+const LOOKS: u32 = 1 << 10;
+/// Longest wait for a pong: the other process has ended.
+const PONG_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Words of a shared page, each in a cache line of its own.
+pub struct Lines {
+    base: NonNull<AtomicU32>,
+}
+
+// SAFETY: a mapping that lives until drop, accessed by atomics only.
+unsafe impl Send for Lines {}
+// SAFETY: as above.
+unsafe impl Sync for Lines {}
+
+impl Lines {
+    fn map(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        if (rustix::fs::fstat(fd)?.st_size as u64) < PAGE_BYTES as u64 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is no page to play ping-pong on"));
+        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address the kernel chooses aliases nothing of ours.
+        let base =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), PAGE_BYTES, access, MapFlags::SHARED, fd, 0)? };
+        Ok(Lines { base: NonNull::new(base.cast()).expect("mmap never returns null") })
+    }
+
+    fn word(&self, line: usize) -> &AtomicU32 {
+        debug_assert!(line < 3);
+        // SAFETY: within the page, aligned, alive as long as `self`, shared by atomics only.
+        unsafe { self.base.add(line * LINE_WORDS).as_ref() }
+    }
+
+    fn ping(&self) -> &AtomicU32 {
+        self.word(0)
+    }
+
+    fn pong(&self) -> &AtomicU32 {
+        self.word(1)
+    }
+
+    /// Whether the other end sleeps or is about to.
+    fn sleeping(&self) -> &AtomicU32 {
+        self.word(2)
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`; references borrow `self`.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), PAGE_BYTES) };
+        debug_assert!(unmapped.is_ok(), "munmap of an own mapping: {unmapped:?}");
+    }
+}
+
+/// The other end, in a process of its own.
+pub struct PingPongServer {
+    lines: Arc<Lines>,
+    _child: Child,
+}
+
+impl PingPongServer {
+    pub(super) fn start(farpool: &Path) -> Result<Self> {
+        let fd =
+            memfd_create("farpool-ping-pong", MemfdFlags::CLOEXEC).context("cannot make shared memory")?;
+        rustix::fs::ftruncate(&fd, PAGE_BYTES as u64)?;
+        let lines = Lines::map(fd.as_fd()).context("cannot map shared memory")?;
+        let args = ["bench", "floor", "ping-pong"].map(Into::into);
+        let (child, _) = Child::of_this_program(farpool, "the floor", args, Stdio::from(fd))?;
+        Ok(PingPongServer { lines: Arc::new(lines), _child: child })
+    }
+
+    pub(super) fn lines(&self) -> Arc<Lines> {
+        self.lines.clone()
+    }
+}
+
+/// Answers pings on the page behind `fd`, for ever: whoever started this process ends it.
+pub fn serve(fd: OwnedFd, ready: impl FnOnce()) -> Result<()> {
+    let lines = Lines::map(fd.as_fd()).context("cannot map what standard input should be")?;
+    ready();
+    let mut answered = 0;
+    loop {
+        // Acquire and release here and in `PingPongFloor`: a ping and its pong carry what a message would.
+        let ping = lines.ping().load(Ordering::Acquire);
+        if ping != answered {
+            answered = ping;
+            lines.pong().store(ping, Ordering::Release);
+        } else {
+            await_ping(&lines, answered)?;
+        }
+    }
+}
+
+fn await_ping(lines: &Lines, answered: u32) -> Result<()> {
+    let is_here = || lines.ping().load(Ordering::Acquire) != answered;
+    let mut since = None;
+    loop {
+        for _ in 0..LOOKS {
+            if is_here() {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        std::thread::yield_now();
+        if since.get_or_insert_with(Instant::now).elapsed() > SPIN {
+            break;
+        }
+    }
+    // Sequentially consistent with `PingPongFloor::wake`: either it sees us sleeping, or we see its ping.
+    lines.sleeping().store(1, Ordering::SeqCst);
+    while lines.ping().load(Ordering::SeqCst) == answered {
+        match futex::wait(lines.ping(), futex::Flags::empty(), answered, None) {
+            Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error).context("cannot sleep"),
+        }
+    }
+    lines.sleeping().store(0, Ordering::SeqCst);
+    Ok(())
+}
+
+/// This end.
+pub struct PingPongFloor {
+    lines: Arc<Lines>,
+    together: usize,
+    sent: u32,
+}
+
+impl PingPongFloor {
+    pub(super) fn new(lines: Arc<Lines>, together: usize) -> Self {
+        PingPongFloor { lines, together, sent: 0 }
+    }
+
+    pub(super) fn run(&mut self, end: Instant, tally: &mut Tally) -> Result<u64> {
+        let mut operations = 0;
+        self.ping();
+        self.wake()?;
+        self.await_pong()?;
+        let mut started = Instant::now();
+        loop {
+            for _ in 0..self.together {
+                self.ping();
+                self.await_pong()?;
+            }
+            operations += self.together as u64;
+            let now = Instant::now();
+            tally.record(now - started, self.together);
+            if now >= end {
+                return Ok(operations);
+            }
+            started = now;
+        }
+    }
+
+    #[inline]
+    fn ping(&mut self) {
+        self.sent = self.sent.wrapping_add(1);
+        self.lines.ping().store(self.sent, Ordering::Release);
+    }
+
+    /// Between slices the other end sleeps; within one it does not.
+    fn wake(&self) -> Result<()> {
+        std::sync::atomic::fence(Ordering::SeqCst); // between the ping and the look; see `await_ping`
+        if self.lines.sleeping().load(Ordering::SeqCst) != 0 {
+            futex::wake(self.lines.ping(), futex::Flags::empty(), 1).context("cannot wake the floor")?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn await_pong(&self) -> Result<()> {
+        let is_here = || self.lines.pong().load(Ordering::Acquire) == self.sent;
+        for _ in 0..LOOKS {
+            if is_here() {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        let since = Instant::now();
+        while !is_here() {
+            self.wake()?; // it may have fallen asleep while we were off the processor
+            std::thread::yield_now();
+            ensure!(since.elapsed() < PONG_DEADLINE, "the floor does not answer");
+        }
+        Ok(())
+    }
+}

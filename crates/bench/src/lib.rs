@@ -1,0 +1,28 @@
+//! How fast the fabric is, beside what the machine could do at best and beside what others do.
+//!
+//! Question: how much of the hardware's speed is left when memory is reached by the fabric?
+//! Sketch: shm adds a look at an epoch word to a copy; tcp adds a header to a request and a response.
+//! Method: operation and floor in short slices by turns, ratios as medians over the pairs (design, section 11).
+//! Check: every atomic, and transfers from time to time; one wrong byte fails the measurement.
+//!
+//! [`run_io`] is one measurement. Not here: the command line.
+
+mod child;
+mod floors;
+mod footprint;
+mod lane;
+mod local_pool;
+mod machine;
+mod options;
+mod pages;
+mod places;
+mod reach;
+mod report;
+mod run;
+mod tally;
+
+pub use floors::{serve_ping_pong, serve_tcp};
+pub use machine::Machine;
+pub use options::{IoOp, IoOptions, IoTransport, Pattern, THREADS_MAX};
+pub use report::{FloorReport, IoReport};
+pub use run::{Source, run_io};

@@ -1,0 +1,287 @@
+//! What to measure, checked before anything starts. Complaints name the option that mends them.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use farpool_fabric::{MAX_IN_FLIGHT, TransportChoice};
+use farpool_wire::{CALL_ECHO, MAX_CALL_BYTES, MAX_TRANSFER_BYTES};
+use serde::Serialize;
+
+/// Threads of one run; more than any machine this is meant for has processors to spare.
+pub const THREADS_MAX: usize = 256;
+/// Words are what atomics work on.
+pub const WORD_BYTES: usize = 8;
+/// What a call carries unless `--block` says otherwise: a cache line each way.
+const CALL_BLOCK_BYTES: usize = 64;
+/// What reads and writes move unless `--block` says otherwise: a database page.
+const TRANSFER_BLOCK_BYTES: usize = 8 << 10;
+
+/// An operation of the fabric.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IoOp {
+    /// READ.
+    Read,
+    /// WRITE.
+    Write,
+    /// Compare-and-swap of a word.
+    Cas,
+    /// Fetch-and-add to a word.
+    Faa,
+    /// CALL: the node's processor sends back what it got.
+    Call,
+}
+
+impl IoOp {
+    /// Whether it works on one word whatever the block.
+    pub fn is_atomic(self) -> bool {
+        matches!(self, IoOp::Cas | IoOp::Faa)
+    }
+}
+
+impl FromStr for IoOp {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Ok(match name {
+            "read" => IoOp::Read,
+            "write" => IoOp::Write,
+            "cas" => IoOp::Cas,
+            "faa" => IoOp::Faa,
+            "call" => IoOp::Call,
+            other => {
+                return Err(format!("unknown operation '{other}': choose read, write, cas, faa or call"));
+            }
+        })
+    }
+}
+
+impl fmt::Display for IoOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            IoOp::Read => "read",
+            IoOp::Write => "write",
+            IoOp::Cas => "cas",
+            IoOp::Faa => "faa",
+            IoOp::Call => "call",
+        })
+    }
+}
+
+/// Where the next operation goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pattern {
+    /// Anywhere in the footprint.
+    #[default]
+    Random,
+    /// To the next block, and from the last to the first.
+    Sequential,
+}
+
+impl FromStr for Pattern {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "random" => Ok(Pattern::Random),
+            "sequential" => Ok(Pattern::Sequential),
+            other => Err(format!("unknown pattern '{other}': choose random or sequential")),
+        }
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Pattern::Random => "random",
+            Pattern::Sequential => "sequential",
+        })
+    }
+}
+
+/// How the fabric is reached: the choices of [`TransportChoice`] but for `auto`, since a figure needs to say of what.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IoTransport(pub TransportChoice);
+
+impl FromStr for IoTransport {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name.parse() {
+            Ok(TransportChoice::Auto) | Err(_) => {
+                Err(format!("no transport '{name}' to measure in this build: choose shm or tcp"))
+            }
+            Ok(choice) => Ok(IoTransport(choice)),
+        }
+    }
+}
+
+impl fmt::Display for IoTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            TransportChoice::Auto => "auto",
+            TransportChoice::Shm => "shm",
+            TransportChoice::Tcp => "tcp",
+        })
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct IoOptions {
+    /// What carries it.
+    pub transport: IoTransport,
+    /// What is done.
+    pub op: IoOp,
+    /// Where.
+    pub pattern: Pattern,
+    /// Bytes per operation; see [`IoOptions::default_block`].
+    pub block_bytes: usize,
+    /// Doorbells in flight per thread.
+    pub depth: usize,
+    /// Operations per doorbell.
+    pub batch: usize,
+    /// Endpoints, each on its own thread.
+    pub threads: usize,
+    /// Far memory over which places are spread.
+    pub footprint_bytes: u64,
+    /// How long operations are measured in all, floors and warm-up not counted.
+    pub duration: Duration,
+    /// Whether a floor is measured in between.
+    pub floor: bool,
+}
+
+impl IoOptions {
+    /// What an operation moves when nothing is said.
+    pub fn default_block(op: IoOp) -> usize {
+        match op {
+            IoOp::Read | IoOp::Write => TRANSFER_BLOCK_BYTES,
+            IoOp::Cas | IoOp::Faa => WORD_BYTES,
+            IoOp::Call => CALL_BLOCK_BYTES,
+        }
+    }
+
+    /// Says what cannot be measured.
+    pub fn check(&self) -> Result<(), String> {
+        self.check_block()?;
+        let in_flight = self.depth.saturating_mul(self.batch);
+        if self.depth == 0 || self.batch == 0 || in_flight > MAX_IN_FLIGHT {
+            return Err(format!(
+                "depth {} with batches of {}: a thread has from 1 to {MAX_IN_FLIGHT} operations in flight; \
+                 lower --depth or --batch",
+                self.depth, self.batch
+            ));
+        }
+        if !(1..=THREADS_MAX).contains(&self.threads) {
+            return Err(format!("{} threads: choose --threads from 1 to {THREADS_MAX}", self.threads));
+        }
+        if self.batch > 1 && self.op == IoOp::Call {
+            return Err("calls are not batched: leave --batch out, and raise --depth instead".into());
+        }
+        if self.duration.is_zero() {
+            return Err("nothing is measured in no time: give --seconds 1 or more".into());
+        }
+        Ok(())
+    }
+
+    fn check_block(&self) -> Result<(), String> {
+        let block = self.block_bytes;
+        let most = if self.op == IoOp::Call { MAX_CALL_BYTES } else { MAX_TRANSFER_BYTES };
+        if self.op.is_atomic() && block != WORD_BYTES {
+            return Err(format!("atomics work on words of {WORD_BYTES} bytes: leave --block out"));
+        }
+        if !block.is_multiple_of(WORD_BYTES) || !(WORD_BYTES..=most).contains(&block) {
+            return Err(format!(
+                "blocks of {block} bytes: for {} choose --block as a multiple of {WORD_BYTES}, {most} at most",
+                self.op
+            ));
+        }
+        debug_assert!(CALL_ECHO.len() <= WORD_BYTES, "the smallest call holds its name");
+        if block as u64 > self.footprint_bytes {
+            return Err("the footprint holds no block: raise --footprint or lower --block".into());
+        }
+        Ok(())
+    }
+
+    /// Operations that are timed together, so that reading the clock does not count: some twenty nanoseconds.
+    pub fn timed_together(&self) -> usize {
+        const SMALL_BYTES: usize = 1024;
+        let by_processor = self.transport.0 == TransportChoice::Shm;
+        match self.op {
+            _ if !by_processor => 1,
+            IoOp::Call => 64,
+            _ if self.block_bytes < SMALL_BYTES => (256 / self.batch).max(1),
+            _ => 16usize.div_ceil(self.batch),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A small, valid measurement.
+    pub fn small(transport: TransportChoice, op: IoOp) -> IoOptions {
+        IoOptions {
+            transport: IoTransport(transport),
+            op,
+            pattern: Pattern::Random,
+            block_bytes: IoOptions::default_block(op),
+            depth: 1,
+            batch: 1,
+            threads: 1,
+            footprint_bytes: 4 << 20,
+            duration: Duration::from_millis(1),
+            floor: true,
+        }
+    }
+
+    #[test]
+    fn bad_options_name_the_option_that_mends_them() {
+        let good = small(TransportChoice::Shm, IoOp::Read);
+        good.check().unwrap();
+        let bad = [
+            (IoOptions { depth: 0, ..good }, "--depth"),
+            (IoOptions { depth: 16, batch: 16, ..good }, "--batch"),
+            (IoOptions { threads: 0, ..good }, "--threads"),
+            (IoOptions { block_bytes: 12, ..good }, "--block"),
+            (IoOptions { block_bytes: 2 << 20, ..good }, "--block"),
+            (IoOptions { footprint_bytes: 4096, ..good }, "--footprint"),
+            (IoOptions { duration: Duration::ZERO, ..good }, "--seconds"),
+            (IoOptions { block_bytes: 64, ..small(TransportChoice::Tcp, IoOp::Cas) }, "--block"),
+            (IoOptions { batch: 2, ..small(TransportChoice::Tcp, IoOp::Call) }, "--batch"),
+        ];
+        for (options, fix) in bad {
+            let complaint = options.check().unwrap_err();
+            assert!(complaint.contains(fix), "{complaint}");
+        }
+    }
+
+    #[test]
+    fn names_are_read_as_they_are_shown() {
+        for op in [IoOp::Read, IoOp::Write, IoOp::Cas, IoOp::Faa, IoOp::Call] {
+            assert_eq!(op.to_string().parse(), Ok(op));
+        }
+        for pattern in [Pattern::Random, Pattern::Sequential] {
+            assert_eq!(pattern.to_string().parse(), Ok(pattern));
+        }
+        for name in ["shm", "tcp"] {
+            assert_eq!(name.parse::<IoTransport>().unwrap().to_string(), name);
+        }
+    }
+
+    #[test]
+    fn unknown_names_are_refused_with_the_known_ones() {
+        assert!("auto".parse::<IoTransport>().unwrap_err().contains("shm or tcp"));
+        assert!("append".parse::<IoOp>().unwrap_err().contains("faa"));
+        assert!("zipf".parse::<Pattern>().unwrap_err().contains("sequential"));
+    }
+
+    #[test]
+    fn short_operations_are_timed_together_and_long_ones_singly() {
+        assert_eq!(small(TransportChoice::Shm, IoOp::Cas).timed_together(), 256);
+        assert_eq!(small(TransportChoice::Tcp, IoOp::Read).timed_together(), 1);
+    }
+}

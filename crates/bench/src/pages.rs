@@ -1,0 +1,176 @@
+//! Pages: of what size those of some mapping are, and memory of our own with the same.
+//!
+//! A random access to 4 KiB pages misses the translation cache as well as the data cache, so a floor on other pages
+//! than what it is compared with would compare nothing.
+
+use std::fs;
+use std::io;
+use std::ptr::NonNull;
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// How the kernel came to the pages of shared memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pages {
+    /// The machine's smallest.
+    Small,
+    /// From the pool that `vm.nr_hugepages` reserves.
+    Reserved,
+    /// Small ones that the kernel has put together.
+    Transparent,
+}
+
+const SMALL_KIB: u64 = 4;
+const HUGE_KIB: u64 = 2048;
+const HUGE_BYTES: usize = 2 << 20;
+
+impl Pages {
+    /// Size of a page.
+    pub fn kib(self) -> u64 {
+        if self == Pages::Small { SMALL_KIB } else { HUGE_KIB }
+    }
+
+    /// Of the memory files with `name` (as given to memfd_create(2)) that process `id` maps; `None` when it maps none.
+    pub fn of_process(id: u32, name: &str) -> Result<Option<Self>> {
+        let path = format!("/proc/{id}/smaps");
+        let smaps = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        Ok(Self::of_smaps(&smaps, &format!("/memfd:{name}")))
+    }
+
+    /// The pages of most of what is mapped under the name.
+    fn of_smaps(smaps: &str, name: &str) -> Option<Self> {
+        let (mut mapped, mut reserved, mut together) = (0, 0, 0);
+        let (mut counts, mut size) = (false, 0);
+        for line in smaps.lines() {
+            let Some((field, value)) = line.split_once(':').filter(|(field, _)| !field.contains(' ')) else {
+                counts = line.contains(name);
+                continue;
+            };
+            let kib: u64 = value.split_whitespace().next().and_then(|kib| kib.parse().ok()).unwrap_or(0);
+            match field {
+                _ if !counts => {}
+                "Size" => {
+                    size = kib;
+                    mapped += kib;
+                }
+                "KernelPageSize" if kib >= HUGE_KIB => reserved += size,
+                "ShmemPmdMapped" | "FilePmdMapped" => together += kib,
+                _ => {}
+            }
+        }
+        match () {
+            () if mapped == 0 => None,
+            () if 2 * reserved > mapped => Some(Pages::Reserved),
+            () if 2 * together > mapped => Some(Pages::Transparent),
+            () => Some(Pages::Small),
+        }
+    }
+}
+
+/// A shared mapping of a memory file, prefaulted, that no other process has.
+#[derive(Debug)]
+pub struct SharedPages {
+    base: NonNull<u8>,
+    bytes: usize,
+    mapped: usize,
+}
+
+// SAFETY: an address range that lives until drop; who shares it between threads answers for what they do there.
+unsafe impl Send for SharedPages {}
+// SAFETY: as above.
+unsafe impl Sync for SharedPages {}
+
+impl SharedPages {
+    /// Zeroed memory on such pages.
+    pub fn new(bytes: usize, pages: Pages) -> Result<Self> {
+        let mapped = if pages == Pages::Small { bytes } else { bytes.next_multiple_of(HUGE_BYTES) };
+        let memory = Self::map(bytes, mapped, pages);
+        let memory = memory.with_context(|| match pages {
+            Pages::Reserved => format!(
+                "the floor needs {} more huge pages: raise vm.nr_hugepages, or lower --footprint",
+                mapped / HUGE_BYTES
+            ),
+            Pages::Small | Pages::Transparent => {
+                format!("the floor needs {} MiB more memory: lower --footprint", mapped >> 20)
+            }
+        })?;
+        if pages == Pages::Transparent
+            && Pages::of_process(std::process::id(), FLOOR_NAME)? != Some(Pages::Transparent)
+        {
+            bail!(
+                "the kernel puts no huge pages together for the floor: see /sys/kernel/mm/transparent_hugepage"
+            );
+        }
+        Ok(memory)
+    }
+
+    fn map(bytes: usize, mapped: usize, pages: Pages) -> io::Result<Self> {
+        let huge = if pages == Pages::Reserved { MemfdFlags::HUGETLB } else { MemfdFlags::empty() };
+        let fd = memfd_create(FLOOR_NAME, MemfdFlags::CLOEXEC | huge)?;
+        rustix::fs::ftruncate(&fd, mapped as u64)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address the kernel chooses aliases nothing of ours.
+        let base =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), mapped, access, MapFlags::SHARED, &fd, 0)? };
+        let memory =
+            SharedPages { base: NonNull::new(base.cast()).expect("mmap never returns null"), bytes, mapped };
+        if pages == Pages::Transparent {
+            // SAFETY: the range is ours until drop; advice changes no contents.
+            unsafe { rustix::mm::madvise(base, mapped, Advice::LinuxHugepage)? };
+        }
+        // SAFETY: as above.
+        unsafe { rustix::mm::madvise(base, mapped, Advice::LinuxPopulateWrite)? };
+        Ok(memory)
+    }
+
+    /// First byte.
+    pub fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Name of the floor's memory in `/proc/PID/maps`.
+const FLOOR_NAME: &str = "farpool-floor";
+
+impl Drop for SharedPages {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `map`, and whoever used it borrowed or owned `self`.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
+        debug_assert!(unmapped.is_ok(), "munmap of an own mapping: {unmapped:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn smaps(kernel_page: u64, together: u64) -> String {
+        format!(
+            "7f00-7f10 rw-p 00000000 00:00 0 \nSize: 900 kB\nKernelPageSize: 4 kB\n\
+             7f20-7f30 rw-s 00000000 00:01 7 /memfd:far (deleted)\nSize: 65536 kB\nKernelPageSize: {kernel_page} kB\n\
+             ShmemPmdMapped: {together} kB\nVmFlags: rd wr sh\n"
+        )
+    }
+
+    #[test]
+    fn pages_are_told_by_what_the_kernel_says_of_the_mapping() {
+        assert_eq!(Pages::of_smaps(&smaps(4, 0), "/memfd:far"), Some(Pages::Small));
+        assert_eq!(Pages::of_smaps(&smaps(2048, 0), "/memfd:far"), Some(Pages::Reserved));
+        assert_eq!(Pages::of_smaps(&smaps(4, 65536), "/memfd:far"), Some(Pages::Transparent));
+        assert_eq!(Pages::of_smaps(&smaps(4, 0), "/memfd:near"), None);
+    }
+
+    #[test]
+    fn memory_of_our_own_is_found_in_the_kernels_list() {
+        let memory = SharedPages::new(1 << 20, Pages::Small).unwrap();
+        assert_eq!(memory.bytes(), 1 << 20);
+        assert_eq!(Pages::of_process(std::process::id(), FLOOR_NAME).unwrap(), Some(Pages::Small));
+    }
+}

@@ -1,0 +1,348 @@
+//! A measurement: threads, slices, and what comes of them.
+//!
+//! R1. Operation and floor take turns in short slices of one process, so that both see the same machine; ratios are
+//!     medians over the pairs.
+//! R2. All threads are in the same slice at the same time. A thread that fails goes on meeting the others, so that
+//!     none waits for it for ever.
+//! R3. What was measured was checked: a wrong byte, a wrong word or a lost lease fails the measurement.
+
+use std::cell::RefCell;
+use std::future::ready;
+use std::path::Path;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use farpool_control::Tls;
+use farpool_fabric::{ARENA_GRANULE_BYTES, MAX_IN_FLIGHT, TransportChoice, block_on};
+use futures_util::stream::{FuturesUnordered, TryStreamExt};
+
+use crate::floors::{Floor, Ground};
+use crate::footprint::Footprint;
+use crate::lane::{Counts, Lane};
+use crate::local_pool::LocalPool;
+use crate::options::{IoOp, IoOptions};
+use crate::pages::Pages;
+use crate::places::{Places, initial_sum};
+use crate::reach::Reach;
+use crate::report::{IoReport, Measured};
+use crate::tally::Tally;
+
+/// Length of a slice: long against waking up whoever sleeps, short against what else happens on a machine.
+const SLICE: Duration = Duration::from_millis(100);
+/// Fewest pairs of slices: with fewer, a median is no better than its worst neighbour.
+const PAIRS_MIN: u32 = 5;
+/// Before each slice, not counted: caches, spin budgets and the other side's processor settle.
+const SETTLE: Duration = Duration::from_millis(10);
+/// Before the first slice, not counted.
+const WARM_UP: Duration = Duration::from_millis(300);
+/// Beside what is in flight, for the block that is read back.
+const SPARE_BUFFERS: usize = 2;
+/// Name of the nodes' region memory, in `/proc/PID/maps`.
+const REGION_MEMORY: &str = "farpool-region";
+
+/// Where the far memory comes from.
+pub enum Source<'a> {
+    /// A broker and a node of this program, started for the occasion.
+    Own,
+    /// The pool of this broker.
+    Broker(&'a str, Option<Tls>),
+}
+
+/// Measures. `farpool` is this program's file, for child processes; call it on the main thread, to which they are tied.
+/// Once `stop` is raised it ends soon, with an error.
+pub fn run_io(
+    options: &IoOptions,
+    source: Source<'_>,
+    farpool: &Path,
+    stop: &AtomicBool,
+) -> Result<IoReport> {
+    let (own, broker, tls) = match source {
+        Source::Own => {
+            let pool = LocalPool::start(farpool, options.footprint_bytes)?;
+            let broker = pool.broker.clone();
+            (Some(pool), broker, None)
+        }
+        Source::Broker(broker, tls) => (None, broker.to_owned(), tls),
+    };
+    check_stop(stop)?;
+    let footprint = Footprint::lease(&broker, tls, options.transport.0, options.footprint_bytes)?;
+    let options = &IoOptions { footprint_bytes: footprint.bytes(), ..*options };
+    let first = Reach::open(&footprint, options.transport.0, 0)?; // kept: the pages are told by its mapping
+    let pages = pages(options, own.as_ref())?;
+    let ground = options.floor.then(|| Ground::prepare(options, pages.unwrap_or(Pages::Small), farpool));
+    let ground = ground.transpose()?;
+    let run = Run { options, footprint: &footprint, ground: ground.as_ref(), stop, plan: Plan::of(options) };
+    let threads = run.threads()?;
+    check_stop(stop)?;
+    let checked = check_sum(&first, options, &footprint, &threads)?;
+    ensure!(footprint.is_whole(), "a lease was lost meanwhile: what was measured means nothing");
+    let measured = Measured::of(threads.iter().map(|thread| thread.slices.as_slice()), ground.is_some())?;
+    let kind = ground.as_ref().map(|ground| ground.kind(options));
+    Ok(IoReport::new(options, &measured, kind, pages, checked))
+}
+
+fn check_stop(stop: &AtomicBool) -> Result<()> {
+    // Relaxed: the flag carries no data.
+    if stop.load(Ordering::Relaxed) {
+        bail!("interrupted: stopped and cleaned up as asked");
+    }
+    Ok(())
+}
+
+/// Of the region memory: as mapped here, or by our own node. Another node's cannot be seen.
+fn pages(options: &IoOptions, own: Option<&LocalPool>) -> Result<Option<Pages>> {
+    let here = options.transport.0 == TransportChoice::Shm;
+    let process = if here { Some(std::process::id()) } else { own.map(LocalPool::node_id) };
+    process.map_or(Ok(None), |id| Pages::of_process(id, REGION_MEMORY))
+}
+
+/// After fetch-and-adds the footprint's sum has grown by their number. Returns how many operations were checked.
+fn check_sum(reach: &Reach, options: &IoOptions, footprint: &Footprint, threads: &[Thread]) -> Result<u64> {
+    let operations: u64 = threads.iter().map(|thread| thread.counts.operations).sum();
+    match options.op {
+        IoOp::Faa => {
+            let before = initial_sum(footprint.regions.len(), footprint.region_bytes);
+            let grown = reach.sum()?.wrapping_sub(before);
+            ensure!(grown == operations, "{operations} additions made the sum grow by {grown}");
+            Ok(operations)
+        }
+        IoOp::Cas => Ok(operations),
+        _ => Ok(threads.iter().map(|thread| thread.counts.checked).sum()),
+    }
+}
+
+/// How the time is divided.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Plan {
+    pairs: u32,
+    slice: Duration,
+    settle: Duration,
+    warm_up: Duration,
+}
+
+impl Plan {
+    fn of(options: &IoOptions) -> Self {
+        let wanted = options.duration.as_secs_f64() / SLICE.as_secs_f64();
+        let pairs = (wanted as u32).max(PAIRS_MIN);
+        let slice = options.duration / pairs;
+        Plan { pairs, slice, settle: SETTLE.min(slice), warm_up: WARM_UP.min(options.duration) }
+    }
+}
+
+/// What one thread measured in a slice.
+pub struct Slice {
+    /// The fabric.
+    pub operation: Tally,
+    /// Its floor.
+    pub floor: Option<Tally>,
+}
+
+/// What one thread measured.
+struct Thread {
+    slices: Vec<Slice>,
+    counts: Counts,
+}
+
+struct Run<'a> {
+    options: &'a IoOptions,
+    footprint: &'a Footprint,
+    ground: Option<&'a Ground>,
+    stop: &'a AtomicBool,
+    plan: Plan,
+}
+
+impl Run<'_> {
+    fn threads(&self) -> Result<Vec<Thread>> {
+        let barrier = Barrier::new(self.options.threads);
+        let failed = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let start = |number| {
+                let (go, gone) = channel::<()>();
+                let (barrier, failed) = (&barrier, &failed);
+                let work = move || {
+                    // Nobody begins before all are there: they wait for each other by their number.
+                    gone.recv().context("not all threads could be started: lower --threads")?;
+                    self.thread(number, &Meeting { barrier, failed, stop: self.stop })
+                };
+                let builder = std::thread::Builder::new().name(format!("bench-{number}"));
+                builder.spawn_scoped(scope, work).map(|thread| (go, thread))
+            };
+            let started: Result<Vec<_>, _> = (0..self.options.threads).map(start).collect();
+            let started = started.context("cannot start the threads: lower --threads")?;
+            for (go, _) in &started {
+                let _ = go.send(()); // fails only for a thread that has panicked
+            }
+            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            started.into_iter().map(|(_, thread)| join(thread)).collect()
+        })
+    }
+
+    /// Goes through all slices; once somebody has failed or has been asked to stop, without measuring.
+    fn thread(&self, number: usize, meeting: &Meeting<'_>) -> Result<Thread> {
+        let reach = meeting.note(self.reach(number));
+        let mut worker = match &reach {
+            Ok(reach) => meeting.note(Worker::new(self, reach, number)).map(Some),
+            Err(_) => Ok(None),
+        };
+        let mut slices = Vec::new();
+        for pair in 0..self.plan.pairs {
+            let settle = if pair == 0 { self.plan.warm_up } else { self.plan.settle };
+            meeting.meet();
+            let operation = meeting.attempt(&mut worker, |worker| worker.operations(settle, self.plan.slice));
+            meeting.meet();
+            let floor = meeting.attempt(&mut worker, |worker| worker.floor(settle, self.plan.slice));
+            slices.extend(operation.map(|operation| Slice { operation, floor: floor.flatten() }));
+        }
+        let counts = worker?.map(|worker| worker.counts).unwrap_or_default();
+        reach.map(|_| Thread { slices, counts })
+    }
+
+    /// The thread's way to the footprint, and the footprint filled.
+    fn reach(&self, number: usize) -> Result<Reach> {
+        let &IoOptions { transport, block_bytes, depth, batch, threads, .. } = self.options;
+        let buffer = |bytes: usize| bytes.next_multiple_of(ARENA_GRANULE_BYTES);
+        let arena_bytes = depth * buffer(batch * block_bytes) + SPARE_BUFFERS * depth * buffer(block_bytes);
+        let reach = Reach::open(self.footprint, transport.0, arena_bytes)?;
+        // Mapped memory is filled by each thread: it has a mapping of its own, whose pages are all touched by that.
+        let shared = transport.0 == TransportChoice::Shm;
+        let (first, step) = if shared { (0, 1) } else { (number, threads) };
+        reach.fill(first, step)?;
+        Ok(reach)
+    }
+
+    /// Places that no other lane and no floor of this run has.
+    fn places(&self, thread: usize, lane: usize) -> Places {
+        let seed = (thread * (MAX_IN_FLIGHT + 1) + lane + 1) as u64;
+        let &IoOptions { pattern, block_bytes, .. } = self.options;
+        Places::new(pattern, self.footprint.regions.len(), self.footprint.region_bytes, block_bytes, seed)
+    }
+}
+
+/// A thread at work.
+struct Worker<'a> {
+    reach: &'a Reach,
+    lanes: Vec<Lane<'a>>,
+    floor: Option<Floor>,
+    counts: Counts,
+}
+
+impl<'a> Worker<'a> {
+    fn new(run: &Run<'_>, reach: &'a Reach, number: usize) -> Result<Self> {
+        let lane = |lane| Lane::new(reach, run.options, run.places(number, lane));
+        let lanes = (0..run.options.depth).map(lane).collect::<Result<_>>()?;
+        let places = run.places(number, MAX_IN_FLIGHT);
+        let floor = run.ground.map(|ground| ground.floor(run.options, number, places)).transpose()?;
+        Ok(Worker { reach, lanes, floor, counts: Counts::default() })
+    }
+
+    fn operations(&mut self, settle: Duration, slice: Duration) -> Result<Tally> {
+        self.ring(settle)?;
+        self.ring(slice)
+    }
+
+    /// Keeps all lanes busy for some time.
+    fn ring(&mut self, time: Duration) -> Result<Tally> {
+        let tally = RefCell::new(Tally::new()?);
+        let started = Instant::now();
+        let end = started + time;
+        let endpoint = &self.reach.endpoint;
+        let lanes = &mut self.lanes;
+        let counts = match lanes.as_mut_slice() {
+            [lane] => block_on(endpoint, lane.run(end, &tally))?,
+            lanes => {
+                let running: FuturesUnordered<_> =
+                    lanes.iter_mut().map(|lane| lane.run(end, &tally)).collect();
+                block_on(endpoint, running.try_fold(Counts::default(), |sum, more| ready(Ok(sum + more))))?
+            }
+        };
+        let mut tally = tally.into_inner();
+        tally.finish(counts.operations, started.elapsed());
+        self.counts = self.counts + counts;
+        Ok(tally)
+    }
+
+    fn floor(&mut self, settle: Duration, slice: Duration) -> Result<Option<Tally>> {
+        let Some(floor) = &mut self.floor else { return Ok(None) };
+        floor.run(Instant::now() + settle, &mut Tally::new()?)?;
+        let mut tally = Tally::new()?;
+        let started = Instant::now();
+        let operations = floor.run(started + slice, &mut tally)?;
+        tally.finish(operations, started.elapsed());
+        Ok(Some(tally))
+    }
+}
+
+/// Where the threads meet before each slice.
+struct Meeting<'a> {
+    barrier: &'a Barrier,
+    failed: &'a AtomicBool,
+    stop: &'a AtomicBool,
+}
+
+impl Meeting<'_> {
+    fn meet(&self) {
+        self.barrier.wait();
+    }
+
+    /// Notes a failure, so that the others need not go on.
+    fn note<T>(&self, result: Result<T>) -> Result<T> {
+        if result.is_err() {
+            self.failed.store(true, Ordering::Relaxed); // the flag carries no data; see `attempt`
+        }
+        result
+    }
+
+    /// Lets a worker work unless somebody has failed or asked to stop; a failure takes the worker's place.
+    fn attempt<W, T>(
+        &self,
+        worker: &mut Result<Option<W>>,
+        work: impl FnOnce(&mut W) -> Result<T>,
+    ) -> Option<T> {
+        // Relaxed: flags without data.
+        if self.failed.load(Ordering::Relaxed) || self.stop.load(Ordering::Relaxed) {
+            return None;
+        }
+        let Ok(Some(present)) = worker else { return None };
+        match self.note(work(present)) {
+            Ok(done) => Some(done),
+            Err(error) => {
+                *worker = Err(error);
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::tests::small;
+
+    #[test]
+    fn time_is_divided_into_at_least_five_pairs_that_use_all_of_it() {
+        let options = small(TransportChoice::Shm, IoOp::Read);
+        for (seconds, pairs) in [(0.005, 5), (1.0, 10), (10.0, 100)] {
+            let duration = Duration::from_secs_f64(seconds);
+            let plan = Plan::of(&IoOptions { duration, ..options });
+            assert_eq!(plan.pairs, pairs);
+            assert!((plan.slice * pairs).abs_diff(duration) < Duration::from_micros(1));
+        }
+    }
+
+    #[test]
+    fn a_failed_worker_stops_the_work_of_all() {
+        let (barrier, failed, stop) = (Barrier::new(1), AtomicBool::new(false), AtomicBool::new(false));
+        let meeting = Meeting { barrier: &barrier, failed: &failed, stop: &stop };
+        let mut worker = Ok(Some(7));
+        assert_eq!(meeting.attempt(&mut worker, |number| Ok(*number)), Some(7));
+        assert_eq!(meeting.attempt(&mut worker, |_| -> Result<()> { bail!("broken") }), None);
+        assert!(worker.is_err());
+        let mut other = Ok(Some(8));
+        assert_eq!(meeting.attempt(&mut other, |number| Ok(*number)), None);
+    }
+}

@@ -1,0 +1,207 @@
+//! `farpool bench`: how fast the fabric is.
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Subcommand;
+use farpool_bench::{IoOp, IoOptions, IoTransport, Pattern, Source, run_io, serve_ping_pong, serve_tcp};
+use farpool_control::Tls;
+
+use crate::errors::UsageError;
+use crate::output::{say, say_json};
+use crate::size::ByteSize;
+use crate::tether::{self, Tether};
+
+/// Measure how fast far memory is
+///
+/// Figures mean something on an idle machine, from a release build.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool bench io --transport shm --op read --pattern random --seconds 5 --floor
+  farpool bench io --transport tcp --op read --depth 32 --seconds 5 --floor --json")]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    Io(IoArgs),
+    #[command(hide = true)]
+    Floor(FloorArgs),
+}
+
+/// Measure one operation of the fabric, beside the least that it could cost on this machine
+///
+/// Starts a broker and a node of its own unless --broker names a pool, leases the footprint, fills it, and then measures
+/// in short slices. With --floor each slice is followed by one of bare accesses: memcpy, loads or locked instructions at
+/// such places for shm, a bare request and response between two polling processes for tcp. Every atomic is checked, and
+/// reads and writes from time to time.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool bench io --transport shm --op read --pattern random --block 64 --batch 16 --seconds 5 --floor
+  farpool bench io --transport tcp --op read --pattern sequential --block 512KiB --depth 4 --seconds 5
+  farpool bench io --transport shm --op call --seconds 5 --floor --json
+  farpool bench io --transport tcp --op read --seconds 5 --broker db-17:7117 --tls-dir /etc/farpool/tls")]
+struct IoArgs {
+    /// How far memory is reached: shm or tcp
+    #[arg(long)]
+    transport: IoTransport,
+
+    /// What is done: read, write, cas, faa or call
+    #[arg(long)]
+    op: IoOp,
+
+    /// Where the next operation goes: random or sequential
+    #[arg(long, default_value_t)]
+    pattern: Pattern,
+
+    /// Bytes per operation [default: 8KiB; 64 for call, 8 for cas and faa]
+    #[arg(long, value_name = "SIZE")]
+    block: Option<ByteSize>,
+
+    /// Operations, or batches of them, in flight per thread
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    depth: usize,
+
+    /// Operations handed over together
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    batch: usize,
+
+    /// Threads, each with an endpoint of its own
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    threads: usize,
+
+    /// Far memory over which the operations are spread
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    footprint: ByteSize,
+
+    /// How long operations are measured; floors and warm-up come on top
+    #[arg(long, value_name = "N", value_parser = parse_seconds)]
+    seconds: Duration,
+
+    /// Measure the floor as well, in turns
+    #[arg(long)]
+    floor: bool,
+
+    /// Use the pool of this broker instead of an own one
+    #[arg(long, value_name = "HOST:PORT")]
+    broker: Option<String>,
+
+    /// Folder with ca.pem, cert.pem and key.pem of that pool
+    #[arg(long, value_name = "DIR", requires = "broker")]
+    tls_dir: Option<PathBuf>,
+
+    /// Print JSON instead of lines
+    #[arg(long)]
+    json: bool,
+}
+
+/// The other end of a floor, in a process of its own.
+#[derive(Debug, clap::Args)]
+struct FloorArgs {
+    /// tcp or ping-pong
+    #[command(subcommand)]
+    kind: FloorKind,
+}
+
+#[derive(Debug, Subcommand)]
+enum FloorKind {
+    /// Answers requests over TCP
+    Tcp(Tether),
+    /// Answers pings on the memory that is its standard input
+    PingPong(Tether),
+}
+
+/// Longest measurement: a day.
+const SECONDS_MAX: f64 = 86_400.0;
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.01..=SECONDS_MAX).contains(seconds));
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| format!("give from 0.01 to {SECONDS_MAX}, for instance 5"))
+}
+
+/// Measures and prints.
+pub fn run(args: BenchArgs) -> Result<()> {
+    match args.what {
+        What::Io(args) => io(&args),
+        What::Floor(FloorArgs { kind: FloorKind::Tcp(tether) }) => {
+            tether::fasten(&tether)?;
+            serve_tcp(|address| say(format!("ready {address}")))
+        }
+        What::Floor(FloorArgs { kind: FloorKind::PingPong(tether) }) => {
+            tether::fasten(&tether)?;
+            let input = std::io::stdin().as_fd().try_clone_to_owned();
+            let input = input.context("there is no standard input")?;
+            serve_ping_pong(input, || say("ready"))
+        }
+    }
+}
+
+fn io(args: &IoArgs) -> Result<()> {
+    let options = args.options().map_err(UsageError)?;
+    if args.broker.is_none() {
+        check_memory(&options)?;
+    }
+    let tls = args.tls_dir.as_deref().map(Tls::load).transpose()?;
+    let source = args.broker.as_deref().map_or(Source::Own, |broker| Source::Broker(broker, tls));
+    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
+    let stop = stop_on_signals()?;
+    let report = run_io(&options, source, &farpool, &stop)?;
+    if args.json {
+        return say_json(&report);
+    }
+    say(report.lines()?);
+    Ok(())
+}
+
+impl IoArgs {
+    fn options(&self) -> Result<IoOptions, String> {
+        let default_block = IoOptions::default_block(self.op);
+        let options = IoOptions {
+            transport: self.transport,
+            op: self.op,
+            pattern: self.pattern,
+            block_bytes: self
+                .block
+                .map_or(default_block, |size| usize::try_from(size.0).unwrap_or(usize::MAX)),
+            depth: self.depth,
+            batch: self.batch,
+            threads: self.threads,
+            footprint_bytes: self.footprint.0,
+            duration: self.seconds,
+            floor: self.floor,
+        };
+        options.check().map(|()| options)
+    }
+}
+
+/// The node takes the footprint, and so does a floor of bare accesses.
+fn check_memory(options: &IoOptions) -> Result<()> {
+    let room = farpool_node::available_memory().context("cannot read how much memory there is")?;
+    let wanted = options.footprint_bytes.saturating_mul(1 + u64::from(options.floor));
+    if wanted > room {
+        let (wanted, room) = (ByteSize(wanted), ByteSize(room));
+        let text = format!("this takes {wanted} and {room} are available: lower --footprint");
+        return Err(UsageError(text).into());
+    }
+    Ok(())
+}
+
+/// A flag that SIGINT, SIGTERM and SIGHUP raise: ending where we stand would leave children and files behind.
+fn stop_on_signals() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let raised = stop.clone();
+    // Relaxed: the flag carries no data.
+    let raise = move || raised.store(true, Ordering::Relaxed);
+    ctrlc::set_handler(raise).context("cannot install the handler of Ctrl-C")?;
+    Ok(stop)
+}
