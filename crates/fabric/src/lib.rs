@@ -41,6 +41,7 @@ pub use negotiate::{Negotiated, TransportChoice};
 pub use op::{CallAnswer, OpError, Uncertain};
 pub use regions::{RegionSet, Scrubbed};
 pub use seam::{Done, Link, LinkClosed, LocalSlice, Op, Outcome, Peer, Posted, Readiness, Transport};
-pub use server::{Listeners, ServerHandle, serve};
+pub use server::{Listeners, ServerHandle, Sessions, serve};
 pub use shm::ShmTransport;
+pub use spin::Spinner;
 pub use tcp::TcpTransport;

@@ -123,6 +123,11 @@ impl Mapping {
         false
     }
 
+    /// First byte, for whoever registers the mapping with a device. Not to be dereferenced: see M1.
+    pub fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
     /// Allocates every page now, so that no later access can fail for want of memory.
     pub fn prefault(&self) -> io::Result<()> {
         // SAFETY: MADV_POPULATE_WRITE changes no contents; the range is ours until drop.

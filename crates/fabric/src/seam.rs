@@ -18,6 +18,8 @@ pub struct Peer {
     pub node: NodeId,
     /// Its data plane over TCP.
     pub tcp: Option<SocketAddr>,
+    /// Where its network card listens.
+    pub verbs: Option<SocketAddr>,
     /// The socket that hands out its memory, when it runs on this host.
     pub shm_socket: Option<PathBuf>,
 }

@@ -27,7 +27,7 @@ use rustix::net::{SocketFlags, sockopt};
 use crate::host::Host;
 use crate::spin::Spinner;
 use connection::{Connection, Idle, Verdict};
-pub(crate) use sessions::Sessions;
+pub use sessions::Sessions;
 
 /// Connections served at once; for the next one, one that is of no use makes room. Two queues of a few hundred threads.
 const MAX_CONNECTIONS: usize = 1024;

@@ -13,28 +13,34 @@ const SHORTEST_SPIN: Duration = Duration::from_micros(4);
 
 /// The spin budget of one waiting thread.
 #[derive(Debug)]
-pub(crate) struct Spinner {
+pub struct Spinner {
     budget: Duration,
     since: Option<Instant>,
     allowed: bool,
 }
 
+impl Default for Spinner {
+    fn default() -> Self {
+        Spinner::new()
+    }
+}
+
 impl Spinner {
     /// Asks how many processors there are, which reads files: make one and keep it.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         let allowed = std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1);
         Spinner { budget: LONGEST_SPIN, since: None, allowed }
     }
 
     /// Something came: if it came while spinning, spin longer the next time.
-    pub(crate) fn progressed(&mut self) {
+    pub fn progressed(&mut self) {
         if self.since.take().is_some() {
             self.budget = (self.budget * 2).min(LONGEST_SPIN);
         }
     }
 
     /// Nothing came: true to look again at once, false to sleep.
-    pub(crate) fn spin_again(&mut self) -> bool {
+    pub fn spin_again(&mut self) -> bool {
         if !self.allowed {
             return false;
         }

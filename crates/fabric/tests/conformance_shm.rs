@@ -17,7 +17,7 @@ impl Carrier for Shm {
         let listener = UnixListener::bind(&path).unwrap();
         let node = host.identity().node;
         let server = serve(host, Listeners { tcp: None, unix: Some((listener, path.clone())) }).unwrap();
-        (Peer { node, tcp: None, shm_socket: Some(path) }, Box::new((server, directory)))
+        (Peer { node, tcp: None, verbs: None, shm_socket: Some(path) }, Box::new((server, directory)))
     }
 
     fn transport(&self) -> Rc<dyn Transport> {

@@ -15,7 +15,7 @@ impl Carrier for Tcp {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let node = host.identity().node;
         let server = serve(host, Listeners { tcp: Some(listener), unix: None }).unwrap();
-        (Peer { node, tcp: server.tcp(), shm_socket: None }, Box::new(server))
+        (Peer { node, tcp: server.tcp(), verbs: None, shm_socket: None }, Box::new(server))
     }
 
     fn transport(&self) -> Rc<dyn Transport> {

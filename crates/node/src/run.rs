@@ -254,6 +254,7 @@ fn address(identity: Identity, control: &Listener, server: &ServerHandle) -> Nod
         tcp: server.tcp().map(|address| address.to_string()).unwrap_or_default(),
         shm_socket: shm_socket.map(|path| path.display().to_string()).unwrap_or_default(),
         host: this_host(),
+        rdma: String::new(),
     }
 }
 

@@ -335,6 +335,7 @@ fn peer_of(address: &NodeAddress, transport: TransportChoice) -> Peer {
     Peer {
         node: NodeId(address.node),
         tcp: address.tcp.to_socket_addrs().ok().and_then(|mut found| found.next()),
+        verbs: address.rdma.parse().ok(),
         shm_socket: shm.then(|| PathBuf::from(&address.shm_socket)),
     }
 }

@@ -118,7 +118,7 @@ mod tests {
     use farpool_wire::NodeId;
 
     fn region() -> LeasedRegion {
-        let peer = Peer { node: NodeId(1), tcp: None, shm_socket: None };
+        let peer = Peer { node: NodeId(1), tcp: None, verbs: None, shm_socket: None };
         let node = Arc::new(NodeState::new(peer, String::new()));
         let id = RegionId { node: NodeId(1), index: 0 };
         LeasedRegion::new(id, Epoch(1), AccessKey::from_bytes([0; 16]), node, 100)

@@ -209,7 +209,7 @@ mod tests {
     const REGION_BYTES: u64 = 4 * EXTENT_BYTES;
 
     fn region(node: u64, index: u32) -> Arc<LeasedRegion> {
-        let peer = Peer { node: NodeId(node), tcp: None, shm_socket: None };
+        let peer = Peer { node: NodeId(node), tcp: None, verbs: None, shm_socket: None };
         let state = Arc::new(NodeState::new(peer, String::new()));
         let id = RegionId { node: NodeId(node), index };
         Arc::new(LeasedRegion::new(id, Epoch(1), AccessKey::from_bytes([0; 16]), state, u64::MAX))

@@ -121,7 +121,7 @@ fn decode_peer(text: &str) -> Peer {
     let node = NodeId(part().parse().expect("a number"));
     let tcp = part().parse().ok();
     let shm_socket = Some(part()).filter(|path| !path.is_empty()).map(Into::into);
-    Peer { node, tcp, shm_socket }
+    Peer { node, tcp, shm_socket, verbs: None }
 }
 
 /// A process of a check. Killed when dropped.

@@ -8,8 +8,8 @@ use farpool_wire::{Hello, Incarnation, SessionId};
 /// known for one. A connection delayed past this many others would be taken for a new session's first.
 const REMEMBERED: usize = 16 << 10;
 
-/// The table of sessions.
-pub(crate) struct Sessions {
+/// The table of sessions of one server, whatever carries its connections; these are numbered by the server.
+pub struct Sessions {
     sessions: HashMap<SessionId, Session>,
     /// Sessions in the order in which their connections ended; entries may be outdated.
     ended: VecDeque<SessionId>,
@@ -20,13 +20,20 @@ struct Session {
     connection: Option<u64>,
 }
 
+impl Default for Sessions {
+    fn default() -> Self {
+        Sessions::new()
+    }
+}
+
 impl Sessions {
-    pub(crate) fn new() -> Self {
+    /// An empty table.
+    pub fn new() -> Self {
         Sessions { sessions: HashMap::new(), ended: VecDeque::new() }
     }
 
     /// Enters a greeting. Returns the incarnation now in force, and an older connection to close first.
-    pub(crate) fn greet(&mut self, hello: Hello, connection: u64) -> (Incarnation, Option<u64>) {
+    pub fn greet(&mut self, hello: Hello, connection: u64) -> (Incarnation, Option<u64>) {
         let fresh = Session { incarnation: hello.incarnation, connection: Some(connection) };
         match self.sessions.get_mut(&hello.session) {
             Some(known) if known.incarnation >= hello.incarnation => (known.incarnation_in_force(), None),
@@ -42,7 +49,7 @@ impl Sessions {
     }
 
     /// A connection has ended.
-    pub(crate) fn closed(&mut self, connection: u64) {
+    pub fn closed(&mut self, connection: u64) {
         let Some((&id, session)) =
             self.sessions.iter_mut().find(|(_, session)| session.connection == Some(connection))
         else {

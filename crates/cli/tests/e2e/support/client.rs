@@ -73,7 +73,12 @@ impl Client {
     pub fn connect(&self, lease: &Lease) -> Queue {
         let address = lease.address.as_ref().unwrap();
         let socket = Some(address.shm_socket.clone()).filter(|path| !path.is_empty()).map(Into::into);
-        let peer = Peer { node: NodeId(address.node), tcp: address.tcp.parse().ok(), shm_socket: socket };
+        let peer = Peer {
+            node: NodeId(address.node),
+            tcp: address.tcp.parse().ok(),
+            verbs: address.rdma.parse().ok(),
+            shm_socket: socket,
+        };
         self.endpoint.open(peer).unwrap()
     }
 

@@ -1,0 +1,232 @@
+//! Protection domains, registered memory and memory windows.
+//!
+//! Each value keeps what it is made from: a domain outlives its registrations, a registration its windows.
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::process::{Resource, getrlimit};
+
+use crate::device::Device;
+use crate::error::VerbsError;
+use crate::ffi;
+use crate::library::Library;
+
+/// A protection domain: queue pairs reach memory of their own domain only.
+pub(crate) struct Domain {
+    library: &'static Library,
+    raw: NonNull<ffi::Pd>,
+}
+
+// SAFETY: a handle of libibverbs, which may be called from any thread.
+unsafe impl Send for Domain {}
+// SAFETY: as above.
+unsafe impl Sync for Domain {}
+
+impl Domain {
+    pub(crate) fn new(library: &'static Library, device: Device) -> Result<Arc<Self>, VerbsError> {
+        // SAFETY: the device is open.
+        let raw = NonNull::new(unsafe { (library.verbs.ibv_alloc_pd)(device.raw()) });
+        let raw = raw.ok_or_else(|| VerbsError::last("making a protection domain"))?;
+        Ok(Arc::new(Domain { library, raw }))
+    }
+
+    pub(crate) fn raw(&self) -> *mut ffi::Pd {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // SAFETY: everything made in the domain keeps it, so nothing is left in it.
+        let failed = unsafe { (self.library.verbs.ibv_dealloc_pd)(self.raw()) };
+        debug_assert_eq!(failed, 0, "a protection domain is still in use");
+    }
+}
+
+/// Memory that the card may reach.
+pub(crate) struct Registration {
+    domain: Arc<Domain>,
+    raw: NonNull<ffi::Mr>,
+}
+
+// SAFETY: as `Domain`.
+unsafe impl Send for Registration {}
+// SAFETY: as `Domain`.
+unsafe impl Sync for Registration {}
+
+impl Registration {
+    /// Registers `bytes` bytes from `start`. The kernel pins the pages, so that the card never meets a page of
+    /// somebody else; who may reach them through the card is said by `access`.
+    ///
+    /// # Safety
+    /// The range is mapped. Until this value is dropped, nobody relies on a Rust reference into the range while the
+    /// card writes there, which it does only for work requests posted here and for peers that know a remote key.
+    pub(crate) unsafe fn new(
+        domain: &Arc<Domain>,
+        start: *mut u8,
+        bytes: usize,
+        access: i32,
+    ) -> Result<Self, VerbsError> {
+        // SAFETY: mapped by the caller's promise.
+        let raw = unsafe { (domain.library.verbs.ibv_reg_mr)(domain.raw(), start.cast(), bytes, access) };
+        let raw = NonNull::new(raw).ok_or_else(|| registration_error(bytes))?;
+        Ok(Registration { domain: domain.clone(), raw })
+    }
+
+    pub(crate) fn local_key(&self) -> u32 {
+        // SAFETY: alive until drop; the field never changes.
+        unsafe { self.raw.as_ref() }.lkey
+    }
+
+    pub(crate) fn remote_key(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { self.raw.as_ref() }.rkey
+    }
+
+    pub(crate) fn raw(&self) -> *mut ffi::Mr {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // SAFETY: made by `ibv_reg_mr`, given back once; windows on it keep it.
+        let failed = unsafe { (self.domain.library.verbs.ibv_dereg_mr)(self.raw()) };
+        if failed != 0 {
+            let error = io::Error::from_raw_os_error(failed);
+            tracing::error!(%error, "memory stays registered with the network card");
+        }
+    }
+}
+
+fn registration_error(bytes: usize) -> VerbsError {
+    let source = io::Error::last_os_error();
+    let limit = getrlimit(Resource::Memlock).current;
+    match (source.raw_os_error(), limit) {
+        (Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM), Some(limit)) => {
+            VerbsError::Memlock { bytes, limit_kib: limit / 1024 }
+        }
+        _ => VerbsError::Call { what: "registering memory with the network card", source },
+    }
+}
+
+/// A memory window of type 2: part of a registration, open to one queue pair once it is bound there.
+pub(crate) struct Window {
+    registration: Arc<Registration>,
+    raw: NonNull<ffi::Mw>,
+}
+
+// SAFETY: as `Domain`.
+unsafe impl Send for Window {}
+// SAFETY: as `Domain`.
+unsafe impl Sync for Window {}
+
+impl Window {
+    pub(crate) fn new(registration: Arc<Registration>, device: Device) -> Result<Self, VerbsError> {
+        // SAFETY: the device is open; drivers without windows leave the call empty.
+        let alloc = unsafe { (*device.raw()).ops.alloc_mw };
+        let what = "making a memory window";
+        let alloc = alloc.ok_or(VerbsError::Call { what, source: io::ErrorKind::Unsupported.into() })?;
+        // SAFETY: the domain belongs to the device.
+        let raw = NonNull::new(unsafe { alloc(registration.domain.raw(), ffi::MW_TYPE_2) });
+        Ok(Window { raw: raw.ok_or_else(|| VerbsError::last(what))?, registration })
+    }
+
+    pub(crate) fn raw(&self) -> *mut ffi::Mw {
+        self.raw.as_ptr()
+    }
+
+    pub(crate) fn registration(&self) -> &Registration {
+        &self.registration
+    }
+
+    /// The key that the window gets when it is bound: the device gives 24 bits, its owner counts the lowest byte.
+    pub(crate) fn next_key(&self) -> u32 {
+        // SAFETY: alive until drop; nobody changes the field for windows of type 2 but their owner, who does not.
+        let key = unsafe { self.raw.as_ref() }.rkey;
+        key & !0xFF | (key.wrapping_add(1) & 0xFF)
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: alive until here; made by `alloc_mw` of the same driver, given back once.
+        let failed = unsafe {
+            let dealloc = (*(*self.raw()).context).ops.dealloc_mw;
+            dealloc.map_or(libc::EOPNOTSUPP, |dealloc| dealloc(self.raw()))
+        };
+        if failed != 0 {
+            let error = io::Error::from_raw_os_error(failed);
+            tracing::error!(%error, "a memory window stays open until its queue pair is gone");
+        }
+    }
+}
+
+/// Memory of our own that the card may read and write for work requests posted here: messages, headers, old words.
+///
+/// Only ever reached through raw pointers and copies: the card writes it behind the language's back.
+pub(crate) struct Block {
+    // Before `start` is freed the registration has to go: fields drop in this order, and `Memory` last.
+    registration: Registration,
+    memory: Memory,
+}
+
+struct Memory {
+    start: NonNull<u8>,
+    layout: std::alloc::Layout,
+}
+
+// SAFETY: owned memory.
+unsafe impl Send for Memory {}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout, and nothing refers to it any more.
+        unsafe { std::alloc::dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+/// Blocks begin at multiples of this: a page, so that no other memory is pinned with them.
+const BLOCK_ALIGN: usize = 4096;
+
+impl Block {
+    pub(crate) fn new(domain: &Arc<Domain>, bytes: usize) -> Result<Self, VerbsError> {
+        let bytes = bytes.next_multiple_of(BLOCK_ALIGN);
+        let layout = std::alloc::Layout::from_size_align(bytes, BLOCK_ALIGN).expect("a block is small");
+        // SAFETY: the layout's size is not zero.
+        let start = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) });
+        let Some(start) = start else { std::alloc::handle_alloc_error(layout) };
+        let memory = Memory { start, layout };
+        // SAFETY: allocated above and freed after the registration; no references are made into it.
+        let registration =
+            unsafe { Registration::new(domain, start.as_ptr(), bytes, ffi::ACCESS_LOCAL_WRITE)? };
+        Ok(Block { registration, memory })
+    }
+
+    /// A piece of the block for the card.
+    pub(crate) fn piece(&self, at: usize, bytes: usize) -> ffi::Sge {
+        assert!(at + bytes <= self.memory.layout.size(), "a piece within its block");
+        ffi::Sge {
+            addr: self.memory.start.as_ptr() as u64 + at as u64,
+            length: bytes as u32,
+            lkey: self.registration.local_key(),
+        }
+    }
+
+    /// Copies out what the card has written and will not write again before the next work request on it.
+    pub(crate) fn read(&self, at: usize, to: &mut [u8]) {
+        let from = self.piece(at, to.len()).addr as *const u8;
+        // SAFETY: in bounds by `piece`; `to` is ours alone and lies elsewhere; alive as long as `self`.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+    }
+
+    /// Copies in what the card is to send.
+    pub(crate) fn write(&mut self, at: usize, from: &[u8]) {
+        let to = self.piece(at, from.len()).addr as *mut u8;
+        // SAFETY: in bounds by `piece`; nothing else writes here: `self` is borrowed mutably and callers post no
+        // work request that fills a place whose contents they still set.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    }
+}

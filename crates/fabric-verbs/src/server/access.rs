@@ -1,0 +1,152 @@
+//! What one client's card may reach, and how that ends.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use farpool_fabric::{Cut, LentMemory};
+use farpool_wire::{Epoch, VerbsAttached};
+use parking_lot::Mutex;
+
+use crate::cm::CmId;
+use crate::ffi;
+use crate::memory::{Registration, Window};
+
+/// A connection's queue pair and the regions lent to it. Shared with the host, whose fences cut it from any thread;
+/// the lock is never held while the host is called.
+pub(super) struct CardAccess {
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Taken by the server's thread when the connection ends.
+    id: Option<CmId>,
+    /// The queue pair is destroyed; nothing is lent any more.
+    cut: bool,
+    granted: HashMap<u32, Granted>,
+}
+
+/// One region, open to the client's card. Fields drop in this order: the access ends before its memory is let go.
+pub(super) struct Granted {
+    pub(super) epoch: Epoch,
+    pub(super) opening: Opening,
+    pub(super) lent: LentMemory,
+}
+
+/// How the card gets at a region.
+pub(super) enum Opening {
+    Window(Window),
+    Registration(Registration),
+}
+
+/// The connection was cut meanwhile.
+pub(super) struct WasCut;
+
+impl CardAccess {
+    pub(super) fn new(id: CmId) -> Arc<Self> {
+        Arc::new(CardAccess {
+            state: Mutex::new(State { id: Some(id), cut: false, granted: HashMap::new() }),
+        })
+    }
+
+    pub(super) fn is_cut(&self) -> bool {
+        self.state.lock().cut
+    }
+
+    /// Whether the region is attached, under which epoch.
+    pub(super) fn epoch(&self, region: u32) -> Option<Epoch> {
+        self.state.lock().granted.get(&region).map(|granted| granted.epoch)
+    }
+
+    pub(super) fn regions(&self) -> usize {
+        self.state.lock().granted.len()
+    }
+
+    /// Enters a region whose window, if it has one, is bound by a work request before the client hears of it.
+    /// Returns what the client is told, and the work request's description.
+    pub(super) fn grant(
+        &self,
+        region: u32,
+        granted: Granted,
+    ) -> Result<(VerbsAttached, Option<ffi::BindMw>), WasCut> {
+        let mut state = self.state.lock();
+        if state.cut {
+            return Err(WasCut);
+        }
+        let mapping = &granted.lent.mapping;
+        let (address, region_bytes) = (mapping.base() as u64, mapping.len());
+        let (remote_key, bind) = match &granted.opening {
+            Opening::Registration(registration) => (registration.remote_key(), None),
+            Opening::Window(window) => {
+                let bind_info = ffi::MwBindInfo {
+                    mr: window.registration().raw(),
+                    addr: address,
+                    length: region_bytes,
+                    mw_access_flags: remote_access(granted.lent.writable) as u32,
+                };
+                let rkey = window.next_key();
+                (rkey, Some(ffi::BindMw { mw: window.raw(), rkey, bind_info }))
+            }
+        };
+        let attached = VerbsAttached { address, region_bytes, remote_key, writable: granted.lent.writable };
+        state.granted.insert(region, granted); // an older one of the same region ends here
+        Ok((attached, bind))
+    }
+
+    /// Lets go of a region.
+    pub(super) fn revoke(&self, region: u32) {
+        let granted = self.state.lock().granted.remove(&region);
+        drop(granted);
+    }
+
+    /// Runs `post` on the identifier, unless it was cut.
+    pub(super) fn with_id<T>(&self, post: impl FnOnce(&CmId) -> io::Result<T>) -> io::Result<T> {
+        let state = self.state.lock();
+        match &state.id {
+            Some(id) if !state.cut => post(id),
+            _ => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// Ends the connection for good: on the server's thread, which takes the identifier's events.
+    pub(super) fn close(&self) {
+        self.cut();
+        let id = self.state.lock().id.take();
+        drop(id); // destroying it needs no lock
+    }
+}
+
+impl Cut for CardAccess {
+    fn cut(&self) {
+        let mut state = self.state.lock();
+        if state.cut {
+            return;
+        }
+        state.cut = true;
+        if let Some(id) = &state.id {
+            id.disconnect(); // so that the client need not find out by its retransmissions
+        }
+        // Windows first: a queue pair may have to wait for those bound to it.
+        let granted = std::mem::take(&mut state.granted);
+        let mut lent = Vec::with_capacity(granted.len());
+        let mut registrations = Vec::new();
+        for (_, granted) in granted {
+            match granted.opening {
+                Opening::Window(window) => drop(window),
+                Opening::Registration(registration) => registrations.push(registration),
+            }
+            lent.push(granted.lent);
+        }
+        if let Some(id) = &state.id {
+            id.destroy_queue_pair();
+        }
+        drop(registrations);
+        drop(lent); // N1: nothing reaches the memory any more
+    }
+}
+
+/// Rights of a client's card.
+pub(super) fn remote_access(writable: bool) -> i32 {
+    let write = ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_ATOMIC;
+    ffi::ACCESS_REMOTE_READ | if writable { write } else { 0 }
+}

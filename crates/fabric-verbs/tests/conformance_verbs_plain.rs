@@ -1,0 +1,66 @@
+//! The conformance suite over RDMA: a device with neither memory windows nor atomics.
+
+mod support;
+
+use std::any::Any;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farpool_fabric::conformance::{Carrier, SuiteHost};
+use farpool_fabric::{Host, Peer, Transport, conformance_tests};
+use farpool_fabric_verbs::{ServeOptions, VerbsConfig, VerbsTransport, serve_verbs};
+
+struct Verbs;
+
+impl Carrier for Verbs {
+    fn serve(&self, host: Arc<SuiteHost>) -> (Peer, Box<dyn Any>) {
+        let node = host.identity().node;
+        let options = ServeOptions { windows: false, card_atomics: false };
+        let server = serve_verbs(host, support::device_address(), options).unwrap();
+        (Peer { node, tcp: None, verbs: Some(server.address()), shm_socket: None }, Box::new(server))
+    }
+
+    fn reaches_other_processes(&self) -> bool {
+        false
+    }
+
+    fn transport(&self) -> Rc<dyn Transport> {
+        Rc::new(VerbsTransport::new(VerbsConfig { deadline: Duration::from_secs(20) }).unwrap())
+    }
+}
+
+conformance_tests! {
+    Verbs;
+    bytes_written_are_read_back,
+    a_completed_write_is_seen_by_every_queue,
+    the_largest_transfer_works_and_a_larger_one_is_refused,
+    out_of_bounds_is_refused_and_changes_nothing,
+    misaligned_atomics_are_refused,
+    a_region_that_was_not_attached_is_refused,
+    a_wrong_key_is_refused,
+    an_old_epoch_is_refused,
+    a_detached_region_is_refused,
+    compare_and_swap_swaps_only_on_equality,
+    fetch_and_add_loses_no_addition_under_contention,
+    more_operations_than_places_all_complete,
+    a_dropped_operation_does_not_free_its_buffer_early,
+    a_batch_does_what_its_operations_do_one_by_one,
+    a_refusal_within_a_batch_spoils_no_neighbour,
+    batches_wait_for_places_and_all_come_through,
+    a_dropped_batch_does_not_free_its_buffer_early,
+    a_batch_on_a_closed_queue_is_not_sent,
+    more_answers_than_a_connection_may_hold_back_all_come,
+    calls_are_answered_and_unknown_calls_refused,
+    what_was_acknowledged_before_a_fence_stays_and_nothing_follows_it,
+    a_lent_again_region_shows_nothing_of_its_last_holder,
+    each_grant_is_opened_by_its_own_key_only,
+    a_read_only_grant_reads_but_neither_writes_nor_swaps,
+    fencing_one_of_three_sharers_ends_its_access_and_costs_the_others_nothing,
+    what_a_client_stopped_in_a_copy_goes_on_to_write_after_its_fence_is_never_seen,
+    additions_of_several_processes_are_all_counted,
+    an_older_incarnation_is_dead_once_a_newer_one_is_answered,
+    the_death_of_the_node_ends_every_operation,
+    a_silent_node_ends_operations_by_their_deadline,
+    hundreds_of_queues_come_and_go,
+}

@@ -1,0 +1,11 @@
+//! What the tests share: where the device of the testbed is.
+
+use std::net::SocketAddr;
+
+/// An address of the RDMA device under test, any port. Without a device the tests fail, they do not skip.
+pub fn device_address() -> SocketAddr {
+    let address = std::env::var("FARPOOL_RDMA_ADDRESS").expect(
+        "FARPOOL_RDMA_ADDRESS names no address of an RDMA device: `make test-rdma` runs these tests where there is one",
+    );
+    SocketAddr::new(address.parse().expect("FARPOOL_RDMA_ADDRESS is an IP address"), 0)
+}
