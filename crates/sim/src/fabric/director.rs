@@ -1,6 +1,6 @@
 //! The nodes' shells: they lend regions, grant and fence, scrub and lend again, until no client is left.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +26,7 @@ pub(super) struct Node {
     pub(super) id: NodeId,
     pub(super) host: HostId,
     pub(super) process: Cell<ProcessId>,
+    peer: RefCell<Option<Peer>>,
     service: Service,
     incarnation: Cell<u32>,
     counter: Cell<u32>,
@@ -66,6 +67,7 @@ impl Node {
             id: NodeId(0xA0 + index),
             host,
             process: Cell::new(process),
+            peer: RefCell::new(None),
             service,
             incarnation: Cell::new(0),
             counter: Cell::new(0),
@@ -73,7 +75,7 @@ impl Node {
     }
 
     pub(super) fn peer(&self) -> Peer {
-        Peer { node: self.id, tcp: None, shm_socket: None }
+        self.peer.borrow().clone().expect("nodes start before clients")
     }
 
     fn next_epoch(&self) -> Epoch {
@@ -86,7 +88,8 @@ impl Node {
 pub(super) fn start(run: &Rc<Run>, node: &Rc<Node>) {
     node.incarnation.set(node.incarnation.get() + 1);
     let memory = LendingHost::new(node.id, run.is_broken(NO_FENCE));
-    run.world.serve(node.host, memory.clone(), node.service);
+    let peer = run.world.serve(node.host, memory.clone(), node.service);
+    *node.peer.borrow_mut() = Some(peer);
     for region in 0..REGIONS {
         let random =
             run.random(100 + 1_000 * u64::from(node.incarnation.get()) + 10 * node.index + u64::from(region));
