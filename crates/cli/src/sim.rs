@@ -33,6 +33,14 @@ pub struct SimArgs {
 #[derive(Debug, Subcommand)]
 enum What {
     /// One-sided operations: order, visibility, refusals, fences, incarnations, torn copies
+    #[command(after_help = "\
+Mutations:
+  no-fence                           a fence stops nobody
+  no-scrub                           what an earlier holder wrote is there again
+  epoch-word-not-checked-after-copy  shared memory: an operation is done when its copy is
+  old-incarnation-still-applied      a node serves an older incarnation after answering a newer one
+  duplicate-completion               a completion is delivered twice
+  reader-trusts-torn-copy            a reader takes a record without looking at its checksum")]
     Fabric(SeedArgs),
 }
 
@@ -240,6 +248,25 @@ mod tests {
         assert_eq!(chosen(scenario, Some("all")).unwrap().unwrap().len(), scenario.mutations.len());
         let error = chosen(scenario, Some("nothing")).unwrap_err().to_string();
         assert!(error.contains("no-fence"), "{error}");
+    }
+
+    #[test]
+    fn help_names_every_mutation() {
+        use clap::CommandFactory;
+        #[derive(clap::Parser)]
+        struct Program {
+            #[command(flatten)]
+            args: SimArgs,
+        }
+        let mut program = Program::command();
+        program.build();
+        for subcommand in program.get_subcommands_mut().filter(|command| command.get_name() != "help") {
+            let scenario = find_scenario(subcommand.get_name()).expect("each subcommand has its scenario");
+            let help = subcommand.render_long_help().to_string();
+            for mutation in scenario.mutations {
+                assert!(help.contains(mutation), "{mutation}: {help}");
+            }
+        }
     }
 
     #[test]
