@@ -73,7 +73,7 @@ pub fn run_io(
     let options = &IoOptions { footprint_bytes: footprint.bytes(), ..*options };
     let first = Reach::open(&footprint, options.transport.0, 0)?; // kept: the pages are told by its mapping
     let pages = pages(options, own.as_ref())?;
-    let ground = options.floor.map(|_| Ground::prepare(options, pages.unwrap_or(Pages::Small), farpool));
+    let ground = options.floor.then(|| Ground::prepare(options, pages.unwrap_or(Pages::Small), farpool));
     let ground = ground.transpose()?;
     let run = Run { options, footprint: &footprint, ground: ground.as_ref(), stop, plan: Plan::of(options) };
     let threads = run.threads()?;
