@@ -5,10 +5,11 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use farpool_broker::BrokerConfig;
-use farpool_fabric::TransportChoice;
+use farpool_fabric::{OpError, TransportChoice};
+use farpool_lease::Millis;
 use farpool_node::NodeConfig;
 use farpool_pool::{EXTENT_BYTES, Pool, PoolConfig};
-use farpool_wire::{BLOCK_BYTES, MAX_TRANSFER_BYTES};
+use farpool_wire::{BLOCK_BYTES, GrantMode, MAX_TRANSFER_BYTES, Refusal};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tokio::runtime::Runtime;
@@ -456,4 +457,30 @@ fn impossible_ranges_are_refused() {
     assert_eq!(read(&file, &session, u64::MAX, 10).unwrap(), []);
     file.set_size(&session, crate::MAX_FILE_BYTES).unwrap();
     assert_eq!(read(&file, &session, crate::MAX_FILE_BYTES - 5, 100).unwrap(), [0; 5]);
+}
+
+#[test]
+fn files_go_on_when_a_client_is_let_into_their_region_and_shut_out_again() {
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let rig = Rig::new(1, 2);
+        let (store, session) = rig.store(transport);
+        let file = store.create();
+        file.write(&session, 0, &pattern(MAX_TRANSFER_BYTES, 6)).unwrap();
+        let region = file.inner.map.read().extent(0).unwrap().region().clone();
+        let pool = &store.shared.pool;
+        let client = store.session();
+        let client = client.lock();
+        for _ in 0..3 {
+            let (grant, usable_for) = client.block_on(pool.add_grant(&region, GrantMode::ReadWrite)).unwrap();
+            assert!(usable_for > Millis(0));
+            // SAFETY: the queue ends within this round, before the guard.
+            let queue = unsafe { client.core() }.endpoint().open(region.node.peer.clone()).unwrap();
+            client.block_on(queue.attach(grant.region, grant.epoch, grant.key)).unwrap();
+            client.block_on(pool.fence_grant(&region, grant.epoch)).unwrap();
+            let again = client.block_on(queue.attach(grant.region, grant.epoch, grant.key));
+            assert_eq!(again, Err(OpError::Refused(Refusal::StaleEpoch)));
+            assert!(read(&file, &session, 0, MAX_TRANSFER_BYTES).unwrap() == pattern(MAX_TRANSFER_BYTES, 6));
+            file.write(&session, 0, &pattern(MAX_TRANSFER_BYTES, 6)).unwrap();
+        }
+    }
 }
