@@ -108,7 +108,9 @@ fn stale_key_reads_nothing_and_the_next_owner_finds_zeros() {
 fn read_on(client: &Client, queue: &Queue, grant: &Lease) -> Vec<u8> {
     match client.read(queue, grant, SECRET.len()) {
         Ok(bytes) => bytes,
-        Err(OpError::Unknown { cause: Uncertain::EpochMoved, .. }) => {
+        Err(
+            OpError::Unknown { cause: Uncertain::EpochMoved, .. } | OpError::Refused(Refusal::NotAttached),
+        ) => {
             client.attach(queue, grant, grant.access_key().unwrap()).unwrap();
             client.read(queue, grant, SECRET.len()).unwrap()
         }
