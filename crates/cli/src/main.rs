@@ -13,6 +13,7 @@ mod output;
 mod reach;
 mod run_dir;
 mod shutdown;
+mod sim;
 mod size;
 mod status;
 mod tether;
@@ -59,6 +60,7 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     Demo(demo::DemoArgs),
     Bench(bench::BenchArgs),
+    Sim(sim::SimArgs),
 }
 
 impl Command {
@@ -72,6 +74,7 @@ impl Command {
             Command::Doctor(args) => doctor::run(args),
             Command::Demo(args) => demo::run(args),
             Command::Bench(args) => bench::run(args),
+            Command::Sim(args) => sim::run(args),
         }
     }
 }
