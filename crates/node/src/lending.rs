@@ -4,7 +4,7 @@
 //! N1. The table says who may; its caller makes it so. A grant is opened in the memory only after the table has made
 //!     it and before anybody is told; a lease is fenced there before anybody is told that it ended.
 //! N2. A region comes back to the table as free only after its memory was scrubbed or replaced, and that begins only
-//!     when the caller has said that the lease is fenced and that nobody holds its memory.
+//!     when the caller has said that the lease is fenced and that nobody has to let go of its memory.
 //! N3. Leases end on time: the caller asks [`NodeCore::expire`] by [`NodeCore::next_deadline`].
 //! Not here: clocks, threads, random keys, memory, messages' ways.
 
@@ -143,7 +143,7 @@ impl NodeCore {
         self.returning.push(Returning { lease, scrubbing: false });
     }
 
-    /// A fenced region whose memory nobody holds any more, as `is_held` tells: the caller scrubs or replaces it, and
+    /// A fenced region of which nobody has the memory who must let go first, as `is_held` tells: the caller scrubs or replaces it, and
     /// says what came of it.
     pub fn begin_scrub(&mut self, mut is_held: impl FnMut(u32) -> bool) -> Option<Lending> {
         loop {
