@@ -11,8 +11,12 @@ mod connections;
 #[allow(missing_docs)]
 mod fences;
 #[allow(missing_docs)]
+mod processes;
+#[allow(missing_docs)]
 mod refusals;
 mod rig;
+#[allow(missing_docs)]
+mod sharing;
 #[allow(missing_docs)]
 mod transfers;
 
@@ -20,13 +24,15 @@ use std::any::Any;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::{Peer, Transport};
+use crate::{Clock, MonotonicClock, Peer, Transport};
 
 pub use atomics::*;
 pub use connections::*;
 pub use fences::*;
+pub use processes::*;
 pub use refusals::*;
 pub use rig::SuiteHost;
+pub use sharing::*;
 pub use transfers::*;
 
 /// How the suite gets at a transport.
@@ -36,6 +42,17 @@ pub trait Carrier: Sync {
 
     /// Opens links to peers that [`Carrier::serve`] returned.
     fn transport(&self) -> Rc<dyn Transport>;
+
+    /// Whether another process can open links to the peers. The simulator's cannot: some checks then make do with
+    /// this process, or have nothing to check.
+    fn reaches_other_processes(&self) -> bool {
+        true
+    }
+
+    /// The clock of the endpoints.
+    fn clock(&self) -> Rc<dyn Clock> {
+        Rc::new(MonotonicClock::new())
+    }
 }
 
 /// Makes one `#[test]` of each check for the carrier that an expression gives.
@@ -46,6 +63,11 @@ macro_rules! conformance_tests {
         fn $check() {
             $crate::conformance::$check(&$carrier);
         })*
+
+        #[test]
+        fn takes_part_as_a_process_of_a_check() {
+            $crate::conformance::run_as_child(&$carrier);
+        }
 
         #[test]
         fn every_check_of_the_suite_is_listed() {
@@ -74,6 +96,11 @@ pub const CHECKS: &[&str] = &[
     "calls_are_answered_and_unknown_calls_refused",
     "what_was_acknowledged_before_a_fence_stays_and_nothing_follows_it",
     "a_lent_again_region_shows_nothing_of_its_last_holder",
+    "each_grant_is_opened_by_its_own_key_only",
+    "a_read_only_grant_reads_but_neither_writes_nor_swaps",
+    "fencing_one_of_three_sharers_ends_its_access_and_costs_the_others_nothing",
+    "what_a_client_stopped_in_a_copy_goes_on_to_write_after_its_fence_is_never_seen",
+    "additions_of_several_processes_are_all_counted",
     "an_older_incarnation_is_dead_once_a_newer_one_is_answered",
     "the_death_of_the_node_ends_every_operation",
     "a_silent_node_ends_operations_by_their_deadline",

@@ -7,6 +7,7 @@
 //! - [`Transport`] and [`Link`] are the seam: a transport opens links, a link carries operations. Both are
 //!   poll-based and never block, so that a simulated transport fits as well as a network card.
 //! - [`Host`] is the other side of the seam: what a node must answer for a transport to serve it.
+//! - [`sim`] is a deterministic world: the fabric on a virtual clock, for simulations.
 //! - [`block_on`] is the blocking adapter; it alone knows how to wait for a descriptor.
 //!
 //! Not here: leases and their rules, who places them, what the bytes mean.
@@ -26,6 +27,7 @@ mod regions;
 mod seam;
 mod server;
 mod shm;
+pub mod sim;
 mod spin;
 mod tcp;
 

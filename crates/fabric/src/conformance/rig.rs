@@ -1,7 +1,6 @@
 //! The suite's node and its client: what every check starts from.
 
 use std::any::Any;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,7 +10,7 @@ use farpool_wire::{AccessKey, Epoch, NodeId, Refusal, RegionId, RemoteAddr, Sess
 use super::Carrier;
 use crate::{
     AccessError, AccessKind, ArenaBuf, Cut, Endpoint, EndpointConfig, Host, HostIdentity, LentMemory,
-    Mapping, MonotonicClock, OpError, Peer, Queue, RegionSet, SharedRegion, block_on,
+    Mapping, OpError, Peer, Queue, RegionSet, SharedRegion, block_on,
 };
 
 pub(super) const NODE: NodeId = NodeId(0xF00D);
@@ -35,6 +34,11 @@ impl SuiteHost {
         let regions = RegionSet::create(REGIONS, REGION_BYTES, false, |_| {}).expect("a few MiB of memory");
         regions.open(0, EPOCH, KEY);
         Arc::new(SuiteHost { regions, stalled: AtomicBool::new(false), rejected: AtomicU64::new(0) })
+    }
+
+    /// Whether calls wait for now.
+    pub fn is_stalled(&self) -> bool {
+        self.stalled.load(Ordering::Relaxed) // a flag of the test, ordered by what it does otherwise
     }
 
     /// How many connections were cut off for malformed input.
@@ -144,12 +148,74 @@ impl Rig {
     }
 }
 
+/// A client of its own: it acts under one grant of region 0, on a queue and an endpoint of its own.
+pub(super) struct Member {
+    pub(super) endpoint: Endpoint,
+    pub(super) queue: Queue,
+    epoch: Epoch,
+    key: AccessKey,
+}
+
+impl Member {
+    pub(super) fn join(carrier: &dyn Carrier, peer: &Peer, epoch: Epoch, key: AccessKey) -> Member {
+        let endpoint = endpoint(carrier, DEADLINE);
+        let queue = endpoint.open(peer.clone()).expect("the node listens");
+        let member = Member { endpoint, queue, epoch, key };
+        member.attach_again().expect("the grant is in force");
+        member
+    }
+
+    /// What the contract tells a client to do after a failure that may have been a move: reconnect if the queue is
+    /// closed, and attach until the node says yes or no.
+    pub(super) fn attach_again(&self) -> Result<(), OpError> {
+        let started = Instant::now();
+        loop {
+            assert!(started.elapsed() < DEADLINE, "neither yes nor no");
+            if !self.queue.is_open() {
+                self.queue.reconnect().expect("the node listens");
+            }
+            match block_on(&self.endpoint, self.queue.attach(region(0), self.epoch, self.key)) {
+                Err(OpError::Refused(Refusal::Busy) | OpError::Unknown { .. } | OpError::NotSent { .. }) => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    pub(super) fn write(&self, offset: u64, data: &[u8]) -> Result<(), OpError> {
+        let mut buffer = self.endpoint.arena().take(data.len()).expect("arena has room");
+        buffer.copy_from_slice(data);
+        block_on(&self.endpoint, self.queue.write(at(offset), self.epoch, buffer)).1
+    }
+
+    pub(super) fn read(&self, offset: u64, bytes: usize) -> Result<Vec<u8>, OpError> {
+        let buffer = self.endpoint.arena().take(bytes).expect("arena has room");
+        let (buffer, result) = block_on(&self.endpoint, self.queue.read(at(offset), self.epoch, buffer));
+        result.map(|()| buffer.to_vec())
+    }
+
+    /// Writes until it is acknowledged, for a grant that nobody fences.
+    pub(super) fn write_whatever_moves(&self, offset: u64, data: &[u8]) {
+        while self.write(offset, data).is_err() {
+            self.attach_again().expect("the grant is in force");
+        }
+    }
+}
+
+/// The key of a grant that a check opens beside the owner's.
+pub(super) fn key_of(epoch: Epoch) -> AccessKey {
+    AccessKey::from_bytes((0xA5A5_u128 << 64 | u128::from(epoch.0)).to_le_bytes())
+}
+
 pub(super) fn endpoint(carrier: &dyn Carrier, deadline: Duration) -> Endpoint {
     static NEXT_SESSION: AtomicU64 = AtomicU64::new(1);
     Endpoint::new(EndpointConfig {
         transport: carrier.transport(),
-        clock: Rc::new(MonotonicClock::new()),
-        session_ids: Box::new(|| SessionId(NEXT_SESSION.fetch_add(1, Ordering::Relaxed))),
+        clock: carrier.clock(),
+        session_ids: Box::new(|| {
+            // Several processes may be clients of one node.
+            let process = u64::from(std::process::id()) << 32;
+            SessionId(process | NEXT_SESSION.fetch_add(1, Ordering::Relaxed))
+        }),
         arena_bytes: 4 << 20,
         deadline,
     })

@@ -16,8 +16,10 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlag
 
 use crate::host::{AccessKind, Host, HostIdentity, SharedRegion};
 
-/// Requests are not looked at while this much waits to be sent: a client that does not read cannot fill us up.
-const MAX_UNSENT_BYTES: usize = 2 * MAX_TRANSFER_BYTES;
+/// Answers are sent once there is this much of them, and requests are not looked at while it waits: the client takes
+/// the first ones in while the next are made, they are still in the cache when the kernel copies them, and a client
+/// that does not read cannot fill us up.
+const SEND_AT_BYTES: usize = 64 << 10;
 /// Longest run of bytes kept unparsed: one request.
 const MAX_RECEIVED_BYTES: usize = REQUEST_HEADER_BYTES + MAX_PAYLOAD_BYTES;
 /// Received in one call at the least.
@@ -211,7 +213,7 @@ impl Connection {
                 }
             });
         }
-        while self.stage == Stage::Open && self.unsent.len() - self.sent < MAX_UNSENT_BYTES {
+        while self.stage == Stage::Open && self.unsent.len() - self.sent < SEND_AT_BYTES {
             let Decoded::Complete(header) = RequestHeader::decode(&self.received[self.served..])? else {
                 break;
             };

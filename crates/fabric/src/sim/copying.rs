@@ -1,0 +1,183 @@
+//! Shared memory: a client's own processor copies, part by part, and may stop anywhere in between.
+//!
+//! C1. Operations are carried out one after the other, in the order posted.
+//! C2. Nobody refuses a store. The grant's word is looked at before the first part and after the last; if it has
+//!     changed in between, the outcome is *unknown*, and either way the memory is let go of.
+//! C3. A paused process copies nothing until it runs again, and then goes on in the middle.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd;
+
+use farpool_wire::{Epoch, GrantMode, Refusal};
+
+use crate::host::access_refusal;
+use crate::memory::{Mapping, Protection};
+use crate::op::Uncertain;
+use crate::seam::{Op, Outcome};
+use crate::sim::events::Event;
+use crate::sim::order::{Handed, Order, Reply, Request};
+use crate::sim::settings::Mutation;
+use crate::sim::state::State;
+
+/// A link's own mappings, and the operations it has yet to carry out.
+#[derive(Default)]
+pub(super) struct Copier {
+    attached: BTreeMap<u32, Mapped>,
+    queue: VecDeque<Copying>,
+}
+
+struct Mapped {
+    epoch: Epoch,
+    memory: Mapping,
+    words: Mapping,
+    word_offset: u64,
+    stamp: u64,
+}
+
+struct Copying {
+    id: u64,
+    order: Order,
+    begun: bool,
+    parts: Vec<Range<usize>>,
+    gathered: Vec<u8>,
+    value: u64,
+}
+
+enum Progress {
+    Goes(u64),
+    Ends(Outcome),
+    /// The memory is of no use any more.
+    Moved(Outcome),
+}
+
+impl Copier {
+    /// Whether operations on a region can be carried out or have to wait for others that will tell.
+    pub(super) fn can_try(&self, region: u32) -> bool {
+        self.attached.contains_key(&region) || !self.queue.is_empty()
+    }
+
+    pub(super) fn map(&mut self, handed: &Handed) -> io::Result<()> {
+        let layout = &handed.layout;
+        let protection = match layout.mode {
+            GrantMode::ReadOnly => Protection::ReadOnly,
+            GrantMode::ReadWrite => Protection::ReadWrite,
+        };
+        let memory = Mapping::new(handed.memory.as_fd(), layout.region_bytes, protection)?;
+        let words = Mapping::new(handed.words.as_fd(), layout.word_offset + 8, Protection::ReadOnly)?;
+        let (word_offset, stamp) = (layout.word_offset, layout.stamp);
+        self.attached
+            .insert(handed.region, Mapped { epoch: handed.epoch, memory, words, word_offset, stamp });
+        Ok(())
+    }
+}
+
+impl Mapped {
+    fn is_valid(&self) -> bool {
+        self.words.load(self.word_offset) == Ok(self.stamp)
+    }
+}
+
+impl Copying {
+    /// Goes one step further on memory that this process maps.
+    fn go_on(&mut self, mapped: Option<&Mapped>, looks_again: bool) -> Progress {
+        let Some(mapped) = mapped else { return Progress::Ends(Outcome::Refused(Refusal::NotAttached)) };
+        if !self.begun {
+            self.begun = true;
+            if self.order.epoch != mapped.epoch {
+                return Progress::Ends(Outcome::Refused(Refusal::StaleEpoch));
+            }
+            if !mapped.is_valid() {
+                return Progress::Moved(Outcome::Refused(Refusal::NotAttached));
+            }
+            if let Err(error) = self.order.check_bounds(&mapped.memory) {
+                return Progress::Ends(Outcome::Refused(access_refusal(error)));
+            }
+        }
+        let Some(part) = self.parts.pop() else {
+            if looks_again && !mapped.is_valid() {
+                return Progress::Moved(Outcome::Unknown(Uncertain::EpochMoved));
+            }
+            return Progress::Ends(Outcome::Done(self.value));
+        };
+        match self.order.touch(&mapped.memory, part, &mut self.gathered) {
+            Ok(value) => {
+                self.value = value;
+                Progress::Goes(self.parts.len() as u64)
+            }
+            Err(error) => Progress::Ends(Outcome::Refused(access_refusal(error))),
+        }
+    }
+}
+
+impl State {
+    /// Queues an operation behind those that this client has yet to carry out.
+    pub(super) fn begin_copy(&mut self, connection: u64, order: Order) {
+        let id = self.next_id();
+        let parts = order.parts(self.config.network.parts, &mut self.random);
+        let gathered = vec![0; if let Op::Read = order.op { order.length } else { 0 }];
+        let Some(copier) = self.copier(connection) else { return };
+        copier.queue.push_back(Copying { id, order, begun: false, parts, gathered, value: 0 });
+        if copier.queue.len() == 1 {
+            self.schedule_copy(connection, id);
+        }
+    }
+
+    fn copier(&mut self, connection: u64) -> Option<&mut Copier> {
+        self.links.get_mut(&connection)?.copier.as_mut()
+    }
+
+    fn schedule_copy(&mut self, connection: u64, operation: u64) {
+        let at_ns = self.now_ns + self.gap_ns();
+        self.events.at(at_ns, Event::Copy { connection, operation });
+    }
+
+    pub(super) fn copy_part(&mut self, connection: u64, operation: u64) {
+        let Some(process) = self.links.get(&connection).map(|link| link.process) else { return };
+        let running_ns = self.when_running(process, self.now_ns);
+        if running_ns > self.now_ns {
+            self.events.at(running_ns, Event::Copy { connection, operation });
+            return;
+        }
+        let looks_again = self.config.mutation != Some(Mutation::EpochWordNotCheckedAfterCopy);
+        let Some(copier) = self.copier(connection) else { return };
+        let Some(copying) = copier.queue.front_mut().filter(|copying| copying.id == operation) else {
+            return;
+        };
+        if let Op::Detach = copying.order.op {
+            let order = copier.queue.pop_front().expect("it is in front").order;
+            copier.attached.remove(&order.region);
+            self.send_request(connection, Request::Operation(Box::new(order)));
+            self.copy_next(connection);
+            return;
+        }
+        let mapped = copier.attached.get(&copying.order.region);
+        let progress = copying.go_on(mapped, looks_again);
+        if let Progress::Moved(_) = progress {
+            let region = copying.order.region;
+            copier.attached.remove(&region);
+        }
+        let copying = copier.queue.front_mut().expect("it is in front");
+        match progress {
+            Progress::Goes(left) => {
+                let slot = u64::from(copying.order.slot);
+                self.note("connection {} slot {} copied a part, {} to go", &[connection, slot, left]);
+                self.schedule_copy(connection, operation);
+            }
+            Progress::Ends(outcome) | Progress::Moved(outcome) => {
+                let Copying { order, gathered, .. } = copier.queue.pop_front().expect("it is in front");
+                let reply = Reply::Outcome { slot: order.slot, outcome, data: gathered, shared: None };
+                self.reach_client(connection, reply);
+                self.copy_next(connection);
+            }
+        }
+    }
+
+    fn copy_next(&mut self, connection: u64) {
+        let next = self.copier(connection).and_then(|copier| copier.queue.front()).map(|copying| copying.id);
+        if let Some(next) = next {
+            self.schedule_copy(connection, next);
+        }
+    }
+}

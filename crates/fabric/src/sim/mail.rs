@@ -1,0 +1,33 @@
+//! Control messages: what a control plane would send. They may be lost, doubled and reordered.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::Waker;
+
+use crate::sim::ProcessId;
+
+/// A control message as it arrives.
+#[derive(Clone)]
+pub struct Letter {
+    /// Who sent it.
+    pub from: ProcessId,
+    /// What it says; a doubled message is the same one again.
+    pub content: Arc<dyn Any + Send + Sync>,
+}
+
+/// A process's messages that nobody has taken yet.
+#[derive(Default)]
+pub(super) struct Mailbox {
+    pub(super) letters: VecDeque<Letter>,
+    pub(super) reader: Option<Waker>,
+}
+
+impl Mailbox {
+    pub(super) fn put(&mut self, letter: Letter) {
+        self.letters.push_back(letter);
+        if let Some(reader) = self.reader.take() {
+            reader.wake();
+        }
+    }
+}

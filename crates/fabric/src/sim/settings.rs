@@ -1,0 +1,126 @@
+//! What kind of world it is: how fast, how faulty, and broken in which way.
+
+use crate::sim::Random;
+
+/// A span of time from which one is drawn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// The shortest, in nanoseconds.
+    pub least_ns: u64,
+    /// The longest, in nanoseconds.
+    pub most_ns: u64,
+}
+
+impl Span {
+    /// From `least_ns` to `most_ns`, both included.
+    pub const fn new(least_ns: u64, most_ns: u64) -> Self {
+        Span { least_ns, most_ns }
+    }
+
+    /// Draws one: mostly near the least, with a long tail, as latencies are.
+    pub fn draw(self, random: &mut Random) -> u64 {
+        let width = self.most_ns.saturating_sub(self.least_ns) + 1;
+        let tail = random.below(width);
+        // The square of a uniform number: the median lies at a quarter of the width.
+        self.least_ns + (u128::from(tail) * u128::from(tail) / u128::from(width)) as u64
+    }
+}
+
+/// Speeds of the world.
+#[derive(Clone, Debug)]
+pub struct Network {
+    /// One way between two hosts, without the time on the wire.
+    pub latency: Span,
+    /// One way between two processes of a host.
+    pub local: Span,
+    /// What each NIC carries each way.
+    pub bytes_per_us: u64,
+    /// Between two parts of a transfer.
+    pub gap: Span,
+    /// Parts that a transfer takes effect in, at most.
+    pub parts: usize,
+}
+
+impl Default for Network {
+    /// A 25 Gbit/s network of one rack.
+    fn default() -> Self {
+        Network {
+            latency: Span::new(1_000, 8_000),
+            local: Span::new(300, 3_000),
+            bytes_per_us: 3_000,
+            gap: Span::new(20, 400),
+            parts: 6,
+        }
+    }
+}
+
+/// How often things go wrong, in thousandths.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// Packets that are held back, with all that follows them on their connection.
+    pub late_permille: u32,
+    /// For how long.
+    pub late: Option<Span>,
+    /// Parts of a transfer before which whoever carries it out is preempted.
+    pub stall_permille: u32,
+    /// For how long.
+    pub stall: Option<Span>,
+    /// Control messages that are lost.
+    pub lost_permille: u32,
+    /// Control messages that come twice.
+    pub duplicated_permille: u32,
+    /// Dying nodes and links of which the other side is not told.
+    pub silent_permille: u32,
+}
+
+/// How a node carries out the transfers that it checks itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Service {
+    /// One after the other and each at once, as a thread that serves all connections does.
+    Whole,
+    /// Word by word, several at a time, as a network card does; a refusal in the middle closes the queue.
+    Torn,
+}
+
+/// A way to break the transport on purpose, to see that the checkers notice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mutation {
+    /// Shared memory: an operation is done when its copy is, whatever became of the epoch meanwhile.
+    EpochWordNotCheckedAfterCopy,
+    /// A node goes on serving an older incarnation after it has answered a newer one.
+    OldIncarnationStillApplied,
+    /// A completion is delivered twice; the second may meet another operation in its place.
+    DuplicateCompletion,
+}
+
+/// What a world is made of.
+#[derive(Clone, Debug)]
+pub struct WorldConfig {
+    /// Decides everything else that happens.
+    pub seed: u64,
+    /// Speeds.
+    pub network: Network,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// What is broken.
+    pub mutation: Option<Mutation>,
+    /// Keep a readable trace.
+    pub trace: bool,
+    /// Polling a link moves time when nothing else is due: for callers that bring threads of their own instead of
+    /// an [`Executor`](crate::sim::Executor). Their histories are not reproducible.
+    pub self_driven: bool,
+}
+
+impl WorldConfig {
+    /// A world of a seed in which nothing goes wrong.
+    pub fn new(seed: u64) -> Self {
+        WorldConfig {
+            seed,
+            network: Network::default(),
+            faults: Faults::default(),
+            mutation: None,
+            trace: false,
+            self_driven: false,
+        }
+    }
+}
