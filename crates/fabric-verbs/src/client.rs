@@ -61,7 +61,10 @@ impl Transport for VerbsTransport {
         let address = peer.verbs.ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::AddrNotAvailable,
-                format!("node {} does not listen for RDMA connections: start it with --listen-rdma", peer.node),
+                format!(
+                    "node {} does not listen for RDMA connections: start it with --listen-rdma",
+                    peer.node
+                ),
             )
         })?;
         Ok(Box::new(VerbsLink::open(self.shared.clone(), address, hello)?))

@@ -52,10 +52,14 @@ impl EventChannel {
     pub(crate) fn new(library: &'static Library) -> Result<Arc<Self>, VerbsError> {
         // SAFETY: no preconditions.
         let raw = NonNull::new(unsafe { (library.cm.rdma_create_event_channel)() });
-        let raw = raw.ok_or_else(|| VerbsError::last("opening the RDMA connection manager (/dev/infiniband/rdma_cm)"))?;
+        let raw = raw.ok_or_else(|| {
+            VerbsError::last("opening the RDMA connection manager (/dev/infiniband/rdma_cm)")
+        })?;
         let channel = EventChannel { library, raw };
-        rustix::io::ioctl_fionbio(channel.fd(), true)
-            .map_err(|error| VerbsError::Call { what: "setting up the connection manager", source: error.into() })?;
+        rustix::io::ioctl_fionbio(channel.fd(), true).map_err(|error| VerbsError::Call {
+            what: "setting up the connection manager",
+            source: error.into(),
+        })?;
         Ok(Arc::new(channel))
     }
 
@@ -130,12 +134,7 @@ impl CmId {
         let mut raw = null_mut();
         // SAFETY: the channel lives; `raw` is written on success.
         let failed = unsafe {
-            (channel.library.cm.rdma_create_id)(
-                channel.raw.as_ptr(),
-                &mut raw,
-                null_mut(),
-                ffi::RDMA_PS_TCP,
-            )
+            (channel.library.cm.rdma_create_id)(channel.raw.as_ptr(), &mut raw, null_mut(), ffi::RDMA_PS_TCP)
         };
         let raw = NonNull::new(raw).filter(|_| failed == 0);
         let raw = raw.ok_or_else(|| VerbsError::last("making an RDMA connection identifier"))?;
@@ -239,9 +238,8 @@ impl CmId {
                 sq_sig_all: 0,
             };
             // SAFETY: the identifier is bound to the device of the domain and of the queue.
-            let failed = unsafe {
-                (self.library.cm.rdma_create_qp)(self.raw.as_ptr(), domain.raw(), &mut attributes)
-            };
+            let failed =
+                unsafe { (self.library.cm.rdma_create_qp)(self.raw.as_ptr(), domain.raw(), &mut attributes) };
             if failed == 0 {
                 return Ok(attributes.cap.max_inline_data.min(cap.max_inline_data));
             }

@@ -26,9 +26,8 @@ impl CompletionQueue {
         let channel = NonNull::new(unsafe { (verbs.ibv_create_comp_channel)(device.raw()) });
         let channel = channel.ok_or_else(|| VerbsError::last("making a completion channel"))?;
         // SAFETY: both belong to the device.
-        let raw = unsafe {
-            (verbs.ibv_create_cq)(device.raw(), entries as i32, null_mut(), channel.as_ptr(), 0)
-        };
+        let raw =
+            unsafe { (verbs.ibv_create_cq)(device.raw(), entries as i32, null_mut(), channel.as_ptr(), 0) };
         let Some(raw) = NonNull::new(raw) else {
             let error = VerbsError::last("making a completion queue");
             // SAFETY: made above, and nothing uses it.
@@ -36,8 +35,10 @@ impl CompletionQueue {
             return Err(error);
         };
         let queue = CompletionQueue { library, channel, raw };
-        rustix::io::ioctl_fionbio(queue.fd(), true)
-            .map_err(|error| VerbsError::Call { what: "setting up a completion channel", source: error.into() })?;
+        rustix::io::ioctl_fionbio(queue.fd(), true).map_err(|error| VerbsError::Call {
+            what: "setting up a completion channel",
+            source: error.into(),
+        })?;
         Ok(queue)
     }
 
@@ -75,9 +76,8 @@ impl CompletionQueue {
     pub(crate) fn take_event(&self) -> bool {
         let (mut queue, mut context) = (null_mut(), null_mut());
         // SAFETY: the channel lives until drop and is non-blocking.
-        let failed = unsafe {
-            (self.library.verbs.ibv_get_cq_event)(self.channel.as_ptr(), &mut queue, &mut context)
-        };
+        let failed =
+            unsafe { (self.library.verbs.ibv_get_cq_event)(self.channel.as_ptr(), &mut queue, &mut context) };
         if failed == 0 {
             // SAFETY: the event just taken was one of this queue, the only one of its channel.
             unsafe { (self.library.verbs.ibv_ack_cq_events)(queue, 1) };

@@ -70,9 +70,7 @@ impl Registration {
         access: i32,
     ) -> Result<Self, VerbsError> {
         // SAFETY: mapped by the caller's promise.
-        let raw = unsafe {
-            (domain.library.verbs.ibv_reg_mr)(domain.raw(), start.cast(), bytes, access)
-        };
+        let raw = unsafe { (domain.library.verbs.ibv_reg_mr)(domain.raw(), start.cast(), bytes, access) };
         let raw = NonNull::new(raw).ok_or_else(|| registration_error(bytes))?;
         Ok(Registration { domain: domain.clone(), raw })
     }
@@ -202,9 +200,8 @@ impl Block {
         let Some(start) = start else { std::alloc::handle_alloc_error(layout) };
         let memory = Memory { start, layout };
         // SAFETY: allocated above and freed after the registration; no references are made into it.
-        let registration = unsafe {
-            Registration::new(domain, start.as_ptr(), bytes, ffi::ACCESS_LOCAL_WRITE)?
-        };
+        let registration =
+            unsafe { Registration::new(domain, start.as_ptr(), bytes, ffi::ACCESS_LOCAL_WRITE)? };
         Ok(Block { registration, memory })
     }
 

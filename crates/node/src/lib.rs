@@ -17,4 +17,4 @@ pub use control::{ControlService, control_service};
 pub use lender::Lender;
 pub use memory::{available_memory, lockable_memory, memory_to_lend};
 pub use register::Registration;
-pub use run::{LEAST_REGION_BYTES, NodeConfig, NodeError, Ready, run};
+pub use run::{CardService, LEAST_REGION_BYTES, NodeConfig, NodeError, Ready, run};

@@ -324,7 +324,7 @@ fn lease_parts(
     let id = lease.region_id().ok_or("it names no node")?;
     let key = lease.access_key().ok_or("its key has not 16 bytes")?;
     let address = lease.address.as_ref().ok_or("it names no node")?;
-    let node = NodeState::new(peer_of(address, config.transport), address.control.clone());
+    let node = NodeState::new(peer_of(address, config.transport.choice), address.control.clone());
     Ok(LeasedRegionParts { id, epoch: Epoch(lease.epoch), key, node })
 }
 

@@ -8,7 +8,7 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use farpool_control::Tls;
-use farpool_fabric::{Clock, TransportChoice};
+use farpool_fabric::{Clock, Transports};
 use farpool_lease::{Holdings, Millis};
 use farpool_wire::{NodeId, OwnerId, RegionId};
 use parking_lot::Mutex;
@@ -42,7 +42,7 @@ pub struct PoolConfig {
     /// Certificates of the control plane; without them only a broker on loopback is asked.
     pub tls: Option<Tls>,
     /// Which transports may be used.
-    pub transport: TransportChoice,
+    pub transport: Transports,
     /// Most bytes to lease; `None`: as many as the pool gives.
     pub limit_bytes: Option<u64>,
 }

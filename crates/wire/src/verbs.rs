@@ -82,8 +82,12 @@ mod tests {
 
     #[test]
     fn layout_of_the_attachment_is_fixed() {
-        let attached =
-            VerbsAttached { address: 0x7f00_0000_1000, region_bytes: 64 << 20, remote_key: 0x0102, writable: true };
+        let attached = VerbsAttached {
+            address: 0x7f00_0000_1000,
+            region_bytes: 64 << 20,
+            remote_key: 0x0102,
+            writable: true,
+        };
         #[rustfmt::skip]
         let golden = [
             0, 0x10, 0, 0, 0, 0x7f, 0, 0,   0, 0, 0, 4, 0, 0, 0, 0,

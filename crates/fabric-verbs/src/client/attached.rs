@@ -20,7 +20,12 @@ pub(super) struct Target {
 }
 
 impl AttachedRegions {
-    pub(super) fn insert(&mut self, region: u32, epoch: Epoch, attached: VerbsAttached) -> Result<(), Refusal> {
+    pub(super) fn insert(
+        &mut self,
+        region: u32,
+        epoch: Epoch,
+        attached: VerbsAttached,
+    ) -> Result<(), Refusal> {
         if region >= MAX_REGIONS {
             return Err(Refusal::Exhausted);
         }

@@ -107,7 +107,10 @@ enum Kind {
 /// What the answer to a message brings.
 #[derive(Clone, Copy)]
 enum Message {
-    Attachment { region: u32, epoch: Epoch },
+    Attachment {
+        region: u32,
+        epoch: Epoch,
+    },
     /// At most so many bytes.
     Bytes(usize),
     Value,
@@ -221,8 +224,10 @@ impl VerbsLink {
         // SAFETY: `device` holds both, and `drop` destroys the queue pair before it lets go of it.
         let inline = unsafe { self.id().create_queue_pair(domain, completions, cap)? };
         self.inline_bytes = inline as usize;
-        let depths =
-            Depths { responder: 1, initiator: capabilities.initiator_depth.min(capabilities.responder_depth) };
+        let depths = Depths {
+            responder: 1,
+            initiator: capabilities.initiator_depth.min(capabilities.responder_depth),
+        };
         self.id().connect(&self.hello.encode(), depths)
     }
 
@@ -349,7 +354,8 @@ impl VerbsLink {
             Message::Attachment { .. } => VERBS_ATTACHED_BYTES,
             Message::Bytes(_) | Message::Value => 0,
         };
-        let mut rooms = [self.slots.piece(place + ANSWER_AT, RESPONSE_HEADER_BYTES + room), self.slots.piece(0, 0)];
+        let mut rooms =
+            [self.slots.piece(place + ANSWER_AT, RESPONSE_HEADER_BYTES + room), self.slots.piece(0, 0)];
         if matches!(message, Message::Bytes(1..)) {
             rooms[1] = self.device.piece(posted.local);
         }
@@ -420,7 +426,9 @@ impl VerbsLink {
         match status {
             ffi::WC_REM_ACCESS_ERR if !is_answer(completion.wr_id) => {
                 let outcome = match failed.kind {
-                    Kind::Write { bytes } if bytes > ONE_PACKET_BYTES => Outcome::Unknown(Uncertain::EpochMoved),
+                    Kind::Write { bytes } if bytes > ONE_PACKET_BYTES => {
+                        Outcome::Unknown(Uncertain::EpochMoved)
+                    }
                     _ => Outcome::Refused(Refusal::StaleEpoch),
                 };
                 // What was sent before it has completed, but an error confirms nothing else: it stays unknown.

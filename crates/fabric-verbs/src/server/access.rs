@@ -44,7 +44,9 @@ pub(super) struct WasCut;
 
 impl CardAccess {
     pub(super) fn new(id: CmId) -> Arc<Self> {
-        Arc::new(CardAccess { state: Mutex::new(State { id: Some(id), cut: false, granted: HashMap::new() }) })
+        Arc::new(CardAccess {
+            state: Mutex::new(State { id: Some(id), cut: false, granted: HashMap::new() }),
+        })
     }
 
     pub(super) fn is_cut(&self) -> bool {
@@ -86,8 +88,7 @@ impl CardAccess {
                 (rkey, Some(ffi::BindMw { mw: window.raw(), rkey, bind_info }))
             }
         };
-        let attached =
-            VerbsAttached { address, region_bytes, remote_key, writable: granted.lent.writable };
+        let attached = VerbsAttached { address, region_bytes, remote_key, writable: granted.lent.writable };
         state.granted.insert(region, granted); // an older one of the same region ends here
         Ok((attached, bind))
     }

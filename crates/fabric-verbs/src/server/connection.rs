@@ -225,8 +225,7 @@ impl Connection {
             Refusal::Exhausted
         })?;
         let granted = Granted { epoch: header.epoch, opening, lent };
-        let (attached, bind) =
-            self.access.grant(header.region, granted).map_err(|_| AttachError::WasCut)?;
+        let (attached, bind) = self.access.grant(header.region, granted).map_err(|_| AttachError::WasCut)?;
         answer.extend_from_slice(&attached.encode());
         Ok(bind)
     }

@@ -262,9 +262,10 @@ impl Server {
 
     /// Closes the connection that has longest been of no use to anybody; false when all are in use.
     fn make_room(&mut self) -> bool {
-        let useless = self.connections.iter().filter_map(|(&number, connection)| {
-            Some((connection.useless_for()?, number))
-        });
+        let useless = self
+            .connections
+            .iter()
+            .filter_map(|(&number, connection)| Some((connection.useless_for()?, number)));
         let Some((_, number)) = useless.max() else { return false };
         self.host.rejected();
         self.close(number);
