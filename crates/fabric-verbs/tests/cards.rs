@@ -162,9 +162,8 @@ fn operations_posted_one_by_one_before_a_poll_share_a_doorbell() {
     let rig = Rig::new(ServeOptions::default());
     let queue = rig.attached();
     let counted = rig.counted(|| {
-        let reads = (0..40).map(|place| {
-            queue.read(at(place * 64), EPOCH, rig.endpoint.arena().take(64).unwrap())
-        });
+        let reads =
+            (0..40).map(|place| queue.read(at(place * 64), EPOCH, rig.endpoint.arena().take(64).unwrap()));
         let ended = block_on(&rig.endpoint, join_all(reads));
         assert!(ended.iter().all(|(_, result)| result.is_ok()));
     });
@@ -211,7 +210,8 @@ fn a_message_behind_a_write_and_a_write_behind_a_message_keep_their_order() {
         };
         let (first, answer, second) = block_on(&rig.endpoint, all);
         assert!(first.1.is_ok() && answer.is_ok() && second.1.is_ok());
-        let (read, _) = block_on(&rig.endpoint, other.read(at(0), EPOCH, rig.endpoint.arena().take(8).unwrap()));
+        let (read, _) =
+            block_on(&rig.endpoint, other.read(at(0), EPOCH, rig.endpoint.arena().take(8).unwrap()));
         assert_eq!(read[..], (round + 1000).to_le_bytes());
     }
 }
@@ -222,9 +222,8 @@ fn a_fence_ends_a_queue_with_many_operations_in_flight_and_frees_the_memory() {
         let rig = Rig::new(ServeOptions { windows, ..ServeOptions::default() });
         let queue = rig.attached();
         let writes = async {
-            let posted = (0..32).map(|place| {
-                queue.write(at(place * 8192), EPOCH, rig.endpoint.arena().take(8192).unwrap())
-            });
+            let posted = (0..32)
+                .map(|place| queue.write(at(place * 8192), EPOCH, rig.endpoint.arena().take(8192).unwrap()));
             futures_util::join!(join_all(posted), async { rig.node.0.fence(0) }).0
         };
         let ended = block_on(&rig.endpoint, writes);
@@ -270,9 +269,11 @@ fn a_small_write_is_taken_from_its_buffer_at_once_and_a_large_one_arrives_as_wel
 
 #[test]
 fn an_address_without_a_device_is_an_error_that_says_how_to_get_one() {
-    let error = serve_verbs(Node::new(), "127.0.0.1:0".parse().unwrap(), ServeOptions::default()).err().unwrap();
+    let error =
+        serve_verbs(Node::new(), "127.0.0.1:0".parse().unwrap(), ServeOptions::default()).err().unwrap();
     assert!(error.to_string().contains("rdma link add"), "{error}");
-    let error = serve_verbs(Node::new(), "0.0.0.0:0".parse().unwrap(), ServeOptions::default()).err().unwrap();
+    let error =
+        serve_verbs(Node::new(), "0.0.0.0:0".parse().unwrap(), ServeOptions::default()).err().unwrap();
     assert!(error.to_string().contains("0.0.0.0"), "{error}");
 }
 
