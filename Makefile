@@ -30,7 +30,11 @@ demo: setup ## a real PostgreSQL sorts in far memory, on disk and on a throttled
 
 .PHONY: test
 test: setup ## everything that needs no special hardware
-	cargo test --locked --workspace
+	cargo test --locked
+
+.PHONY: test-rdma
+test-rdma: setup ## the suite over RDMA, in an emulated machine with a soft device (needs qemu)
+	testbed/test-rdma
 
 .PHONY: lint
 lint: setup cargo-deny ## clippy, rustfmt, licences and sources of dependencies, layering

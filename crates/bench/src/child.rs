@@ -87,21 +87,6 @@ impl Child {
         }
     }
 
-    /// Waits until `is_ready` says so; an error when the child ends first or the deadline passes.
-    pub fn wait_until(&mut self, deadline: Duration, mut is_ready: impl FnMut() -> bool) -> Result<()> {
-        let started = Instant::now();
-        while !is_ready() {
-            if let Some(status) = self.process.try_wait()? {
-                bail!("{} ended before it was ready ({status})", self.name);
-            }
-            if started.elapsed() > deadline {
-                bail!("{} was not ready within {} s", self.name, deadline.as_secs());
-            }
-            std::thread::sleep(POLL);
-        }
-        Ok(())
-    }
-
     /// Its process id.
     pub fn id(&self) -> u32 {
         self.process.id()
@@ -157,9 +142,6 @@ mod tests {
     fn child_that_ends_before_it_is_ready_is_an_error() {
         let error = Child::start_ready("the child", shell("exit 3"), READY_DEADLINE).unwrap_err().to_string();
         assert!(error.contains("ended before"), "{error}");
-        let mut child = Child::start("the child", shell("exit 3")).unwrap();
-        let error = child.wait_until(READY_DEADLINE, || false).unwrap_err().to_string();
-        assert!(error.contains("exit status: 3"), "{error}");
     }
 
     #[test]

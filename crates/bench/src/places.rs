@@ -151,7 +151,7 @@ mod tests {
         let mut seen = [[false; 8]; 3];
         for _ in 0..2000 {
             let place = places.pick();
-            assert!(place.offset % 512 == 0 && place.offset < 4096);
+            assert!(place.offset.is_multiple_of(512) && place.offset < 4096);
             seen[place.region][(place.offset / 512) as usize] = true;
         }
         assert_eq!(seen, [[true; 8]; 3]);

@@ -296,7 +296,7 @@ mod tests {
         for field in ["floor", "ratio_p50", "ratio_iops"] {
             assert!(json[field].is_null() && json.as_object().unwrap().contains_key(field), "{field}");
         }
-        assert!(!report(false).lines().unwrap().contains("ratio"));
+        assert!(!report(false).lines().unwrap().contains(" ratio"));
     }
 
     #[test]

@@ -21,6 +21,10 @@ impl Carrier for Verbs {
         (Peer { node, tcp: None, verbs: Some(server.address()), shm_socket: None }, Box::new(server))
     }
 
+    fn reaches_other_processes(&self) -> bool {
+        false
+    }
+
     fn transport(&self) -> Rc<dyn Transport> {
         Rc::new(VerbsTransport::new(VerbsConfig { deadline: Duration::from_secs(20) }).unwrap())
     }
@@ -41,6 +45,11 @@ conformance_tests! {
     fetch_and_add_loses_no_addition_under_contention,
     more_operations_than_places_all_complete,
     a_dropped_operation_does_not_free_its_buffer_early,
+    a_batch_does_what_its_operations_do_one_by_one,
+    a_refusal_within_a_batch_spoils_no_neighbour,
+    batches_wait_for_places_and_all_come_through,
+    a_dropped_batch_does_not_free_its_buffer_early,
+    a_batch_on_a_closed_queue_is_not_sent,
     more_answers_than_a_connection_may_hold_back_all_come,
     calls_are_answered_and_unknown_calls_refused,
     what_was_acknowledged_before_a_fence_stays_and_nothing_follows_it,

@@ -7,6 +7,8 @@
 #[allow(missing_docs)]
 mod atomics;
 #[allow(missing_docs)]
+mod batches;
+#[allow(missing_docs)]
 mod connections;
 #[allow(missing_docs)]
 mod fences;
@@ -27,6 +29,7 @@ use std::sync::Arc;
 use crate::{Clock, MonotonicClock, Peer, Transport};
 
 pub use atomics::*;
+pub use batches::*;
 pub use connections::*;
 pub use fences::*;
 pub use processes::*;
@@ -92,6 +95,11 @@ pub const CHECKS: &[&str] = &[
     "fetch_and_add_loses_no_addition_under_contention",
     "more_operations_than_places_all_complete",
     "a_dropped_operation_does_not_free_its_buffer_early",
+    "a_batch_does_what_its_operations_do_one_by_one",
+    "a_refusal_within_a_batch_spoils_no_neighbour",
+    "batches_wait_for_places_and_all_come_through",
+    "a_dropped_batch_does_not_free_its_buffer_early",
+    "a_batch_on_a_closed_queue_is_not_sent",
     "more_answers_than_a_connection_may_hold_back_all_come",
     "calls_are_answered_and_unknown_calls_refused",
     "what_was_acknowledged_before_a_fence_stays_and_nothing_follows_it",
