@@ -21,10 +21,6 @@ impl Carrier for Verbs {
         (Peer { node, tcp: None, verbs: Some(server.address()), shm_socket: None }, Box::new(server))
     }
 
-    fn reaches_other_processes(&self) -> bool {
-        false
-    }
-
     fn transport(&self) -> Rc<dyn Transport> {
         Rc::new(VerbsTransport::new(VerbsConfig { deadline: Duration::from_secs(20) }).unwrap())
     }
