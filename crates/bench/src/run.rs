@@ -53,8 +53,8 @@ pub enum Source<'a> {
     Broker(&'a str, Option<Tls>),
 }
 
-/// Measures; over network cards if `card` brings their transport. `farpool` is this program's file, for child processes; call it on the main thread, to which they are tied.
-/// Once `stop` is raised it ends soon, with an error.
+/// Measures; over network cards if `card` brings their transport. `farpool` is this program's file, for child
+/// processes; call it on the main thread, to which they are tied. Once `stop` is raised it ends soon, with an error.
 pub fn run_io(
     options: &IoOptions,
     card: Option<CardTransport>,

@@ -67,8 +67,8 @@ pub struct Negotiated {
     transports: Transports,
     deadline: Duration,
     arenas: RefCell<Vec<LocalSlice>>,
-    /// Made when first wanted; `None` where it cannot be.
-    card: OnceCell<Option<Rc<dyn Transport>>>,
+    /// Made when first wanted.
+    card: OnceCell<Rc<dyn Transport>>,
     /// Nodes that are reached from here by network card, or not, once that was tried.
     by_card: RefCell<Vec<(NodeId, bool)>>,
 }
@@ -95,12 +95,12 @@ impl Negotiated {
     }
 
     fn open_by_card(&self, peer: &Peer, hello: Hello) -> io::Result<Box<dyn Link>> {
-        if let Some(Some(card)) = self.card.get() {
+        if let Some(card) = self.card.get() {
             return card.open(peer, hello);
         }
         let card = self.make_card()?;
         let opened = card.open(peer, hello);
-        let _ = self.card.set(Some(card)); // empty until here: one thread, and `open` does not come back
+        let _ = self.card.set(card); // empty until here: one thread, and `open` does not come back
         opened
     }
 
