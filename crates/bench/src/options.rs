@@ -190,7 +190,7 @@ impl IoOptions {
 
     /// Nothing bare to compare a network card with, which does all of the work.
     fn check_transport(&self) -> Result<(), String> {
-        if self.transport.0 == TransportChoice::Verbs && self.floor.is_some() {
+        if self.transport.0 == TransportChoice::Verbs && self.floor {
             return Err("there is no floor for verbs: leave --floor out".into());
         }
         Ok(())
