@@ -111,7 +111,7 @@ impl FromStr for IoTransport {
     fn from_str(name: &str) -> Result<Self, String> {
         match name.parse() {
             Ok(TransportChoice::Auto) | Err(_) => {
-                Err(format!("no transport '{name}' to measure in this build: choose shm or tcp"))
+                Err(format!("no transport '{name}' to measure in this build: choose shm, tcp or verbs"))
             }
             Ok(choice) => Ok(IoTransport(choice)),
         }
@@ -124,6 +124,7 @@ impl fmt::Display for IoTransport {
             TransportChoice::Auto => "auto",
             TransportChoice::Shm => "shm",
             TransportChoice::Tcp => "tcp",
+            TransportChoice::Verbs => "verbs",
         })
     }
 }
@@ -165,6 +166,7 @@ impl IoOptions {
 
     /// Says what cannot be measured.
     pub fn check(&self) -> Result<(), String> {
+        self.check_transport()?;
         self.check_block()?;
         let in_flight = self.depth.saturating_mul(self.batch);
         if self.depth == 0 || self.batch == 0 || in_flight > MAX_IN_FLIGHT {
@@ -182,6 +184,14 @@ impl IoOptions {
         }
         if self.duration.is_zero() {
             return Err("nothing is measured in no time: give --seconds 1 or more".into());
+        }
+        Ok(())
+    }
+
+    /// Nothing bare to compare a network card with, which does all of the work.
+    fn check_transport(&self) -> Result<(), String> {
+        if self.transport.0 == TransportChoice::Verbs && self.floor {
+            return Err("there is no floor for verbs: leave --floor out".into());
         }
         Ok(())
     }
@@ -244,6 +254,7 @@ pub(crate) mod tests {
         good.check().unwrap();
         let bad = [
             (IoOptions { depth: 0, ..good }, "--depth"),
+            (small(TransportChoice::Verbs, IoOp::Read), "--floor"),
             (IoOptions { depth: 16, batch: 16, ..good }, "--batch"),
             (IoOptions { threads: 0, ..good }, "--threads"),
             (IoOptions { block_bytes: 12, ..good }, "--block"),

@@ -16,6 +16,7 @@ use farpool_control::Tls;
 
 use crate::errors::UsageError;
 use crate::output::{say, say_json};
+use crate::rdma::card_transport;
 use crate::size::ByteSize;
 use crate::tether::{self, Tether};
 
@@ -54,7 +55,7 @@ Examples:
   farpool bench io --transport shm --op call --seconds 5 --floor --json
   farpool bench io --transport tcp --op read --seconds 5 --broker db-17:7117 --tls-dir /etc/farpool/tls")]
 struct IoArgs {
-    /// How far memory is reached: shm or tcp
+    /// How far memory is reached: shm, tcp or verbs (RDMA)
     #[arg(long)]
     transport: IoTransport,
 
@@ -200,7 +201,7 @@ fn io(args: &IoArgs) -> Result<()> {
     let source = args.broker.as_deref().map_or(Source::Own, |broker| Source::Broker(broker, tls));
     let farpool = std::env::current_exe().context("cannot find this program's own file")?;
     let stop = stop_on_signals()?;
-    let report = run_io(&options, source, &farpool, &stop)?;
+    let report = run_io(&options, Some(card_transport), source, &farpool, &stop)?;
     if args.json {
         return say_json(&report);
     }

@@ -12,5 +12,6 @@ mod garbage;
 mod leases;
 mod mounts;
 mod postgres;
+mod sim;
 mod support;
 mod up;

@@ -13,6 +13,9 @@ use crate::sim::state::{LinkState, ProcessId, State};
 /// How much time passes per poll in a self-driven world in which nothing is due.
 const IDLE_STEP_NS: u64 = 100_000;
 
+/// How long a link that is dropped in a self-driven world lets time go on for its node to hear of it.
+const FAREWELL_NS: u64 = 10_000_000;
+
 /// How a client reaches nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Path {
@@ -151,8 +154,12 @@ impl Drop for SimLink {
         }
         state.links.remove(&self.connection);
         if state.config.self_driven {
-            // Nobody may ever poll again, yet the node is to hear of it.
-            while state.nodes.get(&node).is_some_and(|node| node.serves(self.connection)) && state.step() {}
+            // Nobody may ever poll again, yet the node is to hear of it, unless it is busy with what was sent before.
+            let until_ns = state.now_ns + FAREWELL_NS;
+            while state.nodes.get(&node).is_some_and(|node| node.serves(self.connection))
+                && state.events.next_at().is_some_and(|at_ns| at_ns <= until_ns)
+                && state.step()
+            {}
         }
     }
 }

@@ -48,6 +48,8 @@ pub(super) struct NodeState {
 struct Served {
     attached: BTreeMap<u32, Attachment>,
     pipeline: Vec<Running>,
+    /// The client has hung up; what it had sent before is still carried out.
+    ending: bool,
 }
 
 struct Attachment {
@@ -92,11 +94,23 @@ impl State {
         match request {
             Request::Hello(hello) => self.greet(id, connection, hello),
             Request::Goodbye => {
-                node.sessions.closed(connection);
-                node.connections.remove(&connection);
-                self.note("connection {} ends at its node", &[connection]);
+                if let Some(served) = node.connections.get_mut(&connection) {
+                    served.ending = true;
+                    self.end_if_idle(id, connection);
+                }
             }
             Request::Operation(order) => self.accept(id, connection, *order),
+        }
+    }
+
+    /// Ends a connection whose client has hung up and whose operations are over.
+    fn end_if_idle(&mut self, id: NodeId, connection: u64) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        let idle = |served: &Served| served.ending && served.pipeline.is_empty();
+        if node.connections.get(&connection).is_some_and(idle) {
+            node.sessions.closed(connection);
+            node.connections.remove(&connection);
+            self.note("connection {} ends at its node", &[connection]);
         }
     }
 
@@ -195,6 +209,7 @@ impl State {
                 self.note("connection {} slot {} over at its node with {}", &[connection, numbers[1], told]);
                 self.answer(host, connection, slot, outcome, data, shared);
                 self.start_what_may(id, connection);
+                self.end_if_idle(id, connection);
             }
         }
     }
