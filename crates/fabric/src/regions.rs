@@ -119,6 +119,14 @@ impl RegionSet {
         cuts.iter().for_each(|cut| cut.cut());
     }
 
+    /// From now on one grant is refused everything through this process, and its place may be another's. Its fence is
+    /// not done by that: [`fence_grant`](Self::fence_grant) has to follow.
+    pub fn close_grant(&self, region: u32, epoch: Epoch) {
+        if let Some(place) = self.slots.get(region as usize) {
+            place.write().end(epoch, region, &self.words);
+        }
+    }
+
     /// From now on nothing of one grant takes effect that another could see (R1, R2, R4, R5). A grant that was fenced
     /// before is left so.
     ///

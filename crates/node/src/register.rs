@@ -122,7 +122,8 @@ mod tests {
     use farpool_wire::OwnerId;
     use farpool_wire::control::broker_server::{Broker, BrokerServer};
     use farpool_wire::control::{
-        AcquireRequest, AcquireResponse, HeartbeatResponse, RegisterResponse, StatusRequest, StatusResponse,
+        AcquireRequest, AcquireResponse, HeartbeatResponse, RegisterResponse, RevokeRequest, RevokeResponse,
+        StatusRequest, StatusResponse,
     };
     use tokio::sync::mpsc;
     use tokio::task::JoinHandle;
@@ -175,6 +176,10 @@ mod tests {
 
         async fn acquire(&self, _: Request<AcquireRequest>) -> Result<Response<AcquireResponse>, Status> {
             Err(Status::unimplemented("nodes do not acquire"))
+        }
+
+        async fn revoke(&self, _: Request<RevokeRequest>) -> Result<Response<RevokeResponse>, Status> {
+            Err(Status::unimplemented("nodes do not take leases back"))
         }
 
         async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {

@@ -15,8 +15,9 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::control::control_service;
-use crate::core::{Core, Keeper};
+use crate::core::Core;
 use crate::identity::{self, Identity};
+use crate::keeper::Keeper;
 use crate::memory::{available_memory, lockable_memory};
 use crate::register::Registration;
 

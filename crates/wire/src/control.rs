@@ -8,7 +8,7 @@ use std::fmt;
 
 use crate::{AccessKey, Epoch, NodeId, RegionId};
 
-// The two messages that carry a key print everything but the key.
+// The messages that carry a key print everything but the key.
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -27,6 +27,39 @@ impl fmt::Debug for LeaseRef {
             .field("region", &self.region)
             .field("epoch", &Epoch(self.epoch))
             .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for AddGrantResponse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AddGrantResponse").field("epoch", &Epoch(self.epoch)).finish_non_exhaustive()
+    }
+}
+
+impl AddGrantResponse {
+    /// The key; `None` unless it has the right length.
+    pub fn access_key(&self) -> Option<AccessKey> {
+        AccessKey::from_slice(&self.key)
+    }
+}
+
+impl GrantMode {
+    /// What a message's field says; `None` for the unspecified mode and for modes this release does not know.
+    pub fn from_wire(mode: i32) -> Option<crate::GrantMode> {
+        match GrantMode::try_from(mode).ok()? {
+            GrantMode::Unspecified => None,
+            GrantMode::ReadOnly => Some(crate::GrantMode::ReadOnly),
+            GrantMode::ReadWrite => Some(crate::GrantMode::ReadWrite),
+        }
+    }
+}
+
+impl From<crate::GrantMode> for GrantMode {
+    fn from(mode: crate::GrantMode) -> Self {
+        match mode {
+            crate::GrantMode::ReadOnly => GrantMode::ReadOnly,
+            crate::GrantMode::ReadWrite => GrantMode::ReadWrite,
+        }
     }
 }
 

@@ -81,7 +81,7 @@ fn avoided_and_shunned_nodes_get_nothing() {
 fn a_node_that_lent_less_than_asked_counts_as_full_until_it_says_otherwise() {
     let mut pool = pool_of(&[report(1, 4, 0)]);
     assert_eq!(shares(pool.plan(Millis(0), OWNER, &BTreeSet::new(), 2)), [(1, 2)]);
-    pool.granted(NodeId(1), OWNER, 2, 1);
+    pool.granted(NodeId(1), OWNER, LeaseClass::Revocable, 2, 1);
     assert!(pool.plan(Millis(0), OWNER, &BTreeSet::new(), 1).is_empty());
     assert!(pool.heartbeat(Millis(1), &beat(1, 3, 1)));
     assert_eq!(shares(pool.plan(Millis(1), OWNER, &BTreeSet::new(), 1)), [(1, 1)]);
