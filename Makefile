@@ -28,6 +28,12 @@ demo: setup ## a real PostgreSQL sorts in far memory, on disk and on a throttled
 	cargo build --locked --profile $(DEMO_PROFILE) --package farpool-cli
 	$(DEMO_BINARY) demo
 
+.PHONY: bench-io
+bench-io: ## the fabric beside its floors and beside nbdkit, memcached and redis: docs/bench/io.md, under ten minutes
+	@scripts/setup bench
+	FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli
+	target/release/farpool bench io-table --out docs/bench
+
 .PHONY: test
 test: setup ## everything that needs no special hardware
 	cargo test --locked

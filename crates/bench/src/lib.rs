@@ -5,7 +5,7 @@
 //! Method: operation and floor in short slices by turns, ratios as medians over the pairs (design, section 11).
 //! Check: every atomic, and transfers from time to time; one wrong byte fails the measurement.
 //!
-//! [`run_io`] is one measurement. Not here: the command line.
+//! [`run_io`] is one measurement, [`run_table`] all that are published, beside peers. Not here: the command line.
 
 mod child;
 mod floors;
@@ -19,10 +19,12 @@ mod places;
 mod reach;
 mod report;
 mod run;
+mod table;
 mod tally;
 
 pub use floors::{serve_ping_pong, serve_tcp};
 pub use machine::Machine;
-pub use options::{IoOp, IoOptions, IoTransport, Pattern, THREADS_MAX};
+pub use options::{FloorChoice, IoOp, IoOptions, IoTransport, Pattern, THREADS_MAX};
 pub use report::{FloorReport, IoReport};
 pub use run::{Source, run_io};
+pub use table::{TableOptions, run_table};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use farpool_fabric::{MAX_IN_FLIGHT, TransportChoice};
 use farpool_wire::{CALL_ECHO, MAX_CALL_BYTES, MAX_TRANSFER_BYTES};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Threads of one run; more than any machine this is meant for has processors to spare.
 pub const THREADS_MAX: usize = 256;
@@ -18,7 +18,7 @@ const CALL_BLOCK_BYTES: usize = 64;
 const TRANSFER_BLOCK_BYTES: usize = 8 << 10;
 
 /// An operation of the fabric.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IoOp {
     /// READ.
@@ -70,7 +70,7 @@ impl fmt::Display for IoOp {
 }
 
 /// Where the next operation goes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pattern {
     /// Anywhere in the footprint.
@@ -98,6 +98,27 @@ impl fmt::Display for Pattern {
             Pattern::Random => "random",
             Pattern::Sequential => "sequential",
         })
+    }
+}
+
+/// What the fabric is compared with, of those floors that there are for a transport.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FloorChoice {
+    /// Shared memory: bare accesses. TCP: a system call per response, as a plain server does it.
+    Bare,
+    /// TCP only: responses that are ready together are sent together. Nothing that does more can be as fast.
+    Gathered,
+}
+
+impl FromStr for FloorChoice {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "bare" => Ok(FloorChoice::Bare),
+            "gathered" => Ok(FloorChoice::Gathered),
+            other => Err(format!("unknown floor '{other}': choose bare or gathered")),
+        }
     }
 }
 
@@ -149,8 +170,8 @@ pub struct IoOptions {
     pub footprint_bytes: u64,
     /// How long operations are measured in all, floors and warm-up not counted.
     pub duration: Duration,
-    /// Whether a floor is measured in between.
-    pub floor: bool,
+    /// Which floor is measured in between, if any.
+    pub floor: Option<FloorChoice>,
 }
 
 impl IoOptions {
@@ -179,6 +200,9 @@ impl IoOptions {
         }
         if self.batch > 1 && self.op == IoOp::Call {
             return Err("calls are not batched: leave --batch out, and raise --depth instead".into());
+        }
+        if self.floor == Some(FloorChoice::Gathered) && self.transport.0 == TransportChoice::Shm {
+            return Err("nothing is gathered in shared memory: give --floor without a value".into());
         }
         if self.duration.is_zero() {
             return Err("nothing is measured in no time: give --seconds 1 or more".into());
@@ -234,7 +258,7 @@ pub(crate) mod tests {
             threads: 1,
             footprint_bytes: 4 << 20,
             duration: Duration::from_millis(1),
-            floor: true,
+            floor: Some(FloorChoice::Bare),
         }
     }
 
@@ -250,6 +274,7 @@ pub(crate) mod tests {
             (IoOptions { block_bytes: 2 << 20, ..good }, "--block"),
             (IoOptions { footprint_bytes: 4096, ..good }, "--footprint"),
             (IoOptions { duration: Duration::ZERO, ..good }, "--seconds"),
+            (IoOptions { floor: Some(FloorChoice::Gathered), ..good }, "--floor"),
             (IoOptions { block_bytes: 64, ..small(TransportChoice::Tcp, IoOp::Cas) }, "--block"),
             (IoOptions { batch: 2, ..small(TransportChoice::Tcp, IoOp::Call) }, "--batch"),
         ];
@@ -275,6 +300,7 @@ pub(crate) mod tests {
     #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
         assert!("auto".parse::<IoTransport>().unwrap_err().contains("shm or tcp"));
+        assert!("none".parse::<FloorChoice>().unwrap_err().contains("gathered"));
         assert!("append".parse::<IoOp>().unwrap_err().contains("faa"));
         assert!("zipf".parse::<Pattern>().unwrap_err().contains("sequential"));
     }

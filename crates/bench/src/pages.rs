@@ -107,7 +107,11 @@ impl SharedPages {
     }
 
     fn map(bytes: usize, mapped: usize, pages: Pages) -> io::Result<Self> {
-        let huge = if pages == Pages::Reserved { MemfdFlags::HUGETLB } else { MemfdFlags::empty() };
+        let huge = if pages == Pages::Reserved {
+            MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB
+        } else {
+            MemfdFlags::empty()
+        };
         let fd = memfd_create(FLOOR_NAME, MemfdFlags::CLOEXEC | huge)?;
         rustix::fs::ftruncate(&fd, mapped as u64)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;

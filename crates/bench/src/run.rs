@@ -14,11 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use farpool_control::Tls;
 use farpool_fabric::{ARENA_GRANULE_BYTES, MAX_IN_FLIGHT, TransportChoice, block_on};
 use futures_util::stream::{FuturesUnordered, TryStreamExt};
 
+use crate::child::check_stop;
 use crate::floors::{Floor, Ground};
 use crate::footprint::Footprint;
 use crate::lane::{Counts, Lane};
@@ -72,7 +73,7 @@ pub fn run_io(
     let options = &IoOptions { footprint_bytes: footprint.bytes(), ..*options };
     let first = Reach::open(&footprint, options.transport.0, 0)?; // kept: the pages are told by its mapping
     let pages = pages(options, own.as_ref())?;
-    let ground = options.floor.then(|| Ground::prepare(options, pages.unwrap_or(Pages::Small), farpool));
+    let ground = options.floor.map(|_| Ground::prepare(options, pages.unwrap_or(Pages::Small), farpool));
     let ground = ground.transpose()?;
     let run = Run { options, footprint: &footprint, ground: ground.as_ref(), stop, plan: Plan::of(options) };
     let threads = run.threads()?;
@@ -82,14 +83,6 @@ pub fn run_io(
     let measured = Measured::of(threads.iter().map(|thread| thread.slices.as_slice()), ground.is_some())?;
     let kind = ground.as_ref().map(|ground| ground.kind(options));
     Ok(IoReport::new(options, &measured, kind, pages, checked))
-}
-
-fn check_stop(stop: &AtomicBool) -> Result<()> {
-    // Relaxed: the flag carries no data.
-    if stop.load(Ordering::Relaxed) {
-        bail!("interrupted: stopped and cleaned up as asked");
-    }
-    Ok(())
 }
 
 /// Of the region memory: as mapped here, or by our own node. Another node's cannot be seen.
@@ -320,6 +313,8 @@ impl Meeting<'_> {
 
 #[cfg(test)]
 mod tests {
+    use anyhow::bail;
+
     use super::*;
     use crate::options::tests::small;
 

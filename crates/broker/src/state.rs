@@ -210,7 +210,8 @@ impl Pool {
             .collect();
         for _ in 0..count {
             let with_some = nodes.iter_mut().filter(|(_, held, _)| held.revocable > 0);
-            let Some((_, held, share)) = with_some.max_by_key(|(_, held, share)| held.regions.saturating_sub(*share))
+            let Some((_, held, share)) =
+                with_some.max_by_key(|(_, held, share)| held.regions.saturating_sub(*share))
             else {
                 break;
             };

@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
-use farpool_bench::{IoOp, IoOptions, IoTransport, Pattern, Source, run_io, serve_ping_pong, serve_tcp};
+use farpool_bench::{
+    FloorChoice, IoOp, IoOptions, IoTransport, Pattern, Source, TableOptions, run_io, run_table,
+    serve_ping_pong, serve_tcp,
+};
 use farpool_control::Tls;
 
 use crate::errors::UsageError;
@@ -32,6 +35,7 @@ pub struct BenchArgs {
 #[derive(Debug, Subcommand)]
 enum What {
     Io(IoArgs),
+    IoTable(IoTableArgs),
     #[command(hide = true)]
     Floor(FloorArgs),
 }
@@ -86,9 +90,9 @@ struct IoArgs {
     #[arg(long, value_name = "N", value_parser = parse_seconds)]
     seconds: Duration,
 
-    /// Measure the floor as well, in turns
-    #[arg(long)]
-    floor: bool,
+    /// Measure the floor as well, in turns; for tcp `--floor=gathered` is a stricter one that gathers responses
+    #[arg(long, value_name = "KIND", num_args = 0..=1, require_equals = true, default_missing_value = "bare")]
+    floor: Option<FloorChoice>,
 
     /// Use the pool of this broker instead of an own one
     #[arg(long, value_name = "HOST:PORT")]
@@ -101,6 +105,34 @@ struct IoArgs {
     /// Print JSON instead of lines
     #[arg(long)]
     json: bool,
+}
+
+/// Measure the fabric's operations beside their floors and peers, and write it down
+///
+/// What `make bench-io` runs: each line is an invocation of `farpool bench io`; nbdkit, memcached and redis are started
+/// on free ports of loopback and ended again. Needs some six times the footprint of memory and, with five rounds, less
+/// than ten minutes.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool bench io-table --out docs/bench
+  farpool bench io-table --out /tmp/bench --rounds 1 --seconds 0.5 --footprint 64MiB")]
+struct IoTableArgs {
+    /// Folder for io.md and io.svg
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+
+    /// How often everything is measured; medians are shown
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    rounds: usize,
+
+    /// How long each time
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_seconds)]
+    seconds: Duration,
+
+    /// Far memory, and what each peer holds
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    footprint: ByteSize,
 }
 
 /// The other end of a floor, in a process of its own.
@@ -133,6 +165,7 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 pub fn run(args: BenchArgs) -> Result<()> {
     match args.what {
         What::Io(args) => io(&args),
+        What::IoTable(args) => io_table(args),
         What::Floor(FloorArgs { kind: FloorKind::Tcp(tether) }) => {
             tether::fasten(&tether)?;
             serve_tcp(|address| say(format!("ready {address}")))
@@ -163,6 +196,19 @@ fn io(args: &IoArgs) -> Result<()> {
     Ok(())
 }
 
+fn io_table(args: IoTableArgs) -> Result<()> {
+    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
+    let stop = stop_on_signals()?;
+    let options = TableOptions {
+        out_dir: args.out,
+        rounds: args.rounds,
+        seconds: args.seconds.as_secs_f64(),
+        footprint_bytes: args.footprint.0,
+    };
+    say(run_table(&options, &farpool, &stop)?);
+    Ok(())
+}
+
 impl IoArgs {
     fn options(&self) -> Result<IoOptions, String> {
         let default_block = IoOptions::default_block(self.op);
@@ -187,7 +233,7 @@ impl IoArgs {
 /// The node takes the footprint, and so does a floor of bare accesses.
 fn check_memory(options: &IoOptions) -> Result<()> {
     let room = farpool_node::available_memory().context("cannot read how much memory there is")?;
-    let wanted = options.footprint_bytes.saturating_mul(1 + u64::from(options.floor));
+    let wanted = options.footprint_bytes.saturating_mul(1 + u64::from(options.floor.is_some()));
     if wanted > room {
         let (wanted, room) = (ByteSize(wanted), ByteSize(room));
         let text = format!("this takes {wanted} and {room} are available: lower --footprint");

@@ -13,6 +13,8 @@ mod connections;
 #[allow(missing_docs)]
 mod fences;
 #[allow(missing_docs)]
+mod ordering;
+#[allow(missing_docs)]
 mod processes;
 #[allow(missing_docs)]
 mod refusals;
@@ -32,6 +34,7 @@ pub use atomics::*;
 pub use batches::*;
 pub use connections::*;
 pub use fences::*;
+pub use ordering::*;
 pub use processes::*;
 pub use refusals::*;
 pub use rig::SuiteHost;
@@ -40,8 +43,9 @@ pub use transfers::*;
 
 /// How the suite gets at a transport.
 pub trait Carrier: Sync {
-    /// Serves `host` until the guard is dropped; dropping it stands for the death of the node.
-    fn serve(&self, host: Arc<SuiteHost>) -> (Peer, Box<dyn Any>);
+    /// Serves `host` until the guard is dropped; dropping it stands for the death of the node. With `at`, where
+    /// an earlier node that is dead by now was reached.
+    fn serve(&self, host: Arc<SuiteHost>, at: Option<&Peer>) -> (Peer, Box<dyn Any>);
 
     /// Opens links to peers that [`Carrier::serve`] returned.
     fn transport(&self) -> Rc<dyn Transport>;
@@ -50,6 +54,15 @@ pub trait Carrier: Sync {
     /// this process, or have nothing to check.
     fn reaches_other_processes(&self) -> bool {
         true
+    }
+
+    /// Holds back what clients send on the connections that are open now, or delivers it at last. For networks that
+    /// can; elsewhere only a node that does not get round to its requests delays them.
+    fn hold_back(&self, _held: bool) {}
+
+    /// How many queues the suite opens and closes when it looks for leaks. Fewer where opening one takes long.
+    fn queues_to_open(&self) -> usize {
+        10_000
     }
 
     /// The clock of the endpoints.
@@ -102,6 +115,9 @@ pub const CHECKS: &[&str] = &[
     "a_batch_on_a_closed_queue_is_not_sent",
     "more_answers_than_a_connection_may_hold_back_all_come",
     "calls_are_answered_and_unknown_calls_refused",
+    "whoever_sees_a_later_write_sees_the_earlier_ones",
+    "what_is_fenced_takes_effect_after_the_reads_and_atomics_before_it",
+    "without_a_fence_a_read_gives_each_word_as_it_was_or_as_it_became",
     "what_was_acknowledged_before_a_fence_stays_and_nothing_follows_it",
     "a_lent_again_region_shows_nothing_of_its_last_holder",
     "each_grant_is_opened_by_its_own_key_only",
@@ -111,6 +127,9 @@ pub const CHECKS: &[&str] = &[
     "additions_of_several_processes_are_all_counted",
     "an_older_incarnation_is_dead_once_a_newer_one_is_answered",
     "the_death_of_the_node_ends_every_operation",
+    "what_was_acknowledged_before_the_node_died_is_in_its_memory",
     "a_silent_node_ends_operations_by_their_deadline",
-    "hundreds_of_queues_come_and_go",
+    "what_was_delayed_past_unknown_takes_no_effect_after_a_new_incarnation",
+    "a_restarted_node_is_reached_again_and_knows_no_older_grant",
+    "thousands_of_queues_come_and_go",
 ];

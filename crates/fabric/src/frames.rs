@@ -16,6 +16,7 @@ use farpool_wire::{
     Decoded, HELLO_BYTES, Hello, HelloReply, MAX_TRANSFER_BYTES, Opcode, RequestHeader, ShmAttached,
 };
 use rustix::io::Errno;
+use rustix::net::RecvFlags;
 
 use crate::op::Uncertain;
 use crate::seam::{LinkClosed, LocalSlice, Op, Outcome, Posted};
@@ -123,6 +124,15 @@ impl FrameClient {
             }
         }
         Ok(())
+    }
+
+    /// Whether the node has closed the connection; what it sent before stays to be received.
+    pub(crate) fn has_ended(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        match rustix::net::recv(&self.stream, &mut [0], flags) {
+            Ok((received, _)) => received == 0,
+            Err(error) => !matches!(error, Errno::AGAIN | Errno::INTR),
+        }
     }
 
     /// True once the node has answered the greeting as it should.

@@ -8,6 +8,8 @@
 //! S3. Atomics are the processor's, as those of every other path to the region.
 //! S4. Once the word has changed the memory is let go of. Whether the grant is over or its memory another, only the
 //!     node knows: operations are refused as *not attached* until the region was attached again.
+//! S5. A node that has died refuses nothing. So the connection is looked at now and then, and what finds it ended is
+//!     not carried out.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,6 +27,9 @@ use crate::seam::{Done, Link, LinkClosed, Op, Outcome, Peer, Posted, Readiness, 
 
 /// Most regions of one node that a link maps: 64 Ki regions of 64 MiB are 4 TiB.
 const MAX_REGIONS: u32 = 1 << 16;
+
+/// Operations between two looks at the connection: a look costs as much as a small operation.
+const OPERATIONS_PER_LOOK: u32 = 256;
 
 /// Carries the fabric by shared memory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -45,6 +50,8 @@ impl Transport for ShmTransport {
             attached: Vec::new(),
             attaching: Vec::new(),
             done: Vec::new(),
+            since_look: 0,
+            node_is_gone: false,
         }))
     }
 }
@@ -57,6 +64,9 @@ struct ShmLink {
     attaching: Vec<(u32, u32, Epoch)>,
     /// Scratch, kept for its capacity.
     done: Vec<FrameDone>,
+    /// Operations since the connection was looked at.
+    since_look: u32,
+    node_is_gone: bool,
 }
 
 struct Attached {
@@ -94,6 +104,8 @@ impl Link for ShmLink {
                 self.frames.post(&posted);
                 None
             }
+            // Left undone: the next poll closes the link.
+            _ if self.finds_node_gone() => None,
             _ => Some(self.access(&posted)),
         }
     }
@@ -113,7 +125,10 @@ impl Link for ShmLink {
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), LinkClosed> {
-        let result = self.frames.poll(&mut self.done);
+        let result = match self.node_is_gone {
+            true => Err(LinkClosed { cause: Uncertain::ConnectionLost }),
+            false => self.frames.poll(&mut self.done),
+        };
         let finished = std::mem::take(&mut self.done);
         for frame in finished {
             let slot = frame.slot;
@@ -132,6 +147,16 @@ impl Link for ShmLink {
 }
 
 impl ShmLink {
+    /// Looks at the connection when it is time to (S5).
+    fn finds_node_gone(&mut self) -> bool {
+        self.since_look += 1;
+        if self.since_look >= OPERATIONS_PER_LOOK {
+            self.since_look = 0;
+            self.node_is_gone |= self.frames.has_ended();
+        }
+        self.node_is_gone
+    }
+
     fn access(&mut self, posted: &Posted) -> Outcome {
         let Some(place) = self.attached.get_mut(posted.region as usize) else {
             return Outcome::Refused(Refusal::NotAttached);

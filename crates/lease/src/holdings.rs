@@ -49,6 +49,14 @@ impl Holding {
         self.usable_until
     }
 
+    /// For how long somebody who asks now may use the region; zero when the time is over.
+    ///
+    /// Whoever counts this from when it asked the holder needs no margin of its own: however its share of the time and the
+    /// holder's are cut, each runs at most [`CLOCK_DRIFT_PERCENT`] slow, as the holder's margin assumes of the whole.
+    pub fn usable_for(&self, now: Millis) -> Millis {
+        self.usable_until.since(now)
+    }
+
     /// Whether the region is being taken back: by [`usable_until`](Self::usable_until) its holder has to be out.
     pub fn is_revoked(&self) -> bool {
         self.revoked
@@ -263,6 +271,26 @@ mod tests {
             // From whenever the node would fence on, the holder has already stopped.
             let end = (at..).step_by(10).find(|&at| !table.expire(node_clock(at)).is_empty()).unwrap();
             prop_assert!(holdings.usable(holder_clock(end), REGION).is_none());
+        }
+
+        /// The same of a client that its owner lets in, with a third clock.
+        #[test]
+        fn a_client_that_counts_from_its_question_stops_before_the_node(
+            node_rate in 90u64..=110,
+            holder_rate in 90u64..=110,
+            client_rate in 90u64..=110,
+            asked_at in 0u64..12_000,
+            flight in 0u64..1_000,
+        ) {
+            let clock = |rate: u64, at: u64| Millis(at * rate / 100);
+            let holdings = one_lease();
+            let Some(held) = holdings.usable(clock(holder_rate, asked_at + flight), REGION) else {
+                return Ok(()); // it is told that it may not
+            };
+            let usable_for = held.usable_for(clock(holder_rate, asked_at + flight));
+            let stops = clock(client_rate, asked_at).plus(usable_for);
+            let end = (0u64..).find(|&at| clock(node_rate, at) >= TTL).unwrap();
+            prop_assert!(clock(client_rate, end) >= stops);
         }
     }
 }

@@ -18,7 +18,7 @@ use std::time::Instant;
 use anyhow::Result;
 use farpool_fabric::TransportChoice;
 
-use crate::options::{IoOp, IoOptions};
+use crate::options::{FloorChoice, IoOp, IoOptions};
 use crate::pages::{Pages, SharedPages};
 use crate::places::Places;
 use crate::tally::Tally;
@@ -67,6 +67,9 @@ impl Ground {
             (Ground::Memory(_), _) if options.block_bytes >= MEMCPY_FROM_BYTES => "memcpy",
             (Ground::Memory(_), IoOp::Write) => "bare stores",
             (Ground::Memory(_), _) => "bare loads",
+            (Ground::Tcp(_), _) if options.floor == Some(FloorChoice::Gathered) => {
+                "polling TCP request and response, responses gathered"
+            }
             (Ground::Tcp(_), _) => "polling TCP request and response",
             (Ground::PingPong(_), _) => "polling ping-pong over two cache lines",
         }

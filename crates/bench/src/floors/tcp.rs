@@ -1,7 +1,8 @@
 //! A bare request/response server: so many bytes here, so many bytes back, nothing else.
 //!
-//! No framing but a header of fixed length, no places, no checks, one buffer at each end. Requests and responses that
-//! are ready together are moved by one system call, so that the floor is as good at depth 32 as at depth 1.
+//! No framing but a header of fixed length, no places, no checks, one buffer at each end, which therefore stays in the
+//! processor's caches. The plain server makes a system call per response; the gathering one sends those that are due
+//! together by one, up to [`GATHERED`] of them, out of one and the same buffer.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, Read, Write};
@@ -14,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::child::Child;
-use crate::options::{IoOp, IoOptions};
+use crate::options::{FloorChoice, IoOp, IoOptions};
 use crate::tally::Tally;
 
 /// Longest wait for a response: the other process has ended.
@@ -51,15 +52,17 @@ impl TcpFloorServer {
     }
 }
 
-/// Bytes of a request and of a response: all that a connection of the floor agrees on.
+/// Sizes: all that a connection of the floor agrees on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Shape {
     request: usize,
     response: usize,
+    /// Responses per system call.
+    gathered: usize,
 }
 
 impl Shape {
-    const BYTES: usize = 8;
+    const BYTES: usize = 12;
 
     fn of(options: &IoOptions) -> Self {
         let (there, back) = match options.op {
@@ -69,25 +72,28 @@ impl Shape {
             IoOp::Faa => (8, 8),
             IoOp::Call => (options.block_bytes, options.block_bytes),
         };
-        Shape { request: HEADER_BYTES + there, response: back }
+        let gathered = if options.floor == Some(FloorChoice::Gathered) { GATHERED } else { 1 };
+        Shape { request: HEADER_BYTES + there, response: back, gathered }
     }
 
     fn encode(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
-        bytes[..4].copy_from_slice(&(self.request as u32).to_le_bytes());
-        bytes[4..].copy_from_slice(&(self.response as u32).to_le_bytes());
+        let numbers = [self.request, self.response, self.gathered];
+        for (place, number) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(numbers) {
+            *place = (number as u32).to_le_bytes();
+        }
         bytes
     }
 
     fn decode(bytes: [u8; Self::BYTES]) -> Result<Self> {
-        let [request, response] =
-            [0, 4].map(|at| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four")));
+        let [request, response, gathered] = [0, 1, 2].map(|at| u32::from_le_bytes(bytes.as_chunks().0[at]));
         let sane = 1..=MESSAGE_MAX;
         ensure!(
             sane.contains(&request) && sane.contains(&response),
             "impossible sizes: {request}, {response}"
         );
-        Ok(Shape { request: request as usize, response: response as usize })
+        ensure!((1..=GATHERED as u32).contains(&gathered), "cannot gather {gathered} responses");
+        Ok(Shape { request: request as usize, response: response as usize, gathered: gathered as usize })
     }
 }
 
@@ -183,7 +189,7 @@ impl Answering {
     fn send(&mut self) -> std::io::Result<usize> {
         let first = self.response.len() - (self.owed - 1) % self.response.len() - 1;
         let mut pieces = [IoSlice::new(&[]); GATHERED];
-        let whole = (self.owed.div_ceil(self.response.len())).min(GATHERED);
+        let whole = (self.owed.div_ceil(self.response.len())).min(self.shape.gathered);
         for (index, piece) in pieces[..whole].iter_mut().enumerate() {
             *piece = IoSlice::new(if index == 0 { &self.response[first..] } else { &self.response });
         }
@@ -293,6 +299,59 @@ impl TcpFloor {
             Ok(got) => Ok(got),
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(0),
             Err(error) => Err(error).context("cannot receive from the floor"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::options::tests::small;
+    use farpool_fabric::TransportChoice;
+
+    /// A server that ends with the test's process.
+    fn server() -> SocketAddr {
+        let (say, said) = channel();
+        std::thread::spawn(move || serve(move |address| say.send(address).unwrap()));
+        said.recv().unwrap()
+    }
+
+    #[test]
+    fn every_request_is_answered_whatever_the_shape() {
+        let address = server();
+        let read = small(TransportChoice::Tcp, IoOp::Read);
+        for options in [
+            read,
+            IoOptions { depth: 32, ..read },
+            IoOptions { depth: 32, floor: Some(FloorChoice::Gathered), ..read },
+            IoOptions { block_bytes: 512 << 10, depth: 4, ..read },
+            IoOptions { block_bytes: 64, batch: 16, depth: 2, ..read },
+            small(TransportChoice::Tcp, IoOp::Write),
+            small(TransportChoice::Tcp, IoOp::Cas),
+            small(TransportChoice::Tcp, IoOp::Call),
+        ] {
+            let mut floor = TcpFloor::connect(address, &options).unwrap();
+            for _ in 0..3 {
+                let mut tally = Tally::new().unwrap();
+                let operations = floor.run(Instant::now(), &mut tally).unwrap();
+                assert_eq!(operations, (options.depth * options.batch) as u64, "{options:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_shapes_are_refused() {
+        let good = Shape { request: 16, response: 8, gathered: 1 };
+        assert_eq!(Shape::decode(good.encode()).unwrap(), good);
+        for bad in [
+            Shape { request: 0, ..good },
+            Shape { response: 1 << 30, ..good },
+            Shape { gathered: 0, ..good },
+            Shape { gathered: 1000, ..good },
+        ] {
+            assert!(Shape::decode(bad.encode()).is_err(), "{bad:?}");
         }
     }
 }

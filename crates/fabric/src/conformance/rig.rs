@@ -109,8 +109,17 @@ impl Rig {
 
     pub(super) fn with_deadline(carrier: &dyn Carrier, deadline: Duration) -> Self {
         let host = SuiteHost::new();
-        let (peer, guard) = carrier.serve(host.clone());
+        let (peer, guard) = carrier.serve(host.clone(), None);
         Rig { host, peer, guard: Some(guard), endpoint: endpoint(carrier, deadline) }
+    }
+
+    /// The node dies, and another process takes its place at the same addresses, with memory of its own.
+    pub(super) fn restart(&mut self, carrier: &dyn Carrier) {
+        self.guard = None;
+        self.host = SuiteHost::new();
+        let (peer, guard) = carrier.serve(self.host.clone(), Some(&self.peer));
+        assert_eq!(peer, self.peer, "it is reached as before");
+        self.guard = Some(guard);
     }
 
     pub(super) fn open(&self) -> Queue {
@@ -198,6 +207,15 @@ impl Member {
         while self.write(offset, data).is_err() {
             self.attach_again().expect("the grant is in force");
         }
+    }
+}
+
+/// Raises a flag when dropped, so that threads end with a check that failed.
+pub(super) struct Raise<'a>(pub(super) &'a AtomicBool);
+
+impl Drop for Raise<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed); // only a wish to end: pairs with nothing
     }
 }
 
