@@ -3,6 +3,7 @@
 
 mod broker;
 mod client;
+mod conduct;
 mod nemesis;
 mod node;
 mod oracle;
@@ -19,8 +20,7 @@ use farpool_fabric::sim::{
     Executor, Faults, Network, ProcessId, Random, RunEnd, Service, Span, Tasks, World, WorldConfig,
 };
 use farpool_lease::{LeaseClass, Millis};
-use farpool_wire::control::RevokeRequest;
-use farpool_wire::{AccessKey, Epoch, NodeId, OwnerId, RegionId};
+use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
 
 use crate::runner::{RunReport, Scenario};
 use broker::Broker;
@@ -28,7 +28,7 @@ use client::{Client, Seat};
 use nemesis::Who;
 use node::Node;
 use oracle::Oracle;
-use post::{Answer, Delivery, Doom, Post, Question};
+use post::{Delivery, Doom};
 
 /// The scenario of leases.
 pub const POOL: Scenario = Scenario { name: "pool", mutations: MUTATIONS, run };
@@ -45,12 +45,6 @@ const MUTATIONS: &[&str] =
 const TTL_MS: std::ops::Range<u64> = 3_000..8_000;
 /// How long everybody is busy and much goes wrong, in times of a lease.
 const BUSY_TTLS: u64 = 6;
-/// How long a broker may take to hear of everything once nothing goes wrong any more: its nodes may wait for an answer
-/// that does not come, pause, report, and hold leases that nobody knows of and that end.
-const QUIET_LOOKS: u32 = 20;
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long regions take to come back once everybody has left: the leases of the dead have to run out.
-const RETURN_LOOKS: u32 = 20;
 /// Far more than any run takes: whoever has not ended by then hangs.
 const RUN_NS: u64 = 600_000_000_000;
 /// Words of a region that are used, and their size.
@@ -94,6 +88,8 @@ struct Run {
     dying: RefCell<BTreeSet<Who>>,
     /// Mishaps under way: what is broken is mended before the run goes on.
     mishaps: Cell<u32>,
+    /// Letters that somebody holds back.
+    late_letters: Cell<u32>,
     /// A process of no host that matters, for what belongs to nobody.
     nowhere: ProcessId,
 }
@@ -225,7 +221,8 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let mut executor = Executor::new(world.clone());
     let nodes = nodes_of(&world, &mut random);
     let seats = seats_of(&world, &nodes, &mut random);
-    let broker_host = if random.chance(300) { nodes[0].host } else { world.add_host(clock_rate(&mut random)) };
+    let broker_host =
+        if random.chance(300) { nodes[0].host } else { world.add_host(clock_rate(&mut random)) };
     let nowhere = world.add_process(world.add_host(1_000_000));
     let run = Rc::new(Run {
         world: world.clone(),
@@ -246,6 +243,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         doomed: RefCell::default(),
         dying: RefCell::default(),
         mishaps: Cell::new(0),
+        late_letters: Cell::new(0),
         nowhere,
     });
     broker::start(&run);
@@ -254,7 +252,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         client::start(&run, seat);
     }
     nemesis::start(&run, &mut random);
-    run.tasks.spawn(nowhere, conduct(run.clone()));
+    run.tasks.spawn(nowhere, conduct::conduct(run.clone()));
     let end = executor.run(RUN_NS);
     if end != RunEnd::Finished {
         run.complain(format!("somebody hangs: {end:?}"));
@@ -270,107 +268,6 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         operations,
         virtual_us: world.now_ns() / 1_000,
         trace: world.trace_lines(),
-    }
-}
-
-/// Leads the run through its phases, and judges what can be judged only when nothing goes wrong any more.
-async fn conduct(run: Rc<Run>) {
-    run.world.sleep(Duration::from_millis(BUSY_TTLS * run.ttl.0)).await;
-    while run.mishaps.get() > 0 {
-        run.world.sleep(LOOK_EVERY).await;
-    }
-    run.phase.set(Phase::Quiet);
-    run.delivery.set(Delivery::default());
-    run.world.note("nothing goes wrong any more", &[]);
-    let operator = Post::open(&run, run.world.add_process(run.broker.host), |_| Box::pin(std::future::ready(None)));
-    judge_beliefs(&run).await;
-    judge_taking_back(&run, &operator).await;
-    run.phase.set(Phase::Leaving);
-    run.world.note("everybody leaves", &[]);
-    judge_returns(&run).await;
-    run.clients.borrow().iter().flatten().for_each(|client| run.tasks.kill(client.process));
-    run.nodes.iter().for_each(|node| run.tasks.kill(node.process.get()));
-    run.tasks.kill(run.broker.process.get());
-    run.tasks.kill(operator.me);
-}
-
-/// What each owner holds by the nodes' tables, in all and of it revocable and not yet taken back.
-fn true_holdings(run: &Run) -> BTreeMap<OwnerId, (u64, u64)> {
-    let mut holdings: BTreeMap<OwnerId, (u64, u64)> = BTreeMap::new();
-    for shell in run.nodes.iter().filter_map(|node| node.shell()) {
-        for state in shell.core.lock().states(shell.now()).iter().filter(|state| state.held) {
-            let of_owner = holdings.entry(OwnerId(state.owner)).or_default();
-            of_owner.0 += 1;
-            let revocable = LeaseClass::from_wire(state.class) == Some(LeaseClass::Revocable);
-            of_owner.1 += u64::from(revocable && !state.revoked);
-        }
-    }
-    holdings
-}
-
-fn beliefs(run: &Run) -> (u64, BTreeMap<OwnerId, u64>) {
-    let now = Millis(run.world.local_ns(run.broker.host) / 1_000_000);
-    let status = run.broker.pool.borrow().borrow().status(now);
-    let alive = status.nodes.iter().filter(|node| node.alive).count() as u64;
-    (alive, status.owners.iter().map(|owner| (OwnerId(owner.owner), u64::from(owner.regions))).collect())
-}
-
-/// O2 and O6.
-async fn judge_beliefs(run: &Rc<Run>) {
-    for look in 1..=QUIET_LOOKS {
-        run.world.sleep(LOOK_EVERY).await;
-        let (alive, believed) = beliefs(run);
-        let held: BTreeMap<OwnerId, u64> =
-            true_holdings(run).into_iter().map(|(owner, (held, _))| (owner, held)).collect();
-        let agreed = alive == run.nodes.len() as u64 && believed == held;
-        if agreed || look == QUIET_LOOKS {
-            let mut oracle = run.oracle.borrow_mut();
-            oracle.believes("living nodes", alive, run.nodes.len() as u64);
-            oracle.believes("leases", believed.values().sum(), held.values().sum());
-            break;
-        }
-    }
-    for client in run.clients.borrow().iter().flatten() {
-        for (region, epoch, key) in client.trusted() {
-            if !node::agrees(&run.node(region.node), region.index, epoch, &key) {
-                let process = client.process.number();
-                run.complain(format!("process {process} trusts epoch {epoch} of {region}, its node does not"));
-            }
-        }
-    }
-}
-
-/// An owner's leases are taken back when somebody asks for them.
-async fn judge_taking_back(run: &Rc<Run>, operator: &Post) {
-    let holdings = true_holdings(run);
-    let Some((owner, (_, revocable))) = holdings.into_iter().find(|(_, (_, revocable))| *revocable > 0) else {
-        return;
-    };
-    let request = RevokeRequest { owner: owner.0, count: revocable as u32, grace_ms: 0 };
-    let patience = Duration::from_secs(8);
-    let answer = operator.ask(run.broker.process.get(), Question::RevokeFrom(request), patience).await;
-    let Some(Answer::Revoked(answer)) = answer else {
-        return run.complain("the broker does not take leases back".into());
-    };
-    run.oracle.borrow_mut().believes("leases to take back", u64::from(answer.revoked), revocable);
-}
-
-/// Whatever was lent comes back, and nobody needs force.
-async fn judge_returns(run: &Rc<Run>) {
-    for _ in 0..RETURN_LOOKS {
-        run.world.sleep(LOOK_EVERY).await;
-        let left = run.clients.borrow().iter().flatten().all(|client| client.has_left());
-        let free = |node: &Rc<Node>| {
-            let counts = node.shell().map(|shell| shell.core.lock().counts());
-            counts.is_some_and(|counts| counts.held == 0 && counts.returning == 0)
-        };
-        if left && run.nodes.iter().all(free) {
-            return;
-        }
-    }
-    for node in &run.nodes {
-        let counts = node.shell().map(|shell| shell.core.lock().counts());
-        run.complain(format!("regions of node {} do not come back: {counts:?}", node.id));
     }
 }
 

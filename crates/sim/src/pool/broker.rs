@@ -101,7 +101,9 @@ impl Life {
             .map(|address| post.ask(self.process_of(address), Question::Regions, REGIONS_PATIENCE))
             .collect();
         while let Some(answer) = tables.next().await {
-            if let Some(Answer::Table(RegionsResponse { address, region_bytes, regions_total, lent })) = answer {
+            if let Some(Answer::Table(RegionsResponse { address, region_bytes, regions_total, lent })) =
+                answer
+            {
                 let report = RegisterRequest { address, region_bytes, regions_total, lent };
                 let _ = self.pool.borrow_mut().report(self.now(), &self.heard(&report));
             }
@@ -199,7 +201,11 @@ impl Life {
             let post = self.post();
             let ask = async |(address, share): (NodeAddress, u32)| {
                 let question = Question::Revoke(RevokeRequest { count: share, ..request });
-                (NodeId(address.node), share, post.ask(self.process_of(&address), question, GRANT_PATIENCE).await)
+                (
+                    NodeId(address.node),
+                    share,
+                    post.ask(self.process_of(&address), question, GRANT_PATIENCE).await,
+                )
             };
             let mut answers: FuturesUnordered<_> = plan.into_iter().map(ask).collect();
             while let Some((node, share, answer)) = answers.next().await {

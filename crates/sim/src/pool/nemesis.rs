@@ -36,7 +36,11 @@ enum Mishap {
     /// A broker takes over while the old one still runs.
     Takeover,
     /// Somebody has leases of an owner taken back.
-    TakeBack { client: usize, count: u32, grace_ms: u64 },
+    TakeBack {
+        client: usize,
+        count: u32,
+        grace_ms: u64,
+    },
 }
 
 /// Draws the mishaps of this run and starts them.

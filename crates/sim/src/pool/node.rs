@@ -159,7 +159,9 @@ impl Life {
         let Lending { region, epoch } = grant.lending;
         self.shell.open_grant(region, epoch, key);
         self.run.oracle.borrow_mut().grants(self.node.region(region), epoch);
-        self.run.world.note("node {} adds grant {} to region {}", &[self.node.id.0, epoch.0, u64::from(region)]);
+        self.run
+            .world
+            .note("node {} adds grant {} to region {}", &[self.node.id.0, epoch.0, u64::from(region)]);
         Answer::GrantAdded(AddGrantResponse { epoch: epoch.0, key: key.as_bytes().to_vec() })
     }
 
@@ -170,7 +172,9 @@ impl Life {
         let Ok(Lending { region, epoch }) = fenced else { return Answer::Refused };
         self.shell.fence_grant(Lending { region, epoch });
         self.run.oracle.borrow_mut().fences(self.node.region(region), epoch);
-        self.run.world.note("node {} fences grant {} of region {}", &[self.node.id.0, epoch.0, u64::from(region)]);
+        self.run
+            .world
+            .note("node {} fences grant {} of region {}", &[self.node.id.0, epoch.0, u64::from(region)]);
         Answer::Done
     }
 
@@ -224,13 +228,15 @@ impl Life {
     }
 
     fn beat(&self) -> HeartbeatRequest {
-        let counts = self.shell.core.lock().counts();
+        let core = self.shell.core.lock();
+        let counts = core.counts();
         HeartbeatRequest {
             node: self.node.id.0,
             incarnation: self.node.incarnation.get(),
             regions_free: counts.free,
             regions_lent: counts.held,
             frames_rejected: 0,
+            table: core.table_sum(self.shell.now()),
         }
     }
 }

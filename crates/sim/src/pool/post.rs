@@ -171,7 +171,8 @@ async fn read_letters(post: Rc<Post>, answer: impl Fn(Question) -> Answering) {
         match &*envelope {
             Envelope::Answer { number, answer } => post.answered(*number, answer.clone()),
             Envelope::Question { number, question } => {
-                let (number, answering, post, to) = (*number, answer(question.clone()), post.clone(), letter.from);
+                let (number, answering, post, to) =
+                    (*number, answer(question.clone()), post.clone(), letter.from);
                 post.run.clone().tasks.spawn(post.me, async move {
                     if let Some(answer) = answering.await {
                         post.run.carry(post.me, to, Arc::new(Envelope::Answer { number, answer }));
@@ -184,7 +185,7 @@ async fn read_letters(post: Rc<Post>, answer: impl Fn(Question) -> Answering) {
 
 impl Run {
     /// Sends a letter, unless its sender dies on it.
-    fn carry(&self, from: ProcessId, to: ProcessId, envelope: Arc<Envelope>) {
+    fn carry(self: &Rc<Self>, from: ProcessId, to: ProcessId, envelope: Arc<Envelope>) {
         if !self.world.is_alive(from) {
             return;
         }
@@ -204,7 +205,7 @@ impl Run {
         }
     }
 
-    fn send_one(&self, from: ProcessId, to: ProcessId, envelope: Arc<Envelope>) {
+    fn send_one(self: &Rc<Self>, from: ProcessId, to: ProcessId, envelope: Arc<Envelope>) {
         let hosts = [self.world.host_of(from), self.world.host_of(to)];
         let now_ns = self.world.now_ns();
         if self.draw(self.delivery.get().lost_permille) {
@@ -215,13 +216,15 @@ impl Run {
             return self.world.send(from, to, envelope);
         }
         self.oracle.borrow_mut().letter(hosts, now_ns);
-        let late = Duration::from_millis(1 + self.faults_random.borrow_mut().below(self.delivery.get().late_ms));
-        let world = self.world.clone();
-        let later = world.sleep(late);
+        let late =
+            Duration::from_millis(1 + self.faults_random.borrow_mut().below(self.delivery.get().late_ms));
+        self.late_letters.set(self.late_letters.get() + 1);
+        let (run, later) = (self.clone(), self.world.sleep(late));
         // In nobody's hands: it arrives even if its sender is dead by then.
         self.tasks.spawn(self.nowhere, async move {
             later.await;
-            world.send(from, to, envelope);
+            run.world.send(from, to, envelope);
+            run.late_letters.set(run.late_letters.get() - 1);
         });
     }
 }

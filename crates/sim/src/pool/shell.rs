@@ -128,7 +128,9 @@ impl Host for Shell {
         access: &mut dyn FnMut(&Mapping) -> Result<(), AccessError>,
     ) -> Result<(), Refusal> {
         match (self.regions.with_region(region, epoch, kind, access), self.stand_in(region, epoch)) {
-            (Err(Refusal::StaleEpoch), Some(present)) => self.regions.with_region(region, present, kind, access),
+            (Err(Refusal::StaleEpoch), Some(present)) => {
+                self.regions.with_region(region, present, kind, access)
+            }
             (result, _) => result,
         }
     }

@@ -41,7 +41,9 @@ impl Client {
         let asked_ns = self.run.world.now_ns();
         let node = self.run.node(renewal.node).process.get();
         let question = Question::Renew(renewal.request(self.owner));
-        let Some(Answer::Renewed(answer)) = self.post().ask(node, question, REQUEST_PATIENCE).await else { return };
+        let Some(Answer::Renewed(answer)) = self.post().ask(node, question, REQUEST_PATIENCE).await else {
+            return;
+        };
         let changes = self.holder.borrow_mut().renewal_answered(self.now(), &renewal, &answer);
         for change in changes {
             match change {
@@ -178,7 +180,8 @@ impl Client {
         let answer = self.post().ask(node, Question::AddGrant(request), REQUEST_PATIENCE).await;
         let Some(Answer::GrantAdded(added)) = answer else { return };
         let grant = Epoch(added.epoch);
-        let (Some(key), Some(lease)) = (added.access_key(), self.run.oracle.borrow().lease_of(region, grant)) else {
+        let (Some(key), Some(lease)) = (added.access_key(), self.run.oracle.borrow().lease_of(region, grant))
+        else {
             return self.run.complain(format!("a grant of {region} under epoch {grant} that no node made"));
         };
         if let Some(held) = self.held.borrow_mut().get_mut(&region) {

@@ -9,7 +9,7 @@ use farpool_wire::{AccessKey, Epoch, Refusal, RegionId, RemoteAddr};
 use super::{Client, Connection};
 use crate::pool::oracle::LeaseNo;
 use crate::pool::post::Invitation;
-use crate::pool::{WORDS, WORD_BYTES};
+use crate::pool::{WORD_BYTES, WORDS};
 
 /// A region that a client may use.
 #[derive(Clone, Copy)]
@@ -137,7 +137,10 @@ impl Client {
             if let Some(&written) = self.written.borrow().get(&place.lease)
                 && own != written
             {
-                oracle.complain(format!("lease {}: {written:#x} was written, and {own:#x} is there", place.lease.0));
+                oracle.complain(format!(
+                    "lease {}: {written:#x} was written, and {own:#x} is there",
+                    place.lease.0
+                ));
             }
         }
         self.note_end(place, &result);
