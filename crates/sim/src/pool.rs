@@ -13,7 +13,6 @@ mod shell;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use std::time::Duration;
 
 use farpool_fabric::Peer;
 use farpool_fabric::sim::{

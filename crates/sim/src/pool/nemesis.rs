@@ -179,7 +179,9 @@ async fn carry_out(run: &Rc<Run>, mishap: Mishap, lasting: Duration, disk_is_los
             if let Some(process) = run.process_of(who) {
                 let (host, now_ns) = (run.host_of(who), run.world.now_ns());
                 let until_ns = now_ns + lasting.as_nanos() as u64;
-                run.oracle.borrow_mut().silence([host, host], now_ns, until_ns);
+                if who != Who::Broker {
+                    run.oracle.borrow_mut().silence([host, host], now_ns, until_ns);
+                }
                 run.world.pause(process, lasting);
                 run.world.sleep(lasting).await;
             }

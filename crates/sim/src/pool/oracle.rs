@@ -253,12 +253,12 @@ impl Oracle {
     }
 
     fn is_excused(&self, loss: &Loss) -> bool {
+        let pair = [loss.holder, loss.node];
         let concerns = |trouble: &&Trouble| {
             let [one, other] = trouble.hosts;
-            let both = [loss.holder, loss.node];
-            let place =
-                if one == other { both.contains(&one) } else { both.contains(&one) && both.contains(&other) };
-            place && trouble.from_ns <= loss.now_ns && trouble.until_ns >= loss.since_ns
+            let of_pair = [one, other] == pair || [other, one] == pair;
+            let of_one = trouble.kind == Kind::Silence && one == other && pair.contains(&one);
+            (of_pair || of_one) && trouble.from_ns <= loss.now_ns && trouble.until_ns >= loss.since_ns
         };
         let mut letters = 0;
         for trouble in self.troubles.iter().filter(concerns) {
@@ -383,6 +383,8 @@ mod tests {
         let letters =
             |count| move |oracle: &mut Oracle| (0..count).for_each(|_| oracle.letter([holder, node], 150));
         assert!(lose(&letters(2)));
+        let elsewhere = |oracle: &mut Oracle| (0..9).for_each(|_| oracle.letter([node, third], 150));
+        assert!(lose(&elsewhere), "the broker's letters");
         assert!(!lose(&letters(3)));
         assert!(!lose(&|oracle| oracle.revoked(REGION)));
         assert!(!lose(&|oracle| oracle.dies(REGION.node)));
