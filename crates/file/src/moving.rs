@@ -101,7 +101,7 @@ impl FileInner {
 
     /// Moves one extent, if it has to be moved.
     async fn move_extent(&self, core: &SessionCore, stripe: u64) -> Result<(), FileError> {
-        let Some(old) = self.map.read().extent(stripe).filter(|extent| is_to_move(extent)) else {
+        let Some(old) = self.map.read().extent(stripe).filter(is_to_move) else {
             return Ok(());
         };
         let fresh = self.take_extent(stripe).await?;

@@ -19,6 +19,7 @@ use proptest::test_runner::{Config, TestRunner};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
+use crate::split::pieces;
 use crate::{FarFile, FileError, FileStore, Session};
 
 const REGION_BYTES: u64 = 1 << 20;
@@ -515,6 +516,7 @@ fn files_move_out_of_regions_that_are_taken_back_while_they_are_written() {
         quiet.write(&session, 0, &pattern(MAX_TRANSFER_BYTES, 8)).unwrap();
         busy.write(&session, 0, &[0; 2 * BLOCK_BYTES]).unwrap();
         let before = regions_of(&quiet);
+        let old = quiet.inner.map.read().extent(0).unwrap();
         let taken = rig.take_back(&store, 16, Duration::from_secs(600));
         assert!(taken.revoked as usize >= before.len(), "{taken:?}");
         let mut round = 0u8;
@@ -524,6 +526,14 @@ fn files_move_out_of_regions_that_are_taken_back_while_they_are_written() {
             assert_eq!(read(&busy, &session, BLOCK / 2, BLOCK_BYTES).unwrap(), [round; BLOCK_BYTES]);
             regions_of(&quiet).union(&regions_of(&busy)).all(|region| !before.contains(region))
         });
+        {
+            let guard = session.lock();
+            // SAFETY: the future ends in `block_on`.
+            let core = unsafe { guard.core() };
+            let piece = pieces(0, BLOCK).next().unwrap();
+            let late = guard.block_on(quiet.inner.store_piece(core, piece, &old, |target| target.fill(1)));
+            assert_eq!(late, Ok(false), "a writer that comes late finds that the extent was moved");
+        }
         assert!(read(&quiet, &session, 0, MAX_TRANSFER_BYTES).unwrap() == pattern(MAX_TRANSFER_BYTES, 8));
         assert_eq!(read(&busy, &session, 0, BLOCK_BYTES / 2).unwrap(), [0; BLOCK_BYTES / 2]);
     }

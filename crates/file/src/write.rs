@@ -104,7 +104,7 @@ impl FileInner {
 
     /// Locks the blocks of a piece, lets `fill` put the new bytes in place among the old, and stores the whole. False:
     /// the extent was moved or cut off meanwhile, and nothing was stored.
-    async fn store_piece(
+    pub(crate) async fn store_piece(
         &self,
         core: &SessionCore,
         piece: Piece,

@@ -72,21 +72,29 @@ pub struct Holdings {
 }
 
 impl Holdings {
-    /// Notes a lease that was asked for at `asked_at` and lasts `ttl`. Of two lendings of a region the later counts:
-    /// `false`, it is not this one.
+    /// Notes a lease that was asked for at `asked_at` and lasts `ttl`. `false`: it is of no use, since a later one of its
+    /// region is held, or its time is over.
     pub fn acquired(
         &mut self,
+        now: Millis,
         asked_at: Millis,
         ttl: Millis,
         region: RegionId,
         epoch: Epoch,
         key: AccessKey,
     ) -> bool {
+        let holding = Holding::new(epoch, key, asked_at, ttl);
         let later = self.leases.get(&region).is_none_or(|held| held.epoch < epoch);
-        if later {
-            self.leases.insert(region, Holding::new(epoch, key, asked_at, ttl));
+        let of_use = later && now < holding.usable_until;
+        if of_use {
+            self.leases.insert(region, holding);
         }
-        later
+        of_use
+    }
+
+    /// The lease of a region, usable or not.
+    pub fn get(&self, region: RegionId) -> Option<&Holding> {
+        self.leases.get(&region)
     }
 
     /// The lease of a region, if it may be used now.
@@ -170,7 +178,7 @@ mod tests {
 
     fn one_lease() -> Holdings {
         let mut holdings = Holdings::default();
-        holdings.acquired(Millis(0), TTL, REGION, EPOCH, KEY);
+        holdings.acquired(Millis(0), Millis(0), TTL, REGION, EPOCH, KEY);
         holdings
     }
 
@@ -209,7 +217,7 @@ mod tests {
         holdings.renewed(Millis(4_000), FULL, REGION, Epoch::new(1, 2));
         assert!(!holdings.dropped(REGION, Epoch::new(1, 2)));
         assert!(holdings.usable(Millis(8_000), REGION).is_none());
-        holdings.acquired(Millis(0), TTL, REGION, Epoch::new(1, 0), KEY);
+        holdings.acquired(Millis(0), Millis(0), TTL, REGION, Epoch::new(1, 0), KEY);
         assert_eq!(holdings.usable(Millis(0), REGION).map(|held| held.epoch), Some(EPOCH));
         assert!(holdings.dropped(REGION, EPOCH));
     }
@@ -255,8 +263,8 @@ mod tests {
             let owner = OwnerId(1);
             let granted = table.grant(node_clock(flight_out), owner, LeaseClass::Revocable, 1, &mut || KEY);
             let lending: Lending = granted[0].lending;
-            holdings.acquired(holder_clock(0), TTL, REGION, lending.epoch, KEY);
             let mut at = flight_out + flight_back;
+            holdings.acquired(holder_clock(at), holder_clock(0), TTL, REGION, lending.epoch, KEY);
             for round in 0..renewals {
                 if revoked_in == Some(round) {
                     // Refused only if the lease has ended, which is as well.

@@ -260,16 +260,23 @@ mod tests {
         }
     }
 
+    /// A card that lets go at once.
+    struct Obedient;
+
+    impl Cut for Obedient {
+        fn cut(&self) {}
+    }
+
     #[test]
-    fn a_released_region_is_not_lent_while_a_process_still_maps_it() {
+    fn a_released_region_is_not_lent_while_a_card_still_has_its_memory() {
         let (core, _keeper) = core(60_000);
         let lease = core.grant(OWNER, LeaseClass::Revocable, 1).remove(0);
         let key = AccessKey::from_slice(&lease.key).unwrap();
-        let shared = core.share(lease.region, Epoch(lease.epoch), &key).unwrap();
+        let lent = core.lend(lease.region, Epoch(lease.epoch), &key, Arc::new(Obedient)).unwrap();
         core.release(OWNER, &reference(&lease)).unwrap();
         assert_eq!(core.counts().0, RegionCounts { free: 1, held: 0, returning: 1 });
         assert_eq!(core.grant(OWNER, LeaseClass::Revocable, 2).len(), 1);
-        drop(shared);
+        drop(lent);
         wait_until(|| core.counts().0.free == 1);
     }
 

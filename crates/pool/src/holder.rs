@@ -224,6 +224,9 @@ impl Holder {
         }
         let mut acquired = nothing(GrowthOutcome::Full);
         for lease in answer.leases {
+            if self.holds(&lease) {
+                continue; // an answer that came twice
+            }
             match self.accept(now, asked_at, answer.region_bytes, &lease) {
                 Ok((region, key, usable_until)) => {
                     let epoch = Epoch(lease.epoch);
@@ -236,6 +239,11 @@ impl Holder {
             acquired.outcome = GrowthOutcome::Grown;
         }
         acquired
+    }
+
+    fn holds(&self, lease: &Lease) -> bool {
+        let held = lease.region_id().and_then(|region| self.holdings.get(region));
+        held.is_some_and(|held| held.epoch.0 == lease.epoch)
     }
 
     /// Takes a lease as it came, if it can be used: which region, its key, and until when.
@@ -252,14 +260,10 @@ impl Holder {
         let region = lease.region_id().ok_or("it names no node")?;
         let key = lease.access_key().ok_or("its key has not 16 bytes")?;
         let epoch = Epoch(lease.epoch);
-        if !self.holdings.acquired(asked_at, Millis(lease.ttl_ms), region, epoch, key) {
-            return Err("a later lease of its region is held");
-        }
-        let Some(usable_until) = self.holdings.usable(now, region).map(Holding::usable_until) else {
-            self.holdings.dropped(region, epoch);
-            return Err("its time was over when it came");
-        };
-        Ok((region, key, usable_until))
+        let _of_use = self.holdings.acquired(now, asked_at, Millis(lease.ttl_ms), region, epoch, key);
+        let held = self.holdings.get(region).filter(|held| held.epoch == epoch);
+        let held = held.ok_or("its time was over when it came, or a later lease of its region is held")?;
+        Ok((region, key, held.usable_until()))
     }
 
     /// The holder lets go of a lease, or its node has refused it. `false`: it was not held any more.
@@ -468,6 +472,19 @@ mod tests {
         assert!(holder.renewals(Millis(19_999), 100).is_empty());
         assert!(holder.usable(Millis(19_999), region(0)).is_some());
         assert_eq!(holder.lapsed(Millis(20_000)), [(region(0), Epoch::new(1, 1))]);
+    }
+
+    #[test]
+    fn an_answer_that_comes_twice_gives_nothing_back_that_is_held() {
+        let mut holder = holder_of(vec![lease(0, 5)]);
+        let twice = holder.acquisition_answered(Millis(20), Millis(0), answer(vec![lease(0, 5)]));
+        assert_eq!((twice.leases.len(), twice.unusable.len()), (0, 0));
+        let renewal = ask(&mut holder, 4_000);
+        let said = RenewResponse { outcomes: vec![renewed(TTL, false)] };
+        let extended = [Change::Extended { region: region(0), usable_until: Millis(12_000) }];
+        for _ in 0..2 {
+            assert_eq!(holder.renewal_answered(Millis(4_100), &renewal, &said), extended);
+        }
     }
 
     #[test]
