@@ -47,7 +47,8 @@ sim: setup ## 10,000 seeds of each simulation, then each of them broken on purpo
 	done
 
 .PHONY: test-rdma
-test-rdma: setup ## the suite over RDMA, in an emulated machine with a soft device (needs qemu)
+test-rdma: ## the suite over RDMA, in emulated machines with a soft device: a few minutes
+	@scripts/setup rdma
 	testbed/test-rdma
 
 .PHONY: lint

@@ -60,6 +60,7 @@ impl Rig {
             control_listen: any_port(),
             data_listen: any_port(),
             shm_socket: Some(self.directory.path().join(format!("node{}.sock", self.nodes.len()))),
+            card: None,
             memory_bytes: regions * REGION_BYTES,
             region_bytes: REGION_BYTES,
             lock_memory: false,
@@ -80,7 +81,8 @@ impl Rig {
 
     fn pool(&self, transport: TransportChoice) -> Pool {
         let broker = self.broker.to_string();
-        Pool::connect(PoolConfig { broker, tls: None, transport, limit_bytes: None }).unwrap()
+        Pool::connect(PoolConfig { broker, tls: None, transport: transport.into(), limit_bytes: None })
+            .unwrap()
     }
 
     /// Has the broker take leases of a store back.

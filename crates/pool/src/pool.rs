@@ -10,7 +10,7 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use farpool_control::{Tls, this_host};
-use farpool_fabric::{Clock, Peer, TransportChoice};
+use farpool_fabric::{Clock, Peer, TransportChoice, Transports};
 use farpool_lease::Millis;
 use farpool_wire::control::{AcquireResponse, Lease, NodeAddress, RenewResponse};
 use farpool_wire::{Epoch, GrantMode, NodeId, OwnerId, RegionId};
@@ -37,7 +37,7 @@ pub struct PoolConfig {
     /// Certificates of the control plane; without them only a broker on loopback is asked.
     pub tls: Option<Tls>,
     /// Which transports may be used.
-    pub transport: TransportChoice,
+    pub transport: Transports,
     /// Most bytes to lease; `None`: as many as the pool gives.
     pub limit_bytes: Option<u64>,
 }
@@ -282,7 +282,7 @@ impl Shared {
     /// Adds a region that was just leased. One lease of a region replaces another.
     fn add_region(&self, ledger: &mut Ledger, now: Millis, held: HeldLease) {
         let address = held.lease.address.unwrap_or_default(); // present: the holder has looked
-        let node = NodeState::new(peer_of(&address, self.config.transport), address.control);
+        let node = NodeState::new(peer_of(&address, self.config.transport.choice), address.control);
         // A node that was restarted under its name is reached elsewhere.
         let same = |known: &&Arc<NodeState>| {
             !known.is_lost() && known.peer == node.peer && known.control == node.control

@@ -18,6 +18,8 @@ use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, RemoteAddr, SessionId};
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
 
+const DEADLINE: Duration = Duration::from_secs(20);
+
 /// One owner, with an endpoint of its own.
 pub struct Client {
     runtime: Runtime,
@@ -30,11 +32,11 @@ impl Client {
     /// An owner of this name.
     pub fn new(broker: &str, owner: u64, transport: TransportChoice) -> Self {
         let endpoint = Endpoint::new(EndpointConfig {
-            transport: Rc::new(Negotiated(transport)),
+            transport: Rc::new(Negotiated::new(transport, DEADLINE)),
             clock: Rc::new(MonotonicClock::new()),
             session_ids: Box::new(|| SessionId(RandomState::new().hash_one(0))),
             arena_bytes: 1 << 20,
-            deadline: Duration::from_secs(20),
+            deadline: DEADLINE,
         });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         Client { runtime, broker: broker.to_owned(), owner, endpoint }
