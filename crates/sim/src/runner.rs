@@ -44,7 +44,7 @@ pub struct Scenario {
 }
 
 /// All scenarios.
-const SCENARIOS: &[Scenario] = &[crate::FABRIC];
+const SCENARIOS: &[Scenario] = &[crate::FABRIC, crate::POOL];
 
 /// The scenario of a name.
 pub fn find_scenario(name: &str) -> Option<&'static Scenario> {

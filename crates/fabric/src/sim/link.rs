@@ -98,7 +98,8 @@ impl Link for SimLink {
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), LinkClosed> {
         let mut state = self.world.lock();
         if state.config.self_driven && state.links[&self.connection].inbox.is_empty() && !state.step() {
-            state.now_ns += IDLE_STEP_NS;
+            let until_ns = state.now_ns + IDLE_STEP_NS;
+            state.advance_to(until_ns);
         }
         let link = state.links.get_mut(&self.connection).expect("a link is there until it is dropped");
         std::mem::swap(&mut self.arrived, &mut link.inbox);
