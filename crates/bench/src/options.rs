@@ -101,27 +101,6 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// What the fabric is compared with, of those floors that there are for a transport.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum FloorChoice {
-    /// Shared memory: bare accesses. TCP: a system call per response, as a plain server does it.
-    Bare,
-    /// TCP only: responses that are ready together are sent together. Nothing that does more can be as fast.
-    Gathered,
-}
-
-impl FromStr for FloorChoice {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        match name {
-            "bare" => Ok(FloorChoice::Bare),
-            "gathered" => Ok(FloorChoice::Gathered),
-            other => Err(format!("unknown floor '{other}': choose bare or gathered")),
-        }
-    }
-}
-
 /// How the fabric is reached: the choices of [`TransportChoice`] but for `auto`, since a figure needs to say of what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IoTransport(pub TransportChoice);
@@ -171,8 +150,8 @@ pub struct IoOptions {
     pub footprint_bytes: u64,
     /// How long operations are measured in all, floors and warm-up not counted.
     pub duration: Duration,
-    /// Which floor is measured in between, if any.
-    pub floor: Option<FloorChoice>,
+    /// Whether the floor is measured in between.
+    pub floor: bool,
 }
 
 impl IoOptions {
@@ -203,9 +182,6 @@ impl IoOptions {
         if self.batch > 1 && self.op == IoOp::Call {
             return Err("calls are not batched: leave --batch out, and raise --depth instead".into());
         }
-        if self.floor == Some(FloorChoice::Gathered) && self.transport.0 == TransportChoice::Shm {
-            return Err("nothing is gathered in shared memory: give --floor without a value".into());
-        }
         if self.duration.is_zero() {
             return Err("nothing is measured in no time: give --seconds 1 or more".into());
         }
@@ -214,7 +190,7 @@ impl IoOptions {
 
     /// Nothing bare to compare a network card with, which does all of the work.
     fn check_transport(&self) -> Result<(), String> {
-        if self.transport.0 == TransportChoice::Verbs && self.floor.is_some() {
+        if self.transport.0 == TransportChoice::Verbs && self.floor {
             return Err("there is no floor for verbs: leave --floor out".into());
         }
         Ok(())
@@ -268,7 +244,7 @@ pub(crate) mod tests {
             threads: 1,
             footprint_bytes: 4 << 20,
             duration: Duration::from_millis(1),
-            floor: Some(FloorChoice::Bare),
+            floor: true,
         }
     }
 
@@ -285,7 +261,6 @@ pub(crate) mod tests {
             (IoOptions { block_bytes: 2 << 20, ..good }, "--block"),
             (IoOptions { footprint_bytes: 4096, ..good }, "--footprint"),
             (IoOptions { duration: Duration::ZERO, ..good }, "--seconds"),
-            (IoOptions { floor: Some(FloorChoice::Gathered), ..good }, "--floor"),
             (IoOptions { block_bytes: 64, ..small(TransportChoice::Tcp, IoOp::Cas) }, "--block"),
             (IoOptions { batch: 2, ..small(TransportChoice::Tcp, IoOp::Call) }, "--batch"),
         ];
@@ -311,7 +286,6 @@ pub(crate) mod tests {
     #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
         assert!("auto".parse::<IoTransport>().unwrap_err().contains("shm or tcp"));
-        assert!("none".parse::<FloorChoice>().unwrap_err().contains("gathered"));
         assert!("append".parse::<IoOp>().unwrap_err().contains("faa"));
         assert!("zipf".parse::<Pattern>().unwrap_err().contains("sequential"));
     }

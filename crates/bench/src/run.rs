@@ -77,7 +77,7 @@ pub fn run_io(
     let options = &IoOptions { footprint_bytes: footprint.bytes(), ..*options };
     let first = Reach::open(&footprint, transports, 0)?; // kept: the pages are told by its mapping
     let pages = pages(options, own.as_ref())?;
-    let ground = options.floor.map(|_| Ground::prepare(options, pages.unwrap_or(Pages::Small), farpool));
+    let ground = options.floor.then(|| Ground::prepare(options, pages.unwrap_or(Pages::Small), farpool));
     let ground = ground.transpose()?;
     let plan = Plan::of(options);
     let run = Run { options, transports, footprint: &footprint, ground: ground.as_ref(), stop, plan };

@@ -11,9 +11,10 @@ use farpool_fabric::{
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::node_client::NodeClient;
 use farpool_wire::control::{
-    AcquireRequest, Lease, LeaseClass, LeaseRef, ReleaseRequest, RenewOutcome, RenewRequest,
+    self, AcquireRequest, AddGrantRequest, FenceGrantRequest, Lease, LeaseClass, LeaseRef, ReleaseRequest,
+    RenewOutcome, RenewRequest, RevokeRequest, RevokeResponse,
 };
-use farpool_wire::{AccessKey, Epoch, NodeId, RemoteAddr, SessionId};
+use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, RemoteAddr, SessionId};
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
 
@@ -69,6 +70,28 @@ impl Client {
     pub fn release(&self, lease: &Lease) {
         let request = ReleaseRequest { owner: self.owner, leases: vec![reference(lease)] };
         self.runtime.block_on(self.node(lease).release(request)).unwrap();
+    }
+
+    /// Lets another client in: the lease as that client would see it.
+    pub fn let_in(&self, lease: &Lease, mode: GrantMode) -> Lease {
+        let mode = control::GrantMode::from(mode).into();
+        let request = AddGrantRequest { owner: self.owner, lease: Some(reference(lease)), mode };
+        let grant = self.runtime.block_on(self.node(lease).add_grant(request)).unwrap().into_inner();
+        Lease { epoch: grant.epoch, key: grant.key, ..lease.clone() }
+    }
+
+    /// Ends the access of a client that was let in.
+    pub fn fence(&self, lease: &Lease, client: &Lease) {
+        let lease = Some(reference(lease));
+        let request = FenceGrantRequest { owner: self.owner, lease, grant: client.epoch };
+        self.runtime.block_on(self.node(client).fence_grant(request)).unwrap();
+    }
+
+    /// Has the broker take leases of this owner back.
+    pub fn take_back(&self, count: u32, grace_ms: u64) -> RevokeResponse {
+        let request = RevokeRequest { owner: self.owner, count, grace_ms };
+        let mut broker = BrokerClient::new(self.channel(&self.broker));
+        self.runtime.block_on(broker.revoke(request)).unwrap().into_inner()
     }
 
     /// A connection to the node of a lease, with nothing attached.
