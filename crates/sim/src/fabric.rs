@@ -10,6 +10,7 @@ mod layout;
 mod nemesis;
 
 use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use farpool_fabric::sim::{
     World, WorldConfig,
 };
 
-use crate::runner::{RunReport, Scenario};
+use crate::runner::{RunReport, Scenario, described};
 use director::{Board, Node};
 use history::History;
 
@@ -148,9 +149,13 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         client::start(&run, place, false);
     }
     nemesis::start(&run, &places, &mut random);
-    let end = executor.run(RUN_NS);
-    if end != RunEnd::Finished {
-        run.complain(format!("somebody hangs: {end:?} with {} clients left", run.clients_left.borrow()));
+    // Caught here, so that a run that panics has a trace as well.
+    match catch_unwind(AssertUnwindSafe(|| executor.run(RUN_NS))) {
+        Ok(RunEnd::Finished) => {}
+        Ok(end) => {
+            run.complain(format!("somebody hangs: {end:?} with {} clients left", run.clients_left.borrow()));
+        }
+        Err(panic) => run.complain(described(&*panic)),
     }
     drop(executor);
     let history = run.history.take();
