@@ -31,8 +31,10 @@ const NO_SCRUB: &str = "no-scrub";
 const EPOCH_WORD: &str = "epoch-word-not-checked-after-copy";
 const OLD_INCARNATION: &str = "old-incarnation-still-applied";
 const DUPLICATE: &str = "duplicate-completion";
+const FENCE_FLAG: &str = "fence-flag-ignored";
 const TORN_COPY: &str = "reader-trusts-torn-copy";
-const MUTATIONS: &[&str] = &[NO_FENCE, NO_SCRUB, EPOCH_WORD, OLD_INCARNATION, DUPLICATE, TORN_COPY];
+const MUTATIONS: &[&str] =
+    &[NO_FENCE, NO_SCRUB, EPOCH_WORD, OLD_INCARNATION, DUPLICATE, FENCE_FLAG, TORN_COPY];
 
 /// Far more than any run takes: whoever has not ended by then hangs.
 const RUN_NS: u64 = 1_000_000_000;
@@ -106,6 +108,7 @@ fn world_of(seed: u64, mutation: Option<&'static str>, trace: bool, random: &mut
         Some(EPOCH_WORD) => Some(Mutation::EpochWordNotCheckedAfterCopy),
         Some(OLD_INCARNATION) => Some(Mutation::OldIncarnationStillApplied),
         Some(DUPLICATE) => Some(Mutation::DuplicateCompletion),
+        Some(FENCE_FLAG) => Some(Mutation::FenceFlagIgnored),
         _ => None,
     };
     World::new(WorldConfig { network: Network::default(), faults, mutation, trace, ..WorldConfig::new(seed) })
