@@ -1,5 +1,5 @@
 //! `sim fabric`: clients, queues, regions and grants on the simulated fabric, with faults; judged by what the
-//! fabric's contract promises (`docs/fabric.md`).
+//! fabric's contract promises (`docs/src/fabric.md`).
 
 mod client;
 mod director;
