@@ -39,7 +39,8 @@ test: setup ## everything that needs no special hardware
 	cargo test --locked
 
 .PHONY: test-rdma
-test-rdma: setup ## the suite over RDMA, in an emulated machine with a soft device (needs qemu)
+test-rdma: ## the suite over RDMA, in emulated machines with a soft device: a few minutes
+	@scripts/setup rdma
 	testbed/test-rdma
 
 .PHONY: lint

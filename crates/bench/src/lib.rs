@@ -24,7 +24,8 @@ mod tally;
 
 pub use floors::{serve_ping_pong, serve_tcp};
 pub use machine::Machine;
-pub use options::{FloorChoice, IoOp, IoOptions, IoTransport, Pattern, THREADS_MAX};
+pub use options::{IoOp, IoOptions, IoTransport, Pattern, THREADS_MAX};
+pub use pages::Pages as FloorPages;
 pub use report::{FloorReport, IoReport};
 pub use run::{Source, run_io};
 pub use table::{TableOptions, run_table};

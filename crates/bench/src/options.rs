@@ -101,27 +101,6 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// What the fabric is compared with, of those floors that there are for a transport.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum FloorChoice {
-    /// Shared memory: bare accesses. TCP: a system call per response, as a plain server does it.
-    Bare,
-    /// TCP only: responses that are ready together are sent together. Nothing that does more can be as fast.
-    Gathered,
-}
-
-impl FromStr for FloorChoice {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        match name {
-            "bare" => Ok(FloorChoice::Bare),
-            "gathered" => Ok(FloorChoice::Gathered),
-            other => Err(format!("unknown floor '{other}': choose bare or gathered")),
-        }
-    }
-}
-
 /// How the fabric is reached: the choices of [`TransportChoice`] but for `auto`, since a figure needs to say of what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IoTransport(pub TransportChoice);
@@ -132,7 +111,7 @@ impl FromStr for IoTransport {
     fn from_str(name: &str) -> Result<Self, String> {
         match name.parse() {
             Ok(TransportChoice::Auto) | Err(_) => {
-                Err(format!("no transport '{name}' to measure in this build: choose shm or tcp"))
+                Err(format!("no transport '{name}' to measure in this build: choose shm, tcp or verbs"))
             }
             Ok(choice) => Ok(IoTransport(choice)),
         }
@@ -145,6 +124,7 @@ impl fmt::Display for IoTransport {
             TransportChoice::Auto => "auto",
             TransportChoice::Shm => "shm",
             TransportChoice::Tcp => "tcp",
+            TransportChoice::Verbs => "verbs",
         })
     }
 }
@@ -170,8 +150,8 @@ pub struct IoOptions {
     pub footprint_bytes: u64,
     /// How long operations are measured in all, floors and warm-up not counted.
     pub duration: Duration,
-    /// Which floor is measured in between, if any.
-    pub floor: Option<FloorChoice>,
+    /// Whether the floor is measured in between.
+    pub floor: bool,
 }
 
 impl IoOptions {
@@ -186,6 +166,7 @@ impl IoOptions {
 
     /// Says what cannot be measured.
     pub fn check(&self) -> Result<(), String> {
+        self.check_transport()?;
         self.check_block()?;
         let in_flight = self.depth.saturating_mul(self.batch);
         if self.depth == 0 || self.batch == 0 || in_flight > MAX_IN_FLIGHT {
@@ -201,11 +182,16 @@ impl IoOptions {
         if self.batch > 1 && self.op == IoOp::Call {
             return Err("calls are not batched: leave --batch out, and raise --depth instead".into());
         }
-        if self.floor == Some(FloorChoice::Gathered) && self.transport.0 == TransportChoice::Shm {
-            return Err("nothing is gathered in shared memory: give --floor without a value".into());
-        }
         if self.duration.is_zero() {
             return Err("nothing is measured in no time: give --seconds 1 or more".into());
+        }
+        Ok(())
+    }
+
+    /// Nothing bare to compare a network card with, which does all of the work.
+    fn check_transport(&self) -> Result<(), String> {
+        if self.transport.0 == TransportChoice::Verbs && self.floor {
+            return Err("there is no floor for verbs: leave --floor out".into());
         }
         Ok(())
     }
@@ -258,7 +244,7 @@ pub(crate) mod tests {
             threads: 1,
             footprint_bytes: 4 << 20,
             duration: Duration::from_millis(1),
-            floor: Some(FloorChoice::Bare),
+            floor: true,
         }
     }
 
@@ -268,13 +254,13 @@ pub(crate) mod tests {
         good.check().unwrap();
         let bad = [
             (IoOptions { depth: 0, ..good }, "--depth"),
+            (small(TransportChoice::Verbs, IoOp::Read), "--floor"),
             (IoOptions { depth: 16, batch: 16, ..good }, "--batch"),
             (IoOptions { threads: 0, ..good }, "--threads"),
             (IoOptions { block_bytes: 12, ..good }, "--block"),
             (IoOptions { block_bytes: 2 << 20, ..good }, "--block"),
             (IoOptions { footprint_bytes: 4096, ..good }, "--footprint"),
             (IoOptions { duration: Duration::ZERO, ..good }, "--seconds"),
-            (IoOptions { floor: Some(FloorChoice::Gathered), ..good }, "--floor"),
             (IoOptions { block_bytes: 64, ..small(TransportChoice::Tcp, IoOp::Cas) }, "--block"),
             (IoOptions { batch: 2, ..small(TransportChoice::Tcp, IoOp::Call) }, "--batch"),
         ];
@@ -300,7 +286,6 @@ pub(crate) mod tests {
     #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
         assert!("auto".parse::<IoTransport>().unwrap_err().contains("shm or tcp"));
-        assert!("none".parse::<FloorChoice>().unwrap_err().contains("gathered"));
         assert!("append".parse::<IoOp>().unwrap_err().contains("faa"));
         assert!("zipf".parse::<Pattern>().unwrap_err().contains("sequential"));
     }

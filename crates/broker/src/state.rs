@@ -210,7 +210,8 @@ impl Pool {
             .collect();
         for _ in 0..count {
             let with_some = nodes.iter_mut().filter(|(_, held, _)| held.revocable > 0);
-            let Some((_, held, share)) = with_some.max_by_key(|(_, held, share)| held.regions.saturating_sub(*share))
+            let Some((_, held, share)) =
+                with_some.max_by_key(|(_, held, share)| held.regions.saturating_sub(*share))
             else {
                 break;
             };
@@ -231,8 +232,8 @@ impl Pool {
         }
     }
 
-    /// A node did not say whether it took `asked` leases back. They count as not taken: a node takes each only once,
-    /// however often it is asked.
+    /// A node did not say whether it took `asked` leases back. They count as not taken, so that they can
+    /// be asked for again; the node's next report says how it is.
     pub fn revocation_unanswered(&mut self, now: Millis, node: NodeId, owner: OwnerId, asked: u32) {
         self.failed(now, node);
         let known = self.nodes.get_mut(&node);

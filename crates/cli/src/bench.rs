@@ -9,13 +9,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use farpool_bench::{
-    FloorChoice, IoOp, IoOptions, IoTransport, Pattern, Source, TableOptions, run_io, run_table,
+    FloorPages, IoOp, IoOptions, IoTransport, Pattern, Source, TableOptions, run_io, run_table,
     serve_ping_pong, serve_tcp,
 };
 use farpool_control::Tls;
 
 use crate::errors::UsageError;
 use crate::output::{say, say_json};
+use crate::rdma::card_transport;
 use crate::size::ByteSize;
 use crate::tether::{self, Tether};
 
@@ -54,7 +55,7 @@ Examples:
   farpool bench io --transport shm --op call --seconds 5 --floor --json
   farpool bench io --transport tcp --op read --seconds 5 --broker db-17:7117 --tls-dir /etc/farpool/tls")]
 struct IoArgs {
-    /// How far memory is reached: shm or tcp
+    /// How far memory is reached: shm, tcp or verbs (RDMA)
     #[arg(long)]
     transport: IoTransport,
 
@@ -90,9 +91,9 @@ struct IoArgs {
     #[arg(long, value_name = "N", value_parser = parse_seconds)]
     seconds: Duration,
 
-    /// Measure the floor as well, in turns; for tcp `--floor=gathered` is a stricter one that gathers responses
-    #[arg(long, value_name = "KIND", num_args = 0..=1, require_equals = true, default_missing_value = "bare")]
-    floor: Option<FloorChoice>,
+    /// Measure the floor as well, in turns
+    #[arg(long)]
+    floor: bool,
 
     /// Use the pool of this broker instead of an own one
     #[arg(long, value_name = "HOST:PORT")]
@@ -146,9 +147,21 @@ struct FloorArgs {
 #[derive(Debug, Subcommand)]
 enum FloorKind {
     /// Answers requests over TCP
-    Tcp(Tether),
+    Tcp(TcpFloorArgs),
     /// Answers pings on the memory that is its standard input
     PingPong(Tether),
+}
+
+#[derive(Debug, clap::Args)]
+struct TcpFloorArgs {
+    /// Memory in which requests name their places
+    #[arg(long)]
+    bytes: usize,
+    /// What pages it lies on
+    #[arg(long)]
+    pages: FloorPages,
+    #[command(flatten)]
+    tether: Tether,
 }
 
 /// Longest measurement: a day.
@@ -166,9 +179,9 @@ pub fn run(args: BenchArgs) -> Result<()> {
     match args.what {
         What::Io(args) => io(&args),
         What::IoTable(args) => io_table(args),
-        What::Floor(FloorArgs { kind: FloorKind::Tcp(tether) }) => {
-            tether::fasten(&tether)?;
-            serve_tcp(|address| say(format!("ready {address}")))
+        What::Floor(FloorArgs { kind: FloorKind::Tcp(floor) }) => {
+            tether::fasten(&floor.tether)?;
+            serve_tcp(floor.bytes, floor.pages, |address| say(format!("ready {address}")))
         }
         What::Floor(FloorArgs { kind: FloorKind::PingPong(tether) }) => {
             tether::fasten(&tether)?;
@@ -188,7 +201,7 @@ fn io(args: &IoArgs) -> Result<()> {
     let source = args.broker.as_deref().map_or(Source::Own, |broker| Source::Broker(broker, tls));
     let farpool = std::env::current_exe().context("cannot find this program's own file")?;
     let stop = stop_on_signals()?;
-    let report = run_io(&options, source, &farpool, &stop)?;
+    let report = run_io(&options, Some(card_transport), source, &farpool, &stop)?;
     if args.json {
         return say_json(&report);
     }
@@ -233,7 +246,7 @@ impl IoArgs {
 /// The node takes the footprint, and so does a floor of bare accesses.
 fn check_memory(options: &IoOptions) -> Result<()> {
     let room = farpool_node::available_memory().context("cannot read how much memory there is")?;
-    let wanted = options.footprint_bytes.saturating_mul(1 + u64::from(options.floor.is_some()));
+    let wanted = options.footprint_bytes.saturating_mul(1 + u64::from(options.floor));
     if wanted > room {
         let (wanted, room) = (ByteSize(wanted), ByteSize(room));
         let text = format!("this takes {wanted} and {room} are available: lower --footprint");

@@ -10,6 +10,7 @@ mod errors;
 mod mount;
 mod node;
 mod output;
+mod rdma;
 mod reach;
 mod run_dir;
 mod shutdown;

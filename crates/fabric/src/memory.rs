@@ -306,6 +306,12 @@ impl SharedMemory {
         Self::create(name, bytes)
     }
 
+    /// Whether it lies in large pages. What touches them again after [`discard`](Self::discard) may find none left,
+    /// and is killed.
+    pub(crate) fn is_large(&self) -> bool {
+        self.page_bytes().is_ok_and(|bytes| bytes >= LARGE_PAGE_BYTES)
+    }
+
     /// Size of the pages it lies in.
     pub fn page_bytes(&self) -> io::Result<u64> {
         // For memory files the kernel says there what their pages are.

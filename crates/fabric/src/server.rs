@@ -6,6 +6,7 @@
 //! V3. Malformed bytes close their connection, count as rejected, and change nothing else.
 //! V4. Memory is bounded: connections, bytes read ahead and answers waiting to be sent all have limits.
 
+mod attached;
 mod connection;
 mod sessions;
 

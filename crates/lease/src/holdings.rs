@@ -49,6 +49,14 @@ impl Holding {
         self.usable_until
     }
 
+    /// For how long somebody who asks now may use the region; zero when the time is over.
+    ///
+    /// Whoever counts this from when it asked the holder needs no margin of its own: however its share of the time and the
+    /// holder's are cut, each runs at most [`CLOCK_DRIFT_PERCENT`] slow, as the holder's margin assumes of the whole.
+    pub fn usable_for(&self, now: Millis) -> Millis {
+        self.usable_until.since(now)
+    }
+
     /// Whether the region is being taken back: by [`usable_until`](Self::usable_until) its holder has to be out.
     pub fn is_revoked(&self) -> bool {
         self.revoked
@@ -64,21 +72,29 @@ pub struct Holdings {
 }
 
 impl Holdings {
-    /// Notes a lease that was asked for at `asked_at` and lasts `ttl`. Of two lendings of a region the later counts:
-    /// `false`, it is not this one.
+    /// Notes a lease that was asked for at `asked_at` and lasts `ttl`. `false`: it is of no use, since a later one of its
+    /// region is held, or its time is over.
     pub fn acquired(
         &mut self,
+        now: Millis,
         asked_at: Millis,
         ttl: Millis,
         region: RegionId,
         epoch: Epoch,
         key: AccessKey,
     ) -> bool {
+        let holding = Holding::new(epoch, key, asked_at, ttl);
         let later = self.leases.get(&region).is_none_or(|held| held.epoch < epoch);
-        if later {
-            self.leases.insert(region, Holding::new(epoch, key, asked_at, ttl));
+        let of_use = later && now < holding.usable_until;
+        if of_use {
+            self.leases.insert(region, holding);
         }
-        later
+        of_use
+    }
+
+    /// The lease of a region, usable or not.
+    pub fn get(&self, region: RegionId) -> Option<&Holding> {
+        self.leases.get(&region)
     }
 
     /// The lease of a region, if it may be used now.
@@ -162,7 +178,7 @@ mod tests {
 
     fn one_lease() -> Holdings {
         let mut holdings = Holdings::default();
-        holdings.acquired(Millis(0), TTL, REGION, EPOCH, KEY);
+        holdings.acquired(Millis(0), Millis(0), TTL, REGION, EPOCH, KEY);
         holdings
     }
 
@@ -201,7 +217,7 @@ mod tests {
         holdings.renewed(Millis(4_000), FULL, REGION, Epoch::new(1, 2));
         assert!(!holdings.dropped(REGION, Epoch::new(1, 2)));
         assert!(holdings.usable(Millis(8_000), REGION).is_none());
-        holdings.acquired(Millis(0), TTL, REGION, Epoch::new(1, 0), KEY);
+        holdings.acquired(Millis(0), Millis(0), TTL, REGION, Epoch::new(1, 0), KEY);
         assert_eq!(holdings.usable(Millis(0), REGION).map(|held| held.epoch), Some(EPOCH));
         assert!(holdings.dropped(REGION, EPOCH));
     }
@@ -247,8 +263,8 @@ mod tests {
             let owner = OwnerId(1);
             let granted = table.grant(node_clock(flight_out), owner, LeaseClass::Revocable, 1, &mut || KEY);
             let lending: Lending = granted[0].lending;
-            holdings.acquired(holder_clock(0), TTL, REGION, lending.epoch, KEY);
             let mut at = flight_out + flight_back;
+            holdings.acquired(holder_clock(at), holder_clock(0), TTL, REGION, lending.epoch, KEY);
             for round in 0..renewals {
                 if revoked_in == Some(round) {
                     // Refused only if the lease has ended, which is as well.
@@ -263,6 +279,26 @@ mod tests {
             // From whenever the node would fence on, the holder has already stopped.
             let end = (at..).step_by(10).find(|&at| !table.expire(node_clock(at)).is_empty()).unwrap();
             prop_assert!(holdings.usable(holder_clock(end), REGION).is_none());
+        }
+
+        /// The same of a client that its owner lets in, with a third clock.
+        #[test]
+        fn a_client_that_counts_from_its_question_stops_before_the_node(
+            node_rate in 90u64..=110,
+            holder_rate in 90u64..=110,
+            client_rate in 90u64..=110,
+            asked_at in 0u64..12_000,
+            flight in 0u64..1_000,
+        ) {
+            let clock = |rate: u64, at: u64| Millis(at * rate / 100);
+            let holdings = one_lease();
+            let Some(held) = holdings.usable(clock(holder_rate, asked_at + flight), REGION) else {
+                return Ok(()); // it is told that it may not
+            };
+            let usable_for = held.usable_for(clock(holder_rate, asked_at + flight));
+            let stops = clock(client_rate, asked_at).plus(usable_for);
+            let end = (0u64..).find(|&at| clock(node_rate, at) >= TTL).unwrap();
+            prop_assert!(clock(client_rate, end) >= stops);
         }
     }
 }

@@ -9,8 +9,8 @@
 //! L1. A region has at most one lease; a lease at most [`MAX_GRANTS_PER_REGION`](farpool_wire::MAX_GRANTS_PER_REGION) grants.
 //! L2. Epochs never repeat and never decrease, across restarts of the node either; each grant raises one. An
 //!     incarnation that has used all its epochs lends nothing.
-//! L3. Bytes are reused only after every grant of the old lease is fenced, every holder of the memory has let go, and
-//!     the region is scrubbed: a one-sided write cannot see that a lease has ended.
+//! L3. Bytes are reused only after every grant of the old lease is fenced, whoever could still store to them has let go
+//!     or been left with other memory, and the region is scrubbed: a one-sided write cannot see that a lease has ended.
 //! L4. A lease that ended stays ended, and a grant that was fenced stays fenced: no renewal brings it back, whether or
 //!     not its end was noticed in time.
 //! L5. A renewal extends a lease, and never shortens it.

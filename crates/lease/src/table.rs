@@ -211,8 +211,8 @@ impl RegionTable {
         ended
     }
 
-    /// The caller says that the lease is fenced and that all who had its memory have let go (L3), and asks to
-    /// scrub it. `false`: not this region's turn, leave it alone.
+    /// The caller says that the lease is fenced and that nobody is waited for who had its memory (L3), and asks to scrub
+    /// or replace it. `false`: not this region's turn, leave it alone.
     #[must_use]
     pub fn begin_scrub(&mut self, lease: Lending) -> bool {
         self.step(lease, |state| matches!(state, State::Fenced), State::Scrubbing)

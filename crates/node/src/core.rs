@@ -214,6 +214,7 @@ fn random_key() -> AccessKey {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Duration;
 
     use super::*;
@@ -258,16 +259,23 @@ mod tests {
         }
     }
 
+    /// A card that lets go at once.
+    struct Obedient;
+
+    impl Cut for Obedient {
+        fn cut(&self) {}
+    }
+
     #[test]
-    fn a_released_region_is_not_lent_while_a_process_still_maps_it() {
+    fn a_released_region_is_not_lent_while_a_card_still_has_its_memory() {
         let (core, _keeper) = core(60_000);
         let lease = core.grant(OWNER, LeaseClass::Revocable, 1).remove(0);
         let key = AccessKey::from_slice(&lease.key).unwrap();
-        let shared = core.share(lease.region, Epoch(lease.epoch), &key).unwrap();
+        let lent = core.lend(lease.region, Epoch(lease.epoch), &key, Arc::new(Obedient)).unwrap();
         core.release(OWNER, &reference(&lease)).unwrap();
         assert_eq!(core.counts(), RegionCounts { free: 1, held: 0, returning: 1 });
         assert_eq!(core.grant(OWNER, LeaseClass::Revocable, 2).len(), 1);
-        drop(shared);
+        drop(lent);
         wait_until(|| core.counts().free == 1);
     }
 
@@ -292,27 +300,42 @@ mod tests {
         wait_until(|| core.counts().free == 2);
     }
 
+    /// Tells that a fence has come so far, and holds it up until told to go on.
+    struct HeldUp {
+        reached: Sender<()>,
+        go_on: Mutex<Receiver<()>>,
+    }
+
+    impl Cut for HeldUp {
+        fn cut(&self) {
+            self.reached.send(()).unwrap();
+            self.go_on.lock().recv().unwrap();
+        }
+    }
+
     #[test]
-    fn places_of_grants_are_given_on_while_their_fences_are_under_way() {
+    fn the_place_of_a_fenced_grant_is_given_on_while_its_fence_waits_for_another() {
         let (core, _keeper) = core(60_000);
-        let lease = core.grant(OWNER, LeaseClass::Pinned, 1).remove(0);
-        let lease = reference(&lease);
-        while core.add_grant(OWNER, &lease, GrantMode::ReadWrite).is_ok() {}
-        assert_eq!(core.states()[0].grants as usize, farpool_wire::MAX_GRANTS_PER_REGION);
-        let first = lease.epoch + 1;
+        let leases: Vec<_> = core.grant(OWNER, LeaseClass::Pinned, 2).iter().map(reference).collect();
+        let add = |lease: &LeaseRef| core.add_grant(OWNER, lease, GrantMode::ReadWrite);
+        let slow = add(&leases[0]).unwrap();
+        let full = add(&leases[1]).unwrap();
+        while add(&leases[1]).is_ok() {}
+        let ((reached, has_reached), (go_on, goes_on)) = (channel(), channel());
+        let cut = Arc::new(HeldUp { reached, go_on: Mutex::new(goes_on) });
+        let lent = core.lend(slow.lending.region, slow.lending.epoch, &slow.key, cut).unwrap();
         std::thread::scope(|scope| {
-            for part in 0..2 {
-                let (core, lease) = (&core, &lease);
-                scope.spawn(move || {
-                    for nth in 0..16 {
-                        core.fence_grant(OWNER, lease, Epoch(first + 2 * nth + part)).unwrap();
-                        core.add_grant(OWNER, lease, GrantMode::ReadOnly).unwrap();
-                    }
-                });
-            }
+            let go_on = go_on; // dropped when an assertion fails: then nobody waits for it
+            scope.spawn(|| core.fence_grant(OWNER, &leases[0], slow.lending.epoch).unwrap());
+            has_reached.recv().unwrap();
+            scope.spawn(|| core.fence_grant(OWNER, &leases[1], full.lending.epoch).unwrap());
+            let grants = || core.states()[1].grants as usize;
+            wait_until(|| grants() < farpool_wire::MAX_GRANTS_PER_REGION);
+            add(&leases[1]).unwrap();
+            assert_eq!(add(&leases[1]).unwrap_err(), GrantRefusal::Full);
+            go_on.send(()).unwrap();
         });
-        let refused = core.add_grant(OWNER, &lease, GrantMode::ReadOnly);
-        assert_eq!(refused.unwrap_err(), GrantRefusal::Full);
+        drop(lent);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! N1. The table says who may; its caller makes it so. A grant is opened in the memory only after the table has made
 //!     it and before anybody is told; a lease is fenced there before anybody is told that it ended.
 //! N2. A region comes back to the table as free only after its memory was scrubbed or replaced, and that begins only
-//!     when the caller has said that the lease is fenced and that nobody holds its memory.
+//!     when the caller has said that the lease is fenced and that nobody has to let go of its memory.
 //! N3. Leases end on time: the caller asks [`NodeCore::expire`] by [`NodeCore::next_deadline`].
 //! Not here: clocks, threads, random keys, memory, messages' ways.
 
@@ -143,7 +143,7 @@ impl NodeCore {
         self.returning.push(Returning { lease, scrubbing: false });
     }
 
-    /// A fenced region whose memory nobody holds any more, as `is_held` tells: the caller scrubs or replaces it, and
+    /// A fenced region of which nobody has the memory who must let go first, as `is_held` tells: the caller scrubs or replaces it, and
     /// says what came of it.
     pub fn begin_scrub(&mut self, mut is_held: impl FnMut(u32) -> bool) -> Option<Lending> {
         loop {
@@ -288,5 +288,71 @@ mod tests {
         assert_eq!(core.release(OWNER, &damaged), Err(LeaseRefusal::WrongKey));
         let added = core.add_grant(Millis(1), OWNER, &damaged, GrantMode::ReadOnly, KEY);
         assert_eq!(added, Err(GrantRefusal::Lease(LeaseRefusal::WrongKey)));
+    }
+
+    fn add(core: &mut NodeCore, lease: Lending) -> Lending {
+        let grant = core.add_grant(Millis(1), OWNER, &reference(lease), GrantMode::ReadWrite, KEY);
+        grant.unwrap().lending
+    }
+
+    #[test]
+    fn one_of_three_grants_is_fenced_and_the_others_go_on_to_the_lease_s_end() {
+        let mut core = NodeCore::new(1, 1, TTL);
+        let lease = lend(&mut core, LeaseClass::Pinned, 1)[0];
+        let (one, other) = (add(&mut core, lease), add(&mut core, lease));
+        assert!(lease.epoch < one.epoch && one.epoch < other.epoch);
+        for _ in 0..2 {
+            assert_eq!(core.fence_grant(Millis(2), OWNER, &reference(lease), one.epoch), Ok(one));
+        }
+        let check = |core: &NodeCore, grant| core.check(Millis(2), grant, &KEY);
+        assert_eq!(check(&core, one), Err(Refusal::StaleEpoch));
+        assert_eq!((check(&core, other), check(&core, lease)), (Ok(()), Ok(())));
+        let own = core.fence_grant(Millis(2), OWNER, &reference(lease), lease.epoch);
+        assert_eq!(own, Err(GrantRefusal::OwnersOwn));
+        assert_eq!(core.renew(Millis(2), OWNER, &reference(other)), Err(LeaseRefusal::WrongKey));
+        assert_eq!(core.release(OWNER, &reference(lease)), Ok(Some(lease)));
+        assert_eq!(check(&core, other), Err(Refusal::StaleEpoch));
+        let late = core.add_grant(Millis(2), OWNER, &reference(lease), GrantMode::ReadOnly, KEY);
+        assert_eq!(late, Err(GrantRefusal::Lease(LeaseRefusal::Ended)));
+    }
+
+    #[test]
+    fn a_lease_that_is_taken_back_lasts_its_grace_however_often_it_is_renewed() {
+        let mut core = NodeCore::new(1, 1, TTL);
+        let lease = lend(&mut core, LeaseClass::Revocable, 1)[0];
+        assert_eq!(core.revoke(Millis(500), OWNER, 1, Millis(2_000)).remaining_ms, 2_000);
+        for at in [600, 1_400, 2_499] {
+            let term = core.renew(Millis(at), OWNER, &reference(lease)).unwrap();
+            assert_eq!((term.remaining, term.revoked), (Millis(2_500 - at), true));
+            assert!(core.expire(Millis(at)).is_empty());
+        }
+        assert_eq!(core.next_deadline(), Some(Millis(2_500)));
+        assert_eq!(core.renew(Millis(2_500), OWNER, &reference(lease)), Err(LeaseRefusal::Ended));
+        assert_eq!(core.expire(Millis(2_500)), [lease]);
+    }
+
+    #[test]
+    fn a_short_grace_takes_nothing_back_that_was_promised() {
+        let mut core = NodeCore::new(1, 1, TTL);
+        let lease = lend(&mut core, LeaseClass::Revocable, 1)[0];
+        assert_eq!(core.revoke(Millis(400), OWNER, 1, Millis(0)).remaining_ms, 600);
+        assert_eq!(core.renew(Millis(999), OWNER, &reference(lease)).unwrap().remaining, Millis(1));
+    }
+
+    #[test]
+    fn a_node_that_was_restarted_knows_no_old_lease_and_repeats_no_epoch() {
+        let mut core = NodeCore::new(1, 2, TTL);
+        let old = lend(&mut core, LeaseClass::Pinned, 2);
+        let client = add(&mut core, old[0]);
+        let mut core = NodeCore::new(2, 2, TTL);
+        assert!(core.states(Millis(0)).is_empty(), "its memory is new, and all of it is free");
+        let new = lend(&mut core, LeaseClass::Pinned, 2);
+        for old in old.into_iter().chain([client]) {
+            assert!(new.iter().all(|new| new.epoch > old.epoch));
+            assert_eq!(core.check(Millis(1), old, &KEY), Err(Refusal::StaleEpoch));
+            assert_eq!(core.renew(Millis(1), OWNER, &reference(old)), Err(LeaseRefusal::Ended));
+            assert_eq!(core.release(OWNER, &reference(old)), Ok(None));
+        }
+        assert_eq!(core.counts().held, 2);
     }
 }

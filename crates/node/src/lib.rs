@@ -21,4 +21,4 @@ pub use lender::{FenceError, Lender};
 pub use lending::{NodeCore, lease_message, renew_outcome};
 pub use memory::{available_memory, lockable_memory, memory_to_lend};
 pub use register::Registration;
-pub use run::{LEAST_REGION_BYTES, NodeConfig, NodeError, Ready, run};
+pub use run::{CardService, LEAST_REGION_BYTES, NodeConfig, NodeError, Ready, run};

@@ -6,15 +6,17 @@
 //!     restart or forget cost no lease.
 //! H3. No answer makes a holder use a region longer than the node keeps it: times count from the question.
 //! H4. What cannot be used is given back.
+//! H5. A client that is let in stops no later than the holder would: it is told how long, and counts from its question.
 //! Not here: memory, extents, how messages travel.
 
 use std::collections::BTreeMap;
 
 use farpool_lease::{Holding, Holdings, LeaseClass, Millis, Term};
 use farpool_wire::control::{
-    AcquireRequest, AcquireResponse, Lease, LeaseRef, ReleaseRequest, RenewRequest, RenewResponse,
+    self, AcquireRequest, AcquireResponse, AddGrantRequest, AddGrantResponse, FenceGrantRequest, Lease,
+    LeaseRef, ReleaseRequest, RenewRequest, RenewResponse,
 };
-use farpool_wire::{AccessKey, Epoch, NodeId, OwnerId, RegionId};
+use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, OwnerId, RegionId};
 
 /// A node that was given up is not asked for regions again before this has passed: by then the broker knows.
 const AVOID_FOR: Millis = Millis(15_000);
@@ -90,6 +92,19 @@ pub struct HeldLease {
     pub lease: Lease,
 }
 
+/// Another client's access to a region of the holder's, to be handed to that client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ClientGrant {
+    /// The region.
+    pub region: RegionId,
+    /// The grant's number: what fences it.
+    pub epoch: Epoch,
+    /// Opens the region to the client.
+    pub key: AccessKey,
+    /// What the client may do.
+    pub mode: GrantMode,
+}
+
 /// What an attempt to get more regions brought.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum GrowthOutcome {
@@ -116,6 +131,12 @@ impl Holder {
     /// The lease of a region, if it may be used now (H1).
     pub fn usable(&self, now: Millis, region: RegionId) -> Option<&Holding> {
         self.holdings.usable(now, region)
+    }
+
+    /// For how long a client that asks now may use the region. It counts from when it asked, by its own clock, and needs
+    /// no margin of its own (see [`Holding::usable_for`]).
+    pub fn usable_for(&self, now: Millis, region: RegionId) -> Option<Millis> {
+        self.usable(now, region).map(|held| held.usable_for(now))
     }
 
     /// Every lease held, usable or not.
@@ -203,6 +224,9 @@ impl Holder {
         }
         let mut acquired = nothing(GrowthOutcome::Full);
         for lease in answer.leases {
+            if self.holds(&lease) {
+                continue; // an answer that came twice
+            }
             match self.accept(now, asked_at, answer.region_bytes, &lease) {
                 Ok((region, key, usable_until)) => {
                     let epoch = Epoch(lease.epoch);
@@ -215,6 +239,11 @@ impl Holder {
             acquired.outcome = GrowthOutcome::Grown;
         }
         acquired
+    }
+
+    fn holds(&self, lease: &Lease) -> bool {
+        let held = lease.region_id().and_then(|region| self.holdings.get(region));
+        held.is_some_and(|held| held.epoch.0 == lease.epoch)
     }
 
     /// Takes a lease as it came, if it can be used: which region, its key, and until when.
@@ -231,14 +260,10 @@ impl Holder {
         let region = lease.region_id().ok_or("it names no node")?;
         let key = lease.access_key().ok_or("its key has not 16 bytes")?;
         let epoch = Epoch(lease.epoch);
-        if !self.holdings.acquired(asked_at, Millis(lease.ttl_ms), region, epoch, key) {
-            return Err("a later lease of its region is held");
-        }
-        let Some(usable_until) = self.holdings.usable(now, region).map(Holding::usable_until) else {
-            self.holdings.dropped(region, epoch);
-            return Err("its time was over when it came");
-        };
-        Ok((region, key, usable_until))
+        let _of_use = self.holdings.acquired(now, asked_at, Millis(lease.ttl_ms), region, epoch, key);
+        let held = self.holdings.get(region).filter(|held| held.epoch == epoch);
+        let held = held.ok_or("its time was over when it came, or a later lease of its region is held")?;
+        Ok((region, key, held.usable_until()))
     }
 
     /// The holder lets go of a lease, or its node has refused it. `false`: it was not held any more.
@@ -250,6 +275,39 @@ impl Holder {
     pub fn release<'a>(&self, leases: impl Iterator<Item = (u32, Epoch, &'a AccessKey)>) -> ReleaseRequest {
         let leases = leases.map(|(region, epoch, key)| LeaseRef::new(region, epoch, key)).collect();
         ReleaseRequest { owner: self.owner.0, leases }
+    }
+
+    /// What asks a region's node to let another client in. `None`: the region may not be used any more.
+    pub fn add_grant(&self, now: Millis, region: RegionId, mode: GrantMode) -> Option<AddGrantRequest> {
+        let held = self.usable(now, region)?;
+        let lease = Some(LeaseRef::new(region.index, held.epoch, &held.key));
+        Some(AddGrantRequest { owner: self.owner.0, lease, mode: control::GrantMode::from(mode) as i32 })
+    }
+
+    /// What the node's answer gives the client. `None`: the lease under which it was asked is over, or the answer is of
+    /// no use. A grant whose answer is lost is nobody's; it ends with the lease.
+    pub fn grant_added(
+        &self,
+        now: Millis,
+        region: RegionId,
+        asked: &AddGrantRequest,
+        answer: &AddGrantResponse,
+    ) -> Option<ClientGrant> {
+        let held = self.usable(now, region)?;
+        let (lease, epoch) = (asked.lease.as_ref()?, Epoch(answer.epoch));
+        if lease.epoch != held.epoch.0 || epoch <= held.epoch {
+            return None;
+        }
+        let mode = control::GrantMode::from_wire(asked.mode)?;
+        Some(ClientGrant { region, epoch, key: answer.access_key()?, mode })
+    }
+
+    /// What asks a region's node to shut a client out. `None`: the lease is over, and with it every grant. Until the node
+    /// has answered, the client may still be at work: ask again.
+    pub fn fence_grant(&self, now: Millis, region: RegionId, grant: Epoch) -> Option<FenceGrantRequest> {
+        let held = self.usable(now, region)?;
+        let lease = Some(LeaseRef::new(region.index, held.epoch, &held.key));
+        Some(FenceGrantRequest { owner: self.owner.0, lease, grant: grant.0 })
     }
 
     /// A node does not answer: its leases are given up, and it is not asked for others for a while.
@@ -375,6 +433,58 @@ mod tests {
         let odd = AcquireResponse { region_bytes: 1, leases: vec![lease(4, 9)], ..Default::default() };
         assert_eq!(holder.acquisition_answered(Millis(10), Millis(0), Some(odd)).unusable.len(), 1);
         assert_eq!(holder.leases().count(), 1);
+    }
+
+    #[test]
+    fn clients_are_let_into_leases_in_force_only() {
+        let holder = holder_of(vec![lease(0, 5)]);
+        let asked = holder.add_grant(Millis(100), region(0), GrantMode::ReadOnly).unwrap();
+        let sound = AddGrantResponse { epoch: Epoch::new(1, 6).0, key: vec![2; 16] };
+        let added =
+            |answer: &AddGrantResponse, now| holder.grant_added(Millis(now), region(0), &asked, answer);
+        let grant = added(&sound, 200).unwrap();
+        assert_eq!((grant.epoch, grant.mode), (Epoch::new(1, 6), GrantMode::ReadOnly));
+        assert_eq!(added(&sound, 8_000), None, "the lease is over by the holder's clock");
+        assert_eq!(added(&AddGrantResponse { key: vec![2; 15], ..sound.clone() }, 200), None);
+        assert_eq!(added(&AddGrantResponse { epoch: Epoch::new(1, 5).0, ..sound.clone() }, 200), None);
+        assert_eq!(holder.usable_for(Millis(200), region(0)), Some(Millis(7_800)));
+        assert!(holder.add_grant(Millis(8_000), region(0), GrantMode::ReadOnly).is_none());
+        assert!(holder.fence_grant(Millis(200), region(0), grant.epoch).is_some());
+        assert!(holder.fence_grant(Millis(200), region(1), grant.epoch).is_none());
+    }
+
+    #[test]
+    fn a_grant_asked_for_under_an_older_lease_is_not_taken_for_one_of_the_present() {
+        let mut holder = holder_of(vec![lease(0, 5)]);
+        let asked = holder.add_grant(Millis(100), region(0), GrantMode::ReadWrite).unwrap();
+        let _ = holder.acquisition_answered(Millis(200), Millis(150), answer(vec![lease(0, 9)]));
+        let late = AddGrantResponse { epoch: Epoch::new(1, 10).0, key: vec![2; 16] };
+        assert_eq!(holder.grant_added(Millis(300), region(0), &asked, &late), None);
+    }
+
+    #[test]
+    fn a_region_to_leave_is_not_renewed_and_lapses_at_its_end() {
+        let mut holder = holder_of(vec![lease(0, 1)]);
+        let renewal = ask(&mut holder, 4_000);
+        let outcomes = vec![renewed(20_000, true)];
+        let changes = holder.renewal_answered(Millis(4_100), &renewal, &RenewResponse { outcomes });
+        assert_eq!(changes, [Change::Leave { region: region(0), usable_until: Millis(20_000) }]);
+        assert!(holder.renewals(Millis(19_999), 100).is_empty());
+        assert!(holder.usable(Millis(19_999), region(0)).is_some());
+        assert_eq!(holder.lapsed(Millis(20_000)), [(region(0), Epoch::new(1, 1))]);
+    }
+
+    #[test]
+    fn an_answer_that_comes_twice_gives_nothing_back_that_is_held() {
+        let mut holder = holder_of(vec![lease(0, 5)]);
+        let twice = holder.acquisition_answered(Millis(20), Millis(0), answer(vec![lease(0, 5)]));
+        assert_eq!((twice.leases.len(), twice.unusable.len()), (0, 0));
+        let renewal = ask(&mut holder, 4_000);
+        let said = RenewResponse { outcomes: vec![renewed(TTL, false)] };
+        let extended = [Change::Extended { region: region(0), usable_until: Millis(12_000) }];
+        for _ in 0..2 {
+            assert_eq!(holder.renewal_answered(Millis(4_100), &renewal, &said), extended);
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::node_client::NodeClient;
 use farpool_wire::control::{Lease, ReleaseRequest, StatusRequest};
 use farpool_wire::{Epoch, NodeId};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tonic::transport::Channel;
 
@@ -36,7 +37,7 @@ const VIEW_INTERVAL: Duration = Duration::from_secs(1);
 /// grants should not go unused.
 const ACQUIRE_DEADLINE: Duration = Duration::from_secs(8);
 /// For any other request; a lease's renewal is asked again several times within its life.
-const REQUEST_DEADLINE: Duration = Duration::from_secs(3);
+pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(3);
 /// Regions that stay empty for so long go back to the pool: longer than the gap between two queries that spill.
 const LINGER: Duration = Duration::from_secs(5);
 
@@ -75,6 +76,7 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 pub(crate) struct Keeper {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    runtime: Handle,
 }
 
 impl Keeper {
@@ -84,12 +86,21 @@ impl Keeper {
             let _inside = runtime.enter(); // channels belong to a runtime
             BrokerClient::new(dial(&shared.config.broker, shared.config.tls.as_ref())?)
         };
+        let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name("pool-keeper".into())
             .spawn(move || runtime.block_on(keep(shared, broker, stopped)))
             .map_err(PoolError::Start)?;
-        Ok(Keeper { stop: Some(stop), thread: Some(thread) })
+        Ok(Keeper { stop: Some(stop), thread: Some(thread), runtime: handle })
+    }
+
+    /// Runs a request on the keeper's thread; whoever waits may be of any executor. `None`: the keeper has ended.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        request: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
+        self.runtime.spawn(request).await.ok()
     }
 }
 

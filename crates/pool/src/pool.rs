@@ -10,18 +10,19 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use farpool_control::{Tls, this_host};
-use farpool_fabric::{Clock, Peer, TransportChoice};
+use farpool_fabric::{Clock, Peer, TransportChoice, Transports};
 use farpool_lease::Millis;
 use farpool_wire::control::{AcquireResponse, Lease, NodeAddress, RenewResponse};
-use farpool_wire::{NodeId, OwnerId, RegionId};
+use farpool_wire::{Epoch, GrantMode, NodeId, OwnerId, RegionId};
 use parking_lot::Mutex;
 
-use crate::error::{NoSpace, PoolError};
+use crate::error::{GrantError, NoSpace, PoolError};
 use crate::growth::{GROW_PATIENCE, Growth};
-use crate::holder::{Acquired, Change, GrowthOutcome, HeldLease, Holder, Renewal};
+use crate::holder::{Acquired, Change, ClientGrant, GrowthOutcome, HeldLease, Holder, Renewal};
 use crate::keeper::{self, Keeper};
 use crate::region::{LeasedRegion, NodeState};
 use crate::session::{Confined, Session};
+use crate::sharing;
 use crate::space::{EXTENT_BYTES, Extent, Space};
 use crate::watch::Watch;
 
@@ -36,7 +37,7 @@ pub struct PoolConfig {
     /// Certificates of the control plane; without them only a broker on loopback is asked.
     pub tls: Option<Tls>,
     /// Which transports may be used.
-    pub transport: TransportChoice,
+    pub transport: Transports,
     /// Most bytes to lease; `None`: as many as the pool gives.
     pub limit_bytes: Option<u64>,
 }
@@ -59,7 +60,7 @@ pub struct Pool {
 struct Inner {
     // Dropped in this order: no more looking after nodes, then the leases go back.
     _watch: Watch,
-    _keeper: Keeper,
+    keeper: Keeper,
     shared: Arc<Shared>,
 }
 
@@ -124,7 +125,7 @@ impl Pool {
         });
         let keeper = Keeper::start(shared.clone())?;
         let watch = Watch::start(shared.clone()).map_err(PoolError::Start)?;
-        Ok(Pool { inner: Arc::new(Inner { _watch: watch, _keeper: keeper, shared }) })
+        Ok(Pool { inner: Arc::new(Inner { _watch: watch, keeper, shared }) })
     }
 
     /// Under which name this process leases.
@@ -140,6 +141,32 @@ impl Pool {
     /// Takes an extent for the `place`-th stripe of something; consecutive places go to consecutive nodes.
     pub async fn take_extent(&self, place: u64) -> Result<Extent, NoSpace> {
         self.inner.shared.take_extent(place).await
+    }
+
+    /// Lets another client into a region, and says for how long. The client counts that from when it asked us, by its
+    /// own clock, and asks us again before it is over.
+    pub async fn add_grant(
+        &self,
+        region: &Arc<LeasedRegion>,
+        mode: GrantMode,
+    ) -> Result<(ClientGrant, Millis), GrantError> {
+        let (shared, region) = (self.inner.shared.clone(), region.clone());
+        let node = region.id.node;
+        let asked = self.inner.keeper.run(async move { sharing::add_grant(&shared, &region, mode).await });
+        asked.await.ok_or_else(|| ended(node))?
+    }
+
+    /// Shuts a client out. Afterwards nothing of its grant takes effect any more; what it was told is done stays.
+    pub async fn fence_grant(&self, region: &Arc<LeasedRegion>, grant: Epoch) -> Result<(), GrantError> {
+        let (shared, region) = (self.inner.shared.clone(), region.clone());
+        let node = region.id.node;
+        let asked = self.inner.keeper.run(async move { sharing::fence_grant(&shared, &region, grant).await });
+        asked.await.ok_or_else(|| ended(node))?
+    }
+
+    /// Whether some region is being taken back.
+    pub fn is_to_leave(&self) -> bool {
+        self.inner.shared.with_holder(|holder| holder.to_leave().next().is_some())
     }
 
     /// Size of the pool's regions.
@@ -255,7 +282,7 @@ impl Shared {
     /// Adds a region that was just leased. One lease of a region replaces another.
     fn add_region(&self, ledger: &mut Ledger, now: Millis, held: HeldLease) {
         let address = held.lease.address.unwrap_or_default(); // present: the holder has looked
-        let node = NodeState::new(peer_of(&address, self.config.transport), address.control);
+        let node = NodeState::new(peer_of(&address, self.config.transport.choice), address.control);
         // A node that was restarted under its name is reached elsewhere.
         let same = |known: &&Arc<NodeState>| {
             !known.is_lost() && known.peer == node.peer && known.control == node.control
@@ -296,6 +323,7 @@ impl Shared {
                     if let Some(leased) = ledger.regions.get(&region) {
                         tracing::warn!(%region, within_ms = usable_until.since(now).0, "the region is being taken back");
                         leased.extend(usable_until.0);
+                        leased.leave();
                         self.space.lock().leave(region);
                     }
                 }
@@ -310,7 +338,7 @@ impl Shared {
     }
 
     /// A lease is over, whatever the reason: what lies there is lost.
-    pub(crate) fn lease_lost(&self, region: RegionId, epoch: farpool_wire::Epoch) {
+    pub(crate) fn lease_lost(&self, region: RegionId, epoch: Epoch) {
         let mut ledger = self.ledger.lock();
         ledger.holder.dropped(region, epoch);
         let leased = ledger.regions.get(&region).filter(|leased| leased.epoch == epoch).cloned();
@@ -422,6 +450,10 @@ impl Shared {
     pub(crate) fn sessions(&self) -> Vec<Arc<Mutex<Confined>>> {
         self.sessions.lock().iter().filter_map(Weak::upgrade).collect()
     }
+}
+
+fn ended(node: NodeId) -> GrantError {
+    GrantError::NoAnswer { node, reason: "the pool is being closed".to_owned() }
 }
 
 /// Where a node's data plane is reached from here.

@@ -86,3 +86,35 @@ impl LeaseRef {
         AccessKey::from_slice(&self.key)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_of_grants_survive_the_way_and_unknown_ones_are_none() {
+        for mode in [crate::GrantMode::ReadOnly, crate::GrantMode::ReadWrite] {
+            assert_eq!(GrantMode::from_wire(GrantMode::from(mode) as i32), Some(mode));
+        }
+        for unknown in [0, 3, -1] {
+            assert_eq!(GrantMode::from_wire(unknown), None);
+        }
+    }
+
+    #[test]
+    fn messages_that_carry_keys_do_not_print_them() {
+        let key = AccessKey::from_bytes([0xA7; AccessKey::BYTES]);
+        let bytes = key.as_bytes().to_vec();
+        let lease = LeaseRef::new(0, Epoch(1), &key);
+        let printed = [
+            format!("{:?}", Lease { key: bytes.clone(), ..Lease::default() }),
+            format!("{:?}", RenewRequest { owner: 1, leases: vec![lease.clone()] }),
+            format!("{:?}", AddGrantRequest { owner: 1, lease: Some(lease.clone()), mode: 1 }),
+            format!("{:?}", AddGrantResponse { epoch: 1, key: bytes }),
+            format!("{:?}", FenceGrantRequest { owner: 1, lease: Some(lease), grant: 2 }),
+        ];
+        for text in printed {
+            assert!(!text.contains("167") && !text.to_lowercase().contains("a7"), "{text}");
+        }
+    }
+}

@@ -18,7 +18,7 @@ use std::time::Instant;
 use anyhow::Result;
 use farpool_fabric::TransportChoice;
 
-use crate::options::{FloorChoice, IoOp, IoOptions};
+use crate::options::{IoOp, IoOptions};
 use crate::pages::{Pages, SharedPages};
 use crate::places::Places;
 use crate::tally::Tally;
@@ -55,7 +55,7 @@ impl Ground {
                 let bytes = usize::try_from(options.footprint_bytes)?;
                 Ok(Ground::Memory(Arc::new(SharedPages::new(bytes, pages)?)))
             }
-            _ => TcpFloorServer::start(farpool).map(Ground::Tcp),
+            _ => TcpFloorServer::start(farpool, options.footprint_bytes, pages).map(Ground::Tcp),
         }
     }
 
@@ -67,9 +67,6 @@ impl Ground {
             (Ground::Memory(_), _) if options.block_bytes >= MEMCPY_FROM_BYTES => "memcpy",
             (Ground::Memory(_), IoOp::Write) => "bare stores",
             (Ground::Memory(_), _) => "bare loads",
-            (Ground::Tcp(_), _) if options.floor == Some(FloorChoice::Gathered) => {
-                "polling TCP request and response, responses gathered"
-            }
             (Ground::Tcp(_), _) => "polling TCP request and response",
             (Ground::PingPong(_), _) => "polling ping-pong over two cache lines",
         }
@@ -79,7 +76,7 @@ impl Ground {
     pub fn floor(&self, options: &IoOptions, thread: usize, places: Places) -> Result<Floor> {
         Ok(match self {
             Ground::Memory(memory) => Floor::Memory(MemoryFloor::new(memory.clone(), options, places)),
-            Ground::Tcp(server) => Floor::Tcp(TcpFloor::connect(server.address(), options)?),
+            Ground::Tcp(server) => Floor::Tcp(TcpFloor::connect(server.address(), options, places)?),
             Ground::PingPong(servers) => {
                 Floor::PingPong(PingPongFloor::new(servers[thread].lines(), options.timed_together()))
             }

@@ -61,8 +61,8 @@ pub fn write(about: &About, options: &TableOptions, results: &Results, plot: &st
         &promises(results),
         "\n## Operations beside their floors\n\n",
         &table(results),
-        "\nThe floor of tcp makes one system call per response, from one buffer that stays in the cache. The gathering \
-         floor sends up to 32 responses by one call: what nothing that fetches each block from memory can reach.\n",
+        "\nThe floor of tcp is a process that answers a place by the bytes that lie there, in memory of the same size and \
+         pages: no keys, no checks, no copy, and what came together is answered by one system call.\n",
         "\n## Peers in the same rounds\n\n",
         &peers(results),
         "\nAll over loopback TCP on the same machine, holding as much data as the footprint. The client of memcached and \

@@ -30,7 +30,6 @@ pub enum Target {
 pub const SHM_READ: &str = "shm read 8 KiB";
 pub const TCP_READ: &str = "tcp read 8 KiB";
 pub const TCP_READ_32: &str = "tcp read 8 KiB x32";
-pub const TCP_GATHERED_32: &str = "tcp read 8 KiB x32 gathered";
 pub const TCP_STREAM: &str = "tcp read 512 KiB x4";
 const SHM_SMALL: &str = "shm read 64 B";
 const PEERS_1: [&str; 3] = [NBDKIT_1, MEMCACHED_1, REDIS_1];
@@ -98,12 +97,6 @@ pub const LINES: &[Line] = &[
         name: "tcp, 8 KiB random read, depth 32",
         args: "--transport tcp --op read --depth 32 --floor",
         targets: &[Target::RateByFloor(0.9), Target::RateBy(NBDKIT_32, 1.2)],
-    },
-    Line {
-        id: TCP_GATHERED_32,
-        name: "the same beside a floor that gathers responses",
-        args: "--transport tcp --op read --depth 32 --floor=gathered",
-        targets: &[],
     },
     Line {
         id: TCP_STREAM,

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use super::lines::{
-    MEMCACHED_1, MEMCACHED_32, NBDKIT_1, NBDKIT_32, NBDKIT_STREAM, REDIS_1, REDIS_32, SHM_READ,
-    TCP_GATHERED_32, TCP_READ, TCP_READ_32, TCP_STREAM,
+    MEMCACHED_1, MEMCACHED_32, NBDKIT_1, NBDKIT_32, NBDKIT_STREAM, REDIS_1, REDIS_32, SHM_READ, TCP_READ,
+    TCP_READ_32, TCP_STREAM,
 };
 use super::results::{Figures, Results, Spread};
 
@@ -54,7 +54,6 @@ const PANELS: &[Panel] = &[
         digits: 0,
         bars: &[
             ("bare TCP (floor)", TCP_READ_32, FLOOR_RATE, FLOOR),
-            ("bare TCP, responses gathered", TCP_GATHERED_32, FLOOR_RATE, FLOOR),
             ("Farpool tcp", TCP_READ_32, RATE, OURS),
             ("memcached", MEMCACHED_32, RATE, PEER),
             ("redis", REDIS_32, RATE, PEER),

@@ -97,7 +97,6 @@ fn what_cannot_be_measured_is_a_usage_error_with_the_fix() {
     bad(&["--transport", "shm", "--op", "read", "--depth", "64", "--batch", "64"], "--batch");
     bad(&["--transport", "shm", "--op", "read", "--threads", "0"], "--threads");
     bad(&["--transport", "shm", "--op", "read", "--footprint", "999TiB"], "--footprint");
-    bad(&["--transport", "shm", "--op", "read", "--floor=gathered"], "--floor");
     bad(&["--op", "read"], "--transport");
     let output = run(["bench", "io", "--transport", "tcp", "--op", "read", "--seconds", "0"]);
     assert_complaint(&output, 2, "for instance 5");

@@ -19,6 +19,8 @@ pub(super) const REGIONS: u32 = 2;
 pub(super) const REGION_BYTES: u64 = 4 << 20;
 pub(super) const EPOCH: Epoch = Epoch(1);
 pub(super) const DEADLINE: Duration = Duration::from_secs(20);
+/// How long a check waits for something that takes several operations, each of which may take its deadline.
+const PATIENCE: Duration = Duration::from_secs(5 * DEADLINE.as_secs());
 pub(super) const ECHO: &[u8] = b"echo ";
 
 /// The node of the suite: two regions, of which the first is lent, and a call that echoes.
@@ -258,7 +260,7 @@ pub(super) fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
 pub(super) fn wait_until(mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
-        assert!(started.elapsed() < Duration::from_secs(20), "waited too long");
+        assert!(started.elapsed() < PATIENCE, "waited too long");
         std::thread::yield_now();
     }
 }

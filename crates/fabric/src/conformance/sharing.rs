@@ -88,6 +88,7 @@ pub fn fencing_one_of_three_sharers_ends_its_access_and_costs_the_others_nothing
             );
             let goal = [counter(0) + 50, 0, counter(2) + 50];
             wait_until(|| counter(0) > goal[0] && counter(2) > goal[2]);
+            wait_until(|| running[FENCED as usize].is_finished());
             stop.store(true, Ordering::Relaxed); // only a wish to end: pairs with nothing
             for (sharer, thread) in running.into_iter().enumerate() {
                 let ended = thread.join().expect("a sharer ends");

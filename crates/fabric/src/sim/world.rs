@@ -71,7 +71,7 @@ impl World {
         let mut state = self.lock();
         state.note("node {} starts", &[node.0]);
         state.nodes.insert(node, NodeState::new(host, served, service, ready));
-        Peer { node, tcp: None, shm_socket: None, verbs: None }
+        Peer { node, tcp: None, verbs: None, shm_socket: None }
     }
 
     /// Ends a node's process.
