@@ -41,6 +41,7 @@ Mutations:
   epoch-word-not-checked-after-copy  shared memory: an operation is done when its copy is
   old-incarnation-still-applied      a node serves an older incarnation after answering a newer one
   duplicate-completion               a completion is delivered twice
+  fence-flag-ignored                 a node lets fenced operations pass reads and atomics
   reader-trusts-torn-copy            a reader takes a record without looking at its checksum")]
     Fabric(SeedArgs),
     /// Brokers, nodes, owners and clients: leases, grants, renewals, crashes, partitions, lost messages, wrong clocks
