@@ -24,6 +24,7 @@ mod memory;
 mod negotiate;
 mod op;
 mod regions;
+mod ring;
 mod seam;
 mod server;
 mod shm;

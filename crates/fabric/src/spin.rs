@@ -4,12 +4,20 @@
 //! busy machine takes the processor from the very peer it waits for. So every turn yields to whoever is
 //! runnable, the budget grows when spinning paid off and halves when it did not, and one processor never spins.
 
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// Longest spin: a few times the round trip of an 8 KiB read over loopback.
 const LONGEST_SPIN: Duration = Duration::from_micros(60);
 /// Shortest budget kept, so that a change for the better is noticed.
 const SHORTEST_SPIN: Duration = Duration::from_micros(4);
+
+/// Whether there is a processor for whoever is waited for. Asked of the system once: it reads files.
+pub(crate) fn may_spin() -> bool {
+    static SEVERAL_CORES: LazyLock<bool> =
+        LazyLock::new(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1));
+    *SEVERAL_CORES
+}
 
 /// The spin budget of one waiting thread.
 #[derive(Debug)]
@@ -26,10 +34,9 @@ impl Default for Spinner {
 }
 
 impl Spinner {
-    /// Asks how many processors there are, which reads files: make one and keep it.
+    /// A spinner that expects success.
     pub fn new() -> Self {
-        let allowed = std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1);
-        Spinner { budget: LONGEST_SPIN, since: None, allowed }
+        Spinner { budget: LONGEST_SPIN, since: None, allowed: may_spin() }
     }
 
     /// Something came: if it came while spinning, spin longer the next time.
