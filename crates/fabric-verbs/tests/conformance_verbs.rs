@@ -52,6 +52,8 @@ conformance_tests! {
     a_batch_on_a_closed_queue_is_not_sent,
     more_answers_than_a_connection_may_hold_back_all_come,
     calls_are_answered_and_unknown_calls_refused,
+    more_calls_than_the_node_takes_at_once_each_get_their_own_answer,
+    calls_and_attachments_by_turns_all_end,
     what_was_acknowledged_before_a_fence_stays_and_nothing_follows_it,
     a_lent_again_region_shows_nothing_of_its_last_holder,
     each_grant_is_opened_by_its_own_key_only,
@@ -62,5 +64,7 @@ conformance_tests! {
     an_older_incarnation_is_dead_once_a_newer_one_is_answered,
     the_death_of_the_node_ends_every_operation,
     a_silent_node_ends_operations_by_their_deadline,
+    a_node_process_that_is_killed_wakes_who_waits_for_it,
+    a_node_process_that_is_stopped_is_waited_for_until_the_deadline,
     hundreds_of_queues_come_and_go,
 }

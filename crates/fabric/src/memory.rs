@@ -257,9 +257,7 @@ impl Mapping {
         Ok(unsafe { self.base.as_ptr().add(offset as usize) })
     }
 
-    /// The word at `offset`. Others may store there at any time.
-    #[inline]
-    pub(crate) fn word(&self, offset: u64) -> Result<&AtomicU64, AccessError> {
+    fn word(&self, offset: u64) -> Result<&AtomicU64, AccessError> {
         if !offset.is_multiple_of(8) {
             return Err(AccessError::Misaligned);
         }

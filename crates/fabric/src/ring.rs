@@ -24,6 +24,8 @@ pub(crate) use memory::RingMemory;
 
 /// Calls under way at once; the next ones wait at the client. Enough to keep a node busy while answers travel.
 pub(crate) const SLOTS: u64 = 8;
+/// What travels from one processor to another in one piece.
+const LINE_BYTES: usize = 64;
 /// What two processors write lies so far apart that no prefetcher takes two for one.
 const APART_BYTES: usize = 128;
 /// The lap, the length and the status in one word.
@@ -47,6 +49,8 @@ pub(crate) trait Words {
     fn store(&self, at: usize, value: u64, order: Ordering);
     fn swap(&self, at: usize, value: u64, order: Ordering) -> u64;
     fn barrier(&self);
+    /// Starts to fetch a line; nothing depends on it.
+    fn prefetch(&self, at: usize);
     /// Copies bytes in; like relaxed stores of words.
     fn copy_in(&self, at: usize, from: &[u8]);
     /// Copies bytes out to `to`; like relaxed loads of words.
@@ -219,6 +223,7 @@ fn fill<W: Words>(words: &W, slots: usize, number: u64, status: u8, bytes: &[u8]
 
 #[inline]
 fn look<W: Words>(words: &W, slots: usize, number: u64) -> Result<Option<Message>, Broken> {
+    words.prefetch(slot(slots, number) + LINE_BYTES);
     let header = words.load(slot(slots, number), Ordering::Acquire); // G3; pairs with the store in `fill`
     if header as u32 != lap(number) {
         return Ok(None);

@@ -42,7 +42,8 @@ const HOUSEKEEPING: Duration = Duration::from_secs(1);
 
 /// Connections asked directly while they are busy: beyond, one call to epoll costs less than asking each.
 const MAX_HOT: usize = 4;
-/// Turns in which only the hot connections are asked: how long, in turns of a microsecond or a request, others may wait.
+/// Turns in which only the hot connections and rings are asked: how long, in turns of some microseconds or requests,
+/// others may wait.
 const TURNS_WITHOUT_EPOLL: u32 = 16;
 
 const TCP_TOKEN: u64 = 0;

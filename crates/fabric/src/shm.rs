@@ -59,8 +59,7 @@ struct ShmLink {
     frames: FrameClient,
     /// By region.
     attached: Vec<Option<Attached>>,
-    /// Slots, regions and epochs of attachments under way.
-    attaching: Vec<(u32, u32, Epoch)>,
+    attaching: Vec<Attaching>,
     calls: Calls,
     /// Posted, and waiting for their turn (S5). At most as many as an endpoint may have in flight.
     held: VecDeque<Posted>,
@@ -68,12 +67,22 @@ struct ShmLink {
     done: Vec<FrameDone>,
 }
 
+/// An attachment under way.
+struct Attaching {
+    slot: u32,
+    region: u32,
+    epoch: Epoch,
+    /// The region was let go of meanwhile.
+    detached: bool,
+}
+
 impl Link for ShmLink {
     fn post(&mut self, posted: Posted) -> Option<Outcome> {
         match posted.op {
             Op::Attach(_) if posted.region >= MAX_REGIONS => Some(Outcome::Refused(Refusal::NotAttached)),
             Op::Attach(_) => {
-                self.attaching.push((posted.slot, posted.region, posted.epoch));
+                let Posted { slot, region, epoch, .. } = posted;
+                self.attaching.push(Attaching { slot, region, epoch, detached: false });
                 self.post_to_node(posted)
             }
             Op::Detach => {
@@ -81,6 +90,9 @@ impl Link for ShmLink {
                 if let Some(place) = self.attached.get_mut(posted.region as usize) {
                     *place = None;
                 }
+                let under_way =
+                    self.attaching.iter_mut().filter(|under_way| under_way.region == posted.region);
+                under_way.for_each(|under_way| under_way.detached = true);
                 self.post_to_node(posted)
             }
             Op::Call { .. } => self.post_to_node(posted),
@@ -195,11 +207,11 @@ impl ShmLink {
     }
 
     fn finish(&mut self, frame: FrameDone) -> Outcome {
-        let Some(place) = self.attaching.iter().position(|&(slot, ..)| slot == frame.slot) else {
+        let Some(place) = self.attaching.iter().position(|attaching| attaching.slot == frame.slot) else {
             return frame.outcome;
         };
-        let (_, region, epoch) = self.attaching.swap_remove(place);
-        let Some((layout, memory, words)) = frame.shared else { return frame.outcome };
+        let Attaching { region, epoch, detached, .. } = self.attaching.swap_remove(place);
+        let Some((layout, memory, words)) = frame.shared.filter(|_| !detached) else { return frame.outcome };
         match Attached::map(epoch, layout, memory, words) {
             Ok(attached) => {
                 let region = region as usize;

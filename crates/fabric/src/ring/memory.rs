@@ -2,9 +2,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::{RING_BYTES, Words};
+use crate::copy;
 use crate::memory::{Mapping, Protection, create_sealed, is_sealed_against_shrinking};
 
 /// A mapping as long as a ring.
@@ -26,23 +27,39 @@ impl RingMemory {
     }
 }
 
-/// Why no place of a ring is out of bounds.
-const WITHIN: &str = "the ring's places lie within RING_BYTES, which are mapped";
+impl RingMemory {
+    /// Where `bytes` bytes lie. Callers pass places of the ring's layout, so that the compiler can often tell.
+    #[inline]
+    fn place(&self, at: usize, bytes: usize) -> *mut u8 {
+        assert!(at <= RING_BYTES && bytes <= RING_BYTES - at, "no place of a ring");
+        // SAFETY: within the mapping, which is RING_BYTES long.
+        unsafe { self.0.base().add(at) }
+    }
+
+    #[inline]
+    fn word(&self, at: usize) -> &AtomicU64 {
+        let place = self.place(at, 8);
+        assert!(at.is_multiple_of(8), "no word of a ring");
+        // SAFETY: in bounds by `place`; aligned, since the mapping starts on a page; alive as long as `self`; and an
+        // atomic may be shared with any other process.
+        unsafe { AtomicU64::from_ptr(place.cast()) }
+    }
+}
 
 impl Words for RingMemory {
     #[inline]
     fn load(&self, at: usize, order: Ordering) -> u64 {
-        self.0.word(at as u64).expect(WITHIN).load(order)
+        self.word(at).load(order)
     }
 
     #[inline]
     fn store(&self, at: usize, value: u64, order: Ordering) {
-        self.0.word(at as u64).expect(WITHIN).store(value, order);
+        self.word(at).store(value, order);
     }
 
     #[inline]
     fn swap(&self, at: usize, value: u64, order: Ordering) -> u64 {
-        self.0.word(at as u64).expect(WITHIN).swap(value, order)
+        self.word(at).swap(value, order)
     }
 
     #[inline]
@@ -51,13 +68,20 @@ impl Words for RingMemory {
     }
 
     #[inline]
+    fn prefetch(&self, at: usize) {
+        copy::prefetch(self.place(at, 8), 8);
+    }
+
+    #[inline]
     fn copy_in(&self, at: usize, from: &[u8]) {
-        self.0.write(at as u64, from).expect(WITHIN);
+        let to = self.place(at, from.len());
+        // SAFETY: `to` is in bounds by `place`, alive as long as `self`, and writable; `from` is a slice.
+        unsafe { copy::to_shared(to, from.as_ptr(), from.len()) };
     }
 
     #[inline]
     unsafe fn copy_out(&self, at: usize, to: *mut u8, bytes: usize) {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.read_to(at as u64, to, bytes) }.expect(WITHIN);
+        // SAFETY: `from` is in bounds by `place` and alive as long as `self`; `to` is the caller's promise.
+        unsafe { copy::from_shared(to, self.place(at, bytes), bytes) };
     }
 }

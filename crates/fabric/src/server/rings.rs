@@ -14,8 +14,8 @@ use crate::spin::may_spin;
 
 /// Calls answered in one turn: then others have theirs.
 const CALLS_PER_TURN: u32 = 16;
-/// Looks at all awake rings in one turn, while there is nothing: about a microsecond.
-const LOOKS_PER_TURN: u32 = 64;
+/// Looks at all awake rings in one turn, while there is nothing: some microseconds.
+const LOOKS_PER_TURN: u32 = 256;
 /// Turns without a call after which a ring is left alone, while others are busy.
 const QUIET_TURNS: u32 = 256;
 
@@ -100,7 +100,9 @@ impl AwakeRings {
             for place in 0..self.rings.len() {
                 calls += u32::from(self.serve(place, host));
             }
-            if calls == before {
+            if calls > before {
+                looks = 0;
+            } else {
                 looks += 1;
                 std::hint::spin_loop();
             }

@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 
 use crate::op::Uncertain;
-use crate::ring::{Broken, ClientEnd, Message, Peer, RingMemory};
+use crate::ring::{Broken, ClientEnd, Peer, RingMemory};
 use crate::seam::{Done, LinkClosed, LocalSlice, Outcome};
 use crate::spin::may_spin;
 
-/// Looks for an answer right after posting: at most some microseconds, the time of a large transfer by this thread.
-const MOST_LOOKS: u32 = 256;
-/// What is kept if it never pays off: longer than an answer takes when both sides are awake.
-const FEWEST_LOOKS: u32 = 32;
+/// Looks for an answer right after posting, each some nanoseconds to some tens: as long as a large transfer takes.
+const MOST_LOOKS: u32 = 512;
+/// What is kept if it never pays off: still longer than an answer takes when both sides are awake.
+const FEWEST_LOOKS: u32 = 128;
 /// Polls in which nothing came after which the socket is asked whether the node lives: for who never sleeps.
 const POLLS_WITHOUT_SOCKET: u32 = 1024;
 
@@ -73,31 +73,33 @@ impl Calls {
         // SAFETY: in bounds, initialised and alive: the operation's own buffer. Nobody writes it meanwhile.
         let request = unsafe { std::slice::from_raw_parts(local.start, request) };
         let peer = ring.post(request);
-        self.waiting.push_back((slot, local));
         if peer == Peer::Asleep {
             self.must_kick = true;
-            return None;
-        }
-        if self.waiting.len() > 1 || !may_spin() {
-            return None;
-        }
-        for _ in 0..self.looks {
-            // What is wrong with the ring, the next poll says.
-            if let Ok(Some(done)) = self.take_answer() {
-                self.looks = (self.looks * 2).min(MOST_LOOKS);
-                return Some(done.outcome);
+        } else if self.waiting.is_empty() && may_spin() {
+            for _ in 0..self.looks {
+                // What is wrong with the ring, the next poll says.
+                if let Ok(Some(outcome)) = take_answer(ring, local) {
+                    self.looks = MOST_LOOKS;
+                    return Some(outcome);
+                }
+                std::hint::spin_loop();
             }
-            std::hint::spin_loop();
+            self.looks = (self.looks / 2).max(FEWEST_LOOKS);
         }
-        self.looks = (self.looks / 2).max(FEWEST_LOOKS);
+        self.waiting.push_back((slot, local));
         None
     }
 
     /// Moves the answers that have come to `done`.
     pub(super) fn take_answers(&mut self, done: &mut Vec<Done>) -> Result<(), LinkClosed> {
         let before = done.len();
-        while let Some(answered) = self.take_answer()? {
-            done.push(answered);
+        if let Some(ring) = &mut self.ring {
+            while let Some(&(slot, local)) = self.waiting.front()
+                && let Some(outcome) = take_answer(ring, local)?
+            {
+                self.waiting.pop_front();
+                done.push(Done { slot, outcome });
+            }
         }
         if done.len() > before || self.is_idle() {
             self.polls_in_vain = 0;
@@ -105,30 +107,6 @@ impl Calls {
             self.polls_in_vain += 1;
         }
         Ok(())
-    }
-
-    #[inline]
-    fn take_answer(&mut self) -> Result<Option<Done>, LinkClosed> {
-        let Some(ring) = &mut self.ring else { return Ok(None) };
-        let answer = match ring.answer() {
-            Ok(None) => return Ok(None),
-            Ok(Some(answer)) => answer,
-            Err(Broken) => return Err(BROKEN),
-        };
-        let &(slot, local) = self.waiting.front().ok_or(BROKEN)?;
-        let Message { bytes, outcome } = answer;
-        if bytes > local.bytes {
-            tracing::warn!(bytes, room = local.bytes, "an answer that does not fit its buffer");
-            return Err(BROKEN);
-        }
-        // SAFETY: in bounds: just checked. Exclusive and alive: the operation in flight owns its buffer.
-        unsafe { ring.take(answer, local.start) };
-        self.waiting.pop_front();
-        let outcome = match outcome {
-            Ok(()) => Outcome::Done(bytes as u64),
-            Err(refusal) => Outcome::Refused(refusal),
-        };
-        Ok(Some(Done { slot, outcome }))
     }
 
     /// Before this side waits for the socket: from then on an answer makes it ready. False when one is there.
@@ -156,4 +134,24 @@ impl Calls {
         }
         overdue
     }
+}
+
+/// Takes the next answer, which belongs into `local`, if it has come.
+#[inline]
+fn take_answer(ring: &mut ClientEnd<RingMemory>, local: LocalSlice) -> Result<Option<Outcome>, LinkClosed> {
+    let answer = match ring.answer() {
+        Ok(None) => return Ok(None),
+        Ok(Some(answer)) => answer,
+        Err(Broken) => return Err(BROKEN),
+    };
+    if answer.bytes > local.bytes {
+        tracing::warn!(answer.bytes, room = local.bytes, "an answer that does not fit its buffer");
+        return Err(BROKEN);
+    }
+    // SAFETY: in bounds: just checked. Exclusive and alive: the operation in flight owns its buffer.
+    unsafe { ring.take(answer, local.start) };
+    Ok(Some(match answer.outcome {
+        Ok(()) => Outcome::Done(answer.bytes as u64),
+        Err(refusal) => Outcome::Refused(refusal),
+    }))
 }
