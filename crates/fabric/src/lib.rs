@@ -30,6 +30,7 @@ mod server;
 mod shm;
 pub mod sim;
 mod spin;
+mod stamp;
 mod tcp;
 
 pub use arena::{ARENA_GRANULE_BYTES, Arena, ArenaBuf, ArenaFull};

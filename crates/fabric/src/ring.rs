@@ -14,6 +14,8 @@
 
 mod memory;
 #[cfg(test)]
+mod models;
+#[cfg(test)]
 mod tests;
 
 use std::sync::atomic::Ordering;
@@ -45,9 +47,11 @@ pub(crate) const RING_BYTES: usize = (ANSWERS + SLOTS as usize * SLOT_BYTES).nex
 /// Shared words, addressed in bytes from the start. The code of the ring is generic over them, so that models of
 /// all interleavings run the very same code.
 pub(crate) trait Words {
+    /// Calls under way at once.
+    const SLOTS: u64 = SLOTS;
+
     fn load(&self, at: usize, order: Ordering) -> u64;
     fn store(&self, at: usize, value: u64, order: Ordering);
-    fn swap(&self, at: usize, value: u64, order: Ordering) -> u64;
     fn barrier(&self);
     /// Starts to fetch a line; nothing depends on it.
     fn prefetch(&self, at: usize);
@@ -86,7 +90,7 @@ pub(crate) struct NodeEnd<W> {
     served: u64,
 }
 
-/// Whether the other side has to be woken: it sleeps, and this side alone was told so.
+/// Whether the other side has to be woken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "a sleeper that is not woken sleeps over its message"]
 pub(crate) enum Peer {
@@ -101,7 +105,7 @@ impl<W: Words> ClientEnd<W> {
 
     /// Whether another call may be posted (G2).
     pub(crate) fn has_room(&self) -> bool {
-        self.posted - self.taken < SLOTS
+        self.posted - self.taken < W::SLOTS
     }
 
     /// Fills the next request slot.
@@ -129,7 +133,7 @@ impl<W: Words> ClientEnd<W> {
     #[inline]
     pub(crate) unsafe fn take(&mut self, answer: Message, to: *mut u8) {
         // SAFETY: the caller's promise.
-        unsafe { self.words.copy_out(payload(ANSWERS, self.taken), to, answer.bytes) };
+        unsafe { self.words.copy_out(payload::<W>(ANSWERS, self.taken), to, answer.bytes) };
         self.taken += 1;
     }
 
@@ -165,7 +169,7 @@ impl<W: Words> NodeEnd<W> {
         // SAFETY: so many bytes were reserved behind the vector's end, nobody else has them, and all are written.
         unsafe {
             let room = to.as_mut_ptr().add(start);
-            self.words.copy_out(payload(REQUESTS, self.served), room, request.bytes);
+            self.words.copy_out(payload::<W>(REQUESTS, self.served), room, request.bytes);
             to.set_len(start + request.bytes);
         }
     }
@@ -198,34 +202,34 @@ impl<W: Words> NodeEnd<W> {
 
 /// Where the slot of a call lies among `slots`.
 #[inline]
-fn slot(slots: usize, number: u64) -> usize {
-    slots + (number % SLOTS) as usize * SLOT_BYTES
+fn slot<W: Words>(slots: usize, number: u64) -> usize {
+    slots + (number % W::SLOTS) as usize * SLOT_BYTES
 }
 
 #[inline]
-fn payload(slots: usize, number: u64) -> usize {
-    slot(slots, number) + HEADER_BYTES
+fn payload<W: Words>(slots: usize, number: u64) -> usize {
+    slot::<W>(slots, number) + HEADER_BYTES
 }
 
 /// How call `number` marks its slots. Comes back after 2^32 laps, between which every slot is filled with others.
 #[inline]
-fn lap(number: u64) -> u32 {
-    (number / SLOTS + 1) as u32
+fn lap<W: Words>(number: u64) -> u32 {
+    (number / W::SLOTS + 1) as u32
 }
 
 #[inline]
 fn fill<W: Words>(words: &W, slots: usize, number: u64, status: u8, bytes: &[u8]) {
     assert!(bytes.len() <= MAX_CALL_BYTES, "a message of {} bytes", bytes.len());
-    let header = u64::from(lap(number)) | (bytes.len() as u64) << 32 | u64::from(status) << 56;
-    words.copy_in(payload(slots, number), bytes);
-    words.store(slot(slots, number), header, Ordering::Release); // G3; pairs with the load in `look`
+    let header = u64::from(lap::<W>(number)) | (bytes.len() as u64) << 32 | u64::from(status) << 56;
+    words.copy_in(payload::<W>(slots, number), bytes);
+    words.store(slot::<W>(slots, number), header, Ordering::Release); // G3; pairs with the load in `look`
 }
 
 #[inline]
 fn look<W: Words>(words: &W, slots: usize, number: u64) -> Result<Option<Message>, Broken> {
-    words.prefetch(slot(slots, number) + LINE_BYTES);
-    let header = words.load(slot(slots, number), Ordering::Acquire); // G3; pairs with the store in `fill`
-    if header as u32 != lap(number) {
+    words.prefetch(slot::<W>(slots, number) + LINE_BYTES);
+    let header = words.load(slot::<W>(slots, number), Ordering::Acquire); // G3; pairs with the store in `fill`
+    if header as u32 != lap::<W>(number) {
         return Ok(None);
     }
     let bytes = (header >> 32 & 0xFF_FFFF) as usize;
@@ -243,11 +247,10 @@ fn look<W: Words>(words: &W, slots: usize, number: u64) -> Result<Option<Message
 #[inline]
 fn peer<W: Words>(words: &W, asleep: usize) -> Peer {
     words.barrier(); // G4; pairs with the barrier in `fall_asleep`
-    // Relaxed, both: the barriers order them. Who swaps the flag away has the sleeper to wake, once.
-    if words.load(asleep, Ordering::Relaxed) != 0 && words.swap(asleep, 0, Ordering::Relaxed) != 0 {
-        Peer::Asleep
-    } else {
-        Peer::Awake
+    // Relaxed: the barriers order it. Only the sleeper changes its word, so it may be woken more often than once.
+    match words.load(asleep, Ordering::Relaxed) {
+        0 => Peer::Awake,
+        _ => Peer::Asleep,
     }
 }
 

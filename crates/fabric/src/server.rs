@@ -219,7 +219,7 @@ impl Server {
 
     /// Answers calls that came by the rings; true if some had come.
     fn serve_rings(&mut self) -> bool {
-        let progressed = self.rings.turn(&*self.host);
+        let progressed = self.rings.turn(&*self.host, !self.hot.is_empty());
         while let Some(event) = self.rings.next_event() {
             match event {
                 RingEvent::Quiet(token, ring) => self.keep_ring(token, ring),

@@ -24,7 +24,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::frames::{FrameClient, FrameDone};
 use crate::op::Uncertain;
 use crate::seam::{Done, Link, LinkClosed, Op, Outcome, Peer, Posted, Readiness, Transport};
-use attached::{Attached, Moved};
+use crate::stamp::Moved;
+use attached::Attached;
 use calls::Calls;
 
 /// Most regions of one node that a link maps: 64 Ki regions of 64 MiB are 4 TiB.

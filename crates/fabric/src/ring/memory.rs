@@ -58,11 +58,6 @@ impl Words for RingMemory {
     }
 
     #[inline]
-    fn swap(&self, at: usize, value: u64, order: Ordering) -> u64 {
-        self.word(at).swap(value, order)
-    }
-
-    #[inline]
     fn barrier(&self) {
         fence(Ordering::SeqCst);
     }

@@ -35,10 +35,11 @@ fn the_layout_is_that_of_the_wire_format() {
     assert_eq!(raw.load(256, Ordering::Relaxed), 3 << 32 | 1);
     let _ = node.answer(Err(Refusal::UnknownCall));
     assert_eq!(raw.load(525_568, Ordering::Relaxed), 8 << 56 | 1);
-    for _ in 1..=SLOTS {
-        assert!(answered(&mut client).is_ok() || client.taken == 1);
+    let _ = answered(&mut client);
+    for _ in 0..SLOTS {
         let _ = client.post(b"again");
         let _ = node.answer(Ok(b""));
+        assert_eq!(answered(&mut client), Ok(vec![]));
     }
     assert_eq!(raw.load(256, Ordering::Relaxed), 5 << 32 | 2, "the second lap");
 }
@@ -86,8 +87,8 @@ fn refusals_come_through() {
 fn a_new_ring_asks_for_a_kick_and_an_awake_one_does_not() {
     let (mut client, mut node, _) = ring();
     assert_eq!(client.post(b"a"), Peer::Asleep);
-    assert_eq!(client.post(b"b"), Peer::Awake, "one kick is enough");
     node.wake_up();
+    assert_eq!(client.post(b"b"), Peer::Awake);
     assert!(!node.fall_asleep(), "there is something to do");
     assert_eq!(node.answer(Ok(b"")), Peer::Awake);
     assert_eq!(node.answer(Ok(b"")), Peer::Awake);

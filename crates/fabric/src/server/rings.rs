@@ -91,11 +91,13 @@ impl AwakeRings {
         Some(self.rings.swap_remove(place))
     }
 
-    /// Answers what has come and looks a little longer for more; true if something had come.
-    pub(super) fn turn(&mut self, host: &dyn Host) -> bool {
+    /// Answers what has come and, unless others wait for their turn, looks a little longer for more; true if something
+    /// had come.
+    pub(super) fn turn(&mut self, host: &dyn Host, others_wait: bool) -> bool {
+        let most_looks = if others_wait { 1 } else { self.looks_per_turn };
         let mut calls = 0;
         let mut looks = 0;
-        while looks < self.looks_per_turn && calls < CALLS_PER_TURN && self.events.is_empty() {
+        while looks < most_looks && calls < CALLS_PER_TURN && self.events.is_empty() {
             let before = calls;
             for place in 0..self.rings.len() {
                 calls += u32::from(self.serve(place, host));

@@ -2,13 +2,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{Ordering, fence};
 
 use farpool_wire::{Epoch, GrantMode, Refusal, ShmAttached};
 
 use crate::host::access_refusal;
-use crate::memory::{AccessError, Mapping, Protection, is_sealed_against_shrinking};
+use crate::memory::{AccessError, MappedWord, Mapping, Protection, is_sealed_against_shrinking};
 use crate::seam::{Op, Outcome, Posted};
+use crate::stamp::{self, Moved, Touch};
 
 /// A region that is mapped.
 pub(super) struct Attached {
@@ -17,12 +17,6 @@ pub(super) struct Attached {
     words: Mapping,
     word_offset: u64,
     stamp: u64,
-}
-
-/// The grant's word is another: the memory is of no use any more.
-pub(super) struct Moved {
-    /// The operation was under way.
-    pub(super) begun: bool,
 }
 
 impl Attached {
@@ -51,21 +45,13 @@ impl Attached {
         if posted.epoch != self.epoch {
             return Ok(Outcome::Refused(Refusal::StaleEpoch));
         }
-        if !self.is_valid() {
-            return Err(Moved { begun: false });
-        }
-        let value = match self.touch(posted) {
-            Ok(value) => value,
-            Err(error) => return Ok(Outcome::Refused(access_refusal(error))),
-        };
-        // S1; pairs with the barrier between changing the word and copying or reusing the memory (S2). Loads before
-        // a load need no more than an acquire; a store before a load needs the full barrier; atomics are
-        // sequentially consistent, as is the load of the word behind them.
-        match posted.op {
-            Op::Write => fence(Ordering::SeqCst),
-            _ => fence(Ordering::Acquire),
-        }
-        if self.is_valid() { Ok(Outcome::Done(value)) } else { Err(Moved { begun: true }) }
+        let touch = if matches!(posted.op, Op::Write) { Touch::Store } else { Touch::LoadOrAtomic };
+        let touched = stamp::guarded(&self.word(), self.stamp, touch, || self.touch(posted))?;
+        Ok(touched.map_or_else(|error| Outcome::Refused(access_refusal(error)), Outcome::Done))
+    }
+
+    fn word(&self) -> MappedWord<'_> {
+        MappedWord { words: &self.words, offset: self.word_offset }
     }
 
     /// Starts to fetch what an operation will touch.
@@ -90,10 +76,5 @@ impl Attached {
             Op::FetchAndAdd { addend } => self.memory.fetch_and_add(posted.offset, addend),
             Op::Attach(_) | Op::Detach | Op::Call { .. } => unreachable!("for the node to do"),
         }
-    }
-
-    fn is_valid(&self) -> bool {
-        // The place was checked when it was mapped.
-        self.words.load(self.word_offset) == Ok(self.stamp)
     }
 }
