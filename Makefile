@@ -28,12 +28,27 @@ demo: setup ## a real PostgreSQL sorts in far memory, on disk and on a throttled
 	cargo build --locked --profile $(DEMO_PROFILE) --package farpool-cli
 	$(DEMO_BINARY) demo
 
+.PHONY: bench-io
+bench-io: ## the fabric beside its floors and beside nbdkit, memcached and redis: docs/bench/io.md, under ten minutes
+	@scripts/setup bench
+	FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli
+	target/release/farpool bench io-table --out docs/bench
+
 .PHONY: test
 test: setup ## everything that needs no special hardware
 	cargo test --locked
 
+.PHONY: sim
+sim: setup ## 10,000 seeds of each simulation, then each of them broken on purpose
+	cargo build --locked --release --package farpool-cli
+	for scenario in fabric pool; do \
+	  target/release/farpool sim $$scenario --seeds 10000; \
+	  target/release/farpool sim $$scenario --mutation all; \
+	done
+
 .PHONY: test-rdma
-test-rdma: setup ## the suite over RDMA, in an emulated machine with a soft device (needs qemu)
+test-rdma: ## the suite over RDMA, in emulated machines with a soft device: a few minutes
+	@scripts/setup rdma
 	testbed/test-rdma
 
 .PHONY: lint

@@ -7,14 +7,15 @@
 //!     thread, since the kernel ties it to the thread.
 
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// How often a wait looks again. Short against everything waited for, long against the cost of looking.
@@ -25,6 +26,22 @@ const READY_DEADLINE: Duration = Duration::from_secs(100);
 const END_DEADLINE: Duration = Duration::from_secs(10);
 /// The word a process of this program says once it serves.
 const READY: &str = "ready";
+
+/// A command that dies with the thread that starts it, for programs that are not ours.
+pub fn tied(program: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--", program]).stdin(Stdio::null());
+    command
+}
+
+/// An error once somebody wants us to stop.
+pub fn check_stop(stop: &AtomicBool) -> Result<()> {
+    // Relaxed: the flag carries no data.
+    if stop.load(Ordering::Relaxed) {
+        bail!("interrupted: stopped and cleaned up as asked");
+    }
+    Ok(())
+}
 
 /// A running child; see the rules at the head of this module.
 #[derive(Debug)]
@@ -85,6 +102,42 @@ impl Child {
                 }
             }
         }
+    }
+
+    /// Runs a command to its end and returns what it printed; an error when it fails, or `stop` is raised meanwhile.
+    pub fn output(name: &str, mut command: Command, stop: &AtomicBool) -> Result<String> {
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = Self::start(name, command)?;
+        let mut pipe = child.process.stdout.take().context("a child without output")?;
+        let reading = std::thread::spawn(move || {
+            let mut text = String::new();
+            pipe.read_to_string(&mut text).map(|_| text)
+        });
+        let status = loop {
+            if let Some(status) = child.process.try_wait()? {
+                break status;
+            }
+            check_stop(stop)?;
+            std::thread::sleep(POLL);
+        };
+        let text = reading.join().map_err(|_| anyhow!("reading what {name} says panicked"))??;
+        ensure!(status.success(), "{name} failed ({status})");
+        Ok(text)
+    }
+
+    /// Waits until `is_ready` says so; an error when the child ends first or the deadline passes.
+    pub fn wait_until(&mut self, deadline: Duration, mut is_ready: impl FnMut() -> bool) -> Result<()> {
+        let started = Instant::now();
+        while !is_ready() {
+            if let Some(status) = self.process.try_wait()? {
+                bail!("{} ended before it was ready ({status})", self.name);
+            }
+            if started.elapsed() > deadline {
+                bail!("{} was not ready within {} s", self.name, deadline.as_secs());
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(())
     }
 
     /// Its process id.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use farpool_control::Tls;
-use farpool_fabric::TransportChoice;
+use farpool_fabric::Transports;
 use farpool_pool::{EXTENT_BYTES, Extent, LeasedRegion, Pool, PoolConfig};
 
 /// Leased regions, all of one size. Dropping it gives them back.
@@ -20,7 +20,7 @@ pub struct Footprint {
 
 impl Footprint {
     /// Leases `bytes`, rounded up to whole regions.
-    pub fn lease(broker: &str, tls: Option<Tls>, transport: TransportChoice, bytes: u64) -> Result<Self> {
+    pub fn lease(broker: &str, tls: Option<Tls>, transport: Transports, bytes: u64) -> Result<Self> {
         let config = PoolConfig { broker: broker.to_owned(), tls, transport, limit_bytes: None };
         let pool = Pool::connect(config).context("cannot lease far memory")?;
         let session = pool.session();

@@ -2,10 +2,10 @@
 //!
 //! Question: how much of the hardware's speed is left when memory is reached by the fabric?
 //! Sketch: shm adds a look at an epoch word to a copy; tcp adds a header to a request and a response.
-//! Method: operation and floor in short slices by turns, ratios as medians over the pairs (design, section 11).
+//! Method: operation and floor in short slices by turns, ratios as medians over the pairs.
 //! Check: every atomic, and transfers from time to time; one wrong byte fails the measurement.
 //!
-//! [`run_io`] is one measurement. Not here: the command line.
+//! [`run_io`] is one measurement, [`run_table`] all that are published, beside peers. Not here: the command line.
 
 mod child;
 mod floors;
@@ -19,10 +19,13 @@ mod places;
 mod reach;
 mod report;
 mod run;
+mod table;
 mod tally;
 
 pub use floors::{serve_ping_pong, serve_tcp};
 pub use machine::Machine;
 pub use options::{IoOp, IoOptions, IoTransport, Pattern, THREADS_MAX};
+pub use pages::Pages as FloorPages;
 pub use report::{FloorReport, IoReport};
 pub use run::{Source, run_io};
+pub use table::{TableOptions, run_table};

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use anyhow::{Context, Result};
+use farpool_fabric::TransportChoice;
 use tempfile::TempDir;
 
 use crate::child::Child;
@@ -25,8 +26,9 @@ pub struct LocalPool {
 }
 
 impl LocalPool {
-    /// Starts both from `farpool`, this program's file. The node lends `footprint_bytes`, rounded up to whole regions.
-    pub fn start(farpool: &Path, footprint_bytes: u64) -> Result<Self> {
+    /// Starts both from `farpool`, this program's file. The node lends `footprint_bytes`, rounded up to whole
+    /// regions; over a network card as well where that is what is measured.
+    pub fn start(farpool: &Path, footprint_bytes: u64, transport: TransportChoice) -> Result<Self> {
         let dir = tempfile::Builder::new()
             .prefix("farpool-bench-")
             .tempdir()
@@ -44,6 +46,9 @@ impl LocalPool {
         );
         // Prefaulted either way; locking would only ask for a higher limit.
         args.extend(["--no-lock".into(), "--shm-socket".into(), dir.path().join("node.sock").into()]);
+        if transport == TransportChoice::Verbs {
+            args.extend(["--listen-rdma".into(), "auto".into()]);
+        }
         let (node, _) = Child::of_this_program(farpool, "the node", args, Stdio::null())?;
         Ok(LocalPool { broker, node, _broker: broker_process, _dir: dir })
     }

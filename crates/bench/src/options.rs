@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use farpool_fabric::{MAX_IN_FLIGHT, TransportChoice};
 use farpool_wire::{CALL_ECHO, MAX_CALL_BYTES, MAX_TRANSFER_BYTES};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Threads of one run; more than any machine this is meant for has processors to spare.
 pub const THREADS_MAX: usize = 256;
@@ -18,7 +18,7 @@ const CALL_BLOCK_BYTES: usize = 64;
 const TRANSFER_BLOCK_BYTES: usize = 8 << 10;
 
 /// An operation of the fabric.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IoOp {
     /// READ.
@@ -70,7 +70,7 @@ impl fmt::Display for IoOp {
 }
 
 /// Where the next operation goes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pattern {
     /// Anywhere in the footprint.
@@ -111,7 +111,7 @@ impl FromStr for IoTransport {
     fn from_str(name: &str) -> Result<Self, String> {
         match name.parse() {
             Ok(TransportChoice::Auto) | Err(_) => {
-                Err(format!("no transport '{name}' to measure in this build: choose shm or tcp"))
+                Err(format!("no transport '{name}' to measure in this build: choose shm, tcp or verbs"))
             }
             Ok(choice) => Ok(IoTransport(choice)),
         }
@@ -124,6 +124,7 @@ impl fmt::Display for IoTransport {
             TransportChoice::Auto => "auto",
             TransportChoice::Shm => "shm",
             TransportChoice::Tcp => "tcp",
+            TransportChoice::Verbs => "verbs",
         })
     }
 }
@@ -149,7 +150,7 @@ pub struct IoOptions {
     pub footprint_bytes: u64,
     /// How long operations are measured in all, floors and warm-up not counted.
     pub duration: Duration,
-    /// Whether a floor is measured in between.
+    /// Whether the floor is measured in between.
     pub floor: bool,
 }
 
@@ -165,6 +166,7 @@ impl IoOptions {
 
     /// Says what cannot be measured.
     pub fn check(&self) -> Result<(), String> {
+        self.check_transport()?;
         self.check_block()?;
         let in_flight = self.depth.saturating_mul(self.batch);
         if self.depth == 0 || self.batch == 0 || in_flight > MAX_IN_FLIGHT {
@@ -182,6 +184,14 @@ impl IoOptions {
         }
         if self.duration.is_zero() {
             return Err("nothing is measured in no time: give --seconds 1 or more".into());
+        }
+        Ok(())
+    }
+
+    /// Nothing bare to compare a network card with, which does all of the work.
+    fn check_transport(&self) -> Result<(), String> {
+        if self.transport.0 == TransportChoice::Verbs && self.floor {
+            return Err("there is no floor for verbs: leave --floor out".into());
         }
         Ok(())
     }
@@ -244,6 +254,7 @@ pub(crate) mod tests {
         good.check().unwrap();
         let bad = [
             (IoOptions { depth: 0, ..good }, "--depth"),
+            (small(TransportChoice::Verbs, IoOp::Read), "--floor"),
             (IoOptions { depth: 16, batch: 16, ..good }, "--batch"),
             (IoOptions { threads: 0, ..good }, "--threads"),
             (IoOptions { block_bytes: 12, ..good }, "--block"),

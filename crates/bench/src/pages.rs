@@ -3,9 +3,11 @@
 //! A random access to 4 KiB pages misses the translation cache as well as the data cache, so a floor on other pages
 //! than what it is compared with would compare nothing.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::ptr::NonNull;
+use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -20,6 +22,26 @@ pub enum Pages {
     Reserved,
     /// Small ones that the kernel has put together.
     Transparent,
+}
+
+impl fmt::Display for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Pages::Small => "small",
+            Pages::Reserved => "reserved",
+            Pages::Transparent => "transparent",
+        })
+    }
+}
+
+impl FromStr for Pages {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = [Pages::Small, Pages::Reserved, Pages::Transparent];
+        let found = known.into_iter().find(|pages| pages.to_string() == name);
+        found.ok_or_else(|| format!("unknown pages '{name}': choose small, reserved or transparent"))
+    }
 }
 
 const SMALL_KIB: u64 = 4;
@@ -107,7 +129,11 @@ impl SharedPages {
     }
 
     fn map(bytes: usize, mapped: usize, pages: Pages) -> io::Result<Self> {
-        let huge = if pages == Pages::Reserved { MemfdFlags::HUGETLB } else { MemfdFlags::empty() };
+        let huge = if pages == Pages::Reserved {
+            MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB
+        } else {
+            MemfdFlags::empty()
+        };
         let fd = memfd_create(FLOOR_NAME, MemfdFlags::CLOEXEC | huge)?;
         rustix::fs::ftruncate(&fd, mapped as u64)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -165,6 +191,14 @@ mod tests {
         assert_eq!(Pages::of_smaps(&smaps(2048, 0), "/memfd:far"), Some(Pages::Reserved));
         assert_eq!(Pages::of_smaps(&smaps(4, 65536), "/memfd:far"), Some(Pages::Transparent));
         assert_eq!(Pages::of_smaps(&smaps(4, 0), "/memfd:near"), None);
+    }
+
+    #[test]
+    fn pages_are_read_as_they_are_shown() {
+        for pages in [Pages::Small, Pages::Reserved, Pages::Transparent] {
+            assert_eq!(pages.to_string().parse(), Ok(pages));
+        }
+        assert!("large".parse::<Pages>().unwrap_err().contains("reserved"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use farpool_fabric::{
-    ArenaBuf, Endpoint, EndpointConfig, MonotonicClock, Negotiated, Queue, TransportChoice, block_on,
+    ArenaBuf, Endpoint, EndpointConfig, MonotonicClock, Negotiated, Queue, Transports, block_on,
 };
 use farpool_wire::{Epoch, RegionId, RemoteAddr, SessionId};
 
@@ -35,9 +35,9 @@ struct Spot {
 
 impl Reach {
     /// Connects to the nodes of a footprint, with room for `arena_bytes` of transfers.
-    pub fn open(footprint: &Footprint, transport: TransportChoice, arena_bytes: usize) -> Result<Self> {
+    pub fn open(footprint: &Footprint, transports: Transports, arena_bytes: usize) -> Result<Self> {
         let endpoint = Endpoint::new(EndpointConfig {
-            transport: Rc::new(Negotiated(transport)),
+            transport: Rc::new(Negotiated::new(transports, DEADLINE)),
             clock: Rc::new(MonotonicClock::new()),
             session_ids: Box::new(|| SessionId(getrandom::u64().expect("the kernel gives random bytes"))),
             arena_bytes: arena_bytes.max(FILL_BYTES),
@@ -57,7 +57,7 @@ impl Reach {
         }
         let reach = Reach { endpoint, queues, regions, region_bytes: footprint.region_bytes };
         let by = reach.queues.first().and_then(Queue::transport);
-        let wanted = crate::options::IoTransport(transport).to_string();
+        let wanted = crate::options::IoTransport(transports.choice).to_string();
         ensure!(by == Some(wanted.as_str()), "asked for {wanted}, got {}", by.unwrap_or("nothing"));
         Ok(reach)
     }

@@ -14,11 +14,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use farpool_control::Tls;
-use farpool_fabric::{ARENA_GRANULE_BYTES, MAX_IN_FLIGHT, TransportChoice, block_on};
+use farpool_fabric::{
+    ARENA_GRANULE_BYTES, CardTransport, MAX_IN_FLIGHT, TransportChoice, Transports, block_on,
+};
 use futures_util::stream::{FuturesUnordered, TryStreamExt};
 
+use crate::child::check_stop;
 use crate::floors::{Floor, Ground};
 use crate::footprint::Footprint;
 use crate::lane::{Counts, Lane};
@@ -51,30 +54,33 @@ pub enum Source<'a> {
     Broker(&'a str, Option<Tls>),
 }
 
-/// Measures. `farpool` is this program's file, for child processes; call it on the main thread, to which they are tied.
-/// Once `stop` is raised it ends soon, with an error.
+/// Measures; over network cards if `card` brings their transport. `farpool` is this program's file, for child
+/// processes; call it on the main thread, to which they are tied. Once `stop` is raised it ends soon, with an error.
 pub fn run_io(
     options: &IoOptions,
+    card: Option<CardTransport>,
     source: Source<'_>,
     farpool: &Path,
     stop: &AtomicBool,
 ) -> Result<IoReport> {
     let (own, broker, tls) = match source {
         Source::Own => {
-            let pool = LocalPool::start(farpool, options.footprint_bytes)?;
+            let pool = LocalPool::start(farpool, options.footprint_bytes, options.transport.0)?;
             let broker = pool.broker.clone();
             (Some(pool), broker, None)
         }
         Source::Broker(broker, tls) => (None, broker.to_owned(), tls),
     };
     check_stop(stop)?;
-    let footprint = Footprint::lease(&broker, tls, options.transport.0, options.footprint_bytes)?;
+    let transports = Transports { choice: options.transport.0, card };
+    let footprint = Footprint::lease(&broker, tls, transports, options.footprint_bytes)?;
     let options = &IoOptions { footprint_bytes: footprint.bytes(), ..*options };
-    let first = Reach::open(&footprint, options.transport.0, 0)?; // kept: the pages are told by its mapping
+    let first = Reach::open(&footprint, transports, 0)?; // kept: the pages are told by its mapping
     let pages = pages(options, own.as_ref())?;
     let ground = options.floor.then(|| Ground::prepare(options, pages.unwrap_or(Pages::Small), farpool));
     let ground = ground.transpose()?;
-    let run = Run { options, footprint: &footprint, ground: ground.as_ref(), stop, plan: Plan::of(options) };
+    let plan = Plan::of(options);
+    let run = Run { options, transports, footprint: &footprint, ground: ground.as_ref(), stop, plan };
     let threads = run.threads()?;
     check_stop(stop)?;
     let checked = check_sum(&first, options, &footprint, &threads)?;
@@ -82,14 +88,6 @@ pub fn run_io(
     let measured = Measured::of(threads.iter().map(|thread| thread.slices.as_slice()), ground.is_some())?;
     let kind = ground.as_ref().map(|ground| ground.kind(options));
     Ok(IoReport::new(options, &measured, kind, pages, checked))
-}
-
-fn check_stop(stop: &AtomicBool) -> Result<()> {
-    // Relaxed: the flag carries no data.
-    if stop.load(Ordering::Relaxed) {
-        bail!("interrupted: stopped and cleaned up as asked");
-    }
-    Ok(())
 }
 
 /// Of the region memory: as mapped here, or by our own node. Another node's cannot be seen.
@@ -148,6 +146,7 @@ struct Thread {
 
 struct Run<'a> {
     options: &'a IoOptions,
+    transports: Transports,
     footprint: &'a Footprint,
     ground: Option<&'a Ground>,
     stop: &'a AtomicBool,
@@ -207,7 +206,7 @@ impl Run<'_> {
         let &IoOptions { transport, block_bytes, depth, batch, threads, .. } = self.options;
         let buffer = |bytes: usize| bytes.next_multiple_of(ARENA_GRANULE_BYTES);
         let arena_bytes = depth * buffer(batch * block_bytes) + SPARE_BUFFERS * depth * buffer(block_bytes);
-        let reach = Reach::open(self.footprint, transport.0, arena_bytes)?;
+        let reach = Reach::open(self.footprint, self.transports, arena_bytes)?;
         // Mapped memory is filled by each thread: it has a mapping of its own, whose pages are all touched by that.
         let shared = transport.0 == TransportChoice::Shm;
         let (first, step) = if shared { (0, 1) } else { (number, threads) };
@@ -320,6 +319,8 @@ impl Meeting<'_> {
 
 #[cfg(test)]
 mod tests {
+    use anyhow::bail;
+
     use super::*;
     use crate::options::tests::small;
 

@@ -1,29 +1,23 @@
-use std::collections::BTreeSet;
+//! Requests that need nodes: the plans are [`placing`](crate::placing)'s, the asking is done here.
+
 use std::time::Duration;
 
-use farpool_lease::{LeaseClass, Millis};
-use farpool_wire::control::{AcquireResponse, NodeAddress};
-use farpool_wire::{NodeId, OwnerId};
+use farpool_lease::Millis;
+use farpool_wire::NodeId;
+use farpool_wire::control::{AcquireResponse, NodeAddress, RevokeRequest, RevokeResponse};
 use futures_util::stream::{self, StreamExt};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 use crate::peers::{MAX_ASKED_AT_ONCE, Peers};
+use crate::placing::{Placing, TakingBack, Wish};
 use crate::state::Pool;
 
 /// Longest time for one request: two nodes may stall, one after the other, and there is still time for a third.
 /// Half of a lease's default time, so that what was granted first is still worth having.
 pub const ACQUIRE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What an owner asks for.
-pub struct Wish {
-    pub owner: OwnerId,
-    pub class: LeaseClass,
-    pub count: u32,
-    pub avoid: BTreeSet<NodeId>,
-}
-
-/// Places a wish and has the nodes grant it. What one node does not give is asked of the others.
+/// Places a wish and has the nodes grant it.
 ///
 /// Grants that arrive too late, or whose answers are lost, end by themselves: nobody renews them.
 pub async fn acquire(
@@ -32,11 +26,11 @@ pub async fn acquire(
     now: impl Fn() -> Millis,
     wish: Wish,
 ) -> AcquireResponse {
-    let Wish { owner, class, count, avoid: mut passed_over } = wish;
+    let (owner, class) = (wish.owner, wish.class);
     let deadline = Instant::now() + ACQUIRE_DEADLINE;
-    let mut leases = Vec::new();
-    while leases.len() < count as usize && Instant::now() < deadline {
-        let plan = pool.lock().plan(now(), owner, &passed_over, count - leases.len() as u32);
+    let mut placing = Placing::new(wish);
+    while Instant::now() < deadline {
+        let plan = placing.next(&mut pool.lock(), now());
         if plan.is_empty() {
             break;
         }
@@ -46,23 +40,45 @@ pub async fn acquire(
         let mut answers = stream::iter(plan).map(ask).buffer_unordered(MAX_ASKED_AT_ONCE);
         while let Ok(Some((node, share, answer))) = timeout_at(deadline, answers.next()).await {
             match answer {
-                Ok(granted) => {
-                    pool.lock().granted(node, owner, share, granted.len() as u32);
-                    leases.extend(granted);
-                }
+                Ok(granted) => placing.granted(&mut pool.lock(), node, share, granted),
                 Err(error) => {
                     tracing::warn!(%node, %error, "a node could not be asked for regions");
-                    pool.lock().failed(now(), node);
-                    passed_over.insert(node);
+                    placing.failed(&mut pool.lock(), now(), node);
                 }
             }
         }
     }
-    let short = leases.len() < count as usize;
-    let pool = pool.lock();
-    AcquireResponse {
-        leases,
-        region_bytes: pool.region_bytes(now()),
-        short_reason: if short { pool.why_short(now()) } else { String::new() },
+    placing.answer(&pool.lock(), now())
+}
+
+/// Has the nodes take leases back.
+pub async fn take_back(
+    pool: &Mutex<Pool>,
+    peers: &Peers,
+    now: impl Fn() -> Millis,
+    request: RevokeRequest,
+) -> RevokeResponse {
+    let deadline = Instant::now() + ACQUIRE_DEADLINE;
+    let mut back = TakingBack::new(farpool_wire::OwnerId(request.owner), request.count);
+    while Instant::now() < deadline {
+        let plan = back.next(&mut pool.lock(), now());
+        if plan.is_empty() {
+            break;
+        }
+        let ask = async |(address, share): (NodeAddress, u32)| {
+            let asked = RevokeRequest { count: share, ..request };
+            (NodeId(address.node), share, peers.revoke(&address, asked).await)
+        };
+        let mut answers = stream::iter(plan).map(ask).buffer_unordered(MAX_ASKED_AT_ONCE);
+        while let Ok(Some((node, share, answer))) = timeout_at(deadline, answers.next()).await {
+            match answer {
+                Ok(said) => back.revoked(&mut pool.lock(), node, share, &said),
+                Err(error) => {
+                    tracing::warn!(%node, %error, "a node could not be asked to take leases back");
+                    back.failed(&mut pool.lock(), now(), node, share);
+                }
+            }
+        }
     }
+    back.answer(&pool.lock(), now())
 }

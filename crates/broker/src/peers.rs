@@ -6,12 +6,16 @@ use std::time::Duration;
 use farpool_control::{ControlError, Tls, dial};
 use farpool_lease::LeaseClass;
 use farpool_wire::control::node_client::NodeClient;
-use farpool_wire::control::{GrantRequest, Lease, NodeAddress, RegionsRequest, RegisterRequest};
+use farpool_wire::control::{
+    GrantRequest, Lease, NodeAddress, RegionsRequest, RegisterRequest, RevokeRequest, RevokeResponse,
+};
 use farpool_wire::{NodeId, OwnerId};
 use tokio::time::timeout;
 use tonic::transport::Channel;
 
-/// Longest wait for a grant. A node answers from memory, so only a lost or stalled one needs longer.
+use crate::placing::are_sound;
+
+/// Longest wait for a grant or a revocation. A node answers from memory, so only a lost or stalled one needs longer.
 pub const GRANT_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Longest wait for a node's table.
@@ -59,15 +63,21 @@ impl Peers {
         let request = GrantRequest { owner: owner.0, count, class: class.to_wire() };
         let answer = timeout(GRANT_DEADLINE, node.grant(request)).await.map_err(|_| PeerError::Late)?;
         let leases = answer?.into_inner().leases;
-        let sound = |lease: &Lease| {
-            lease.region_id().is_some_and(|region| region.node == NodeId(address.node))
-                && lease.access_key().is_some()
-                && lease.class == class.to_wire()
-        };
-        if leases.len() > count as usize || !leases.iter().all(sound) {
+        if !are_sound(&leases, NodeId(address.node), class, count) {
             return Err(PeerError::Malformed("leases that were not asked for"));
         }
         Ok(leases)
+    }
+
+    /// Asks a node to take leases of an owner back.
+    pub async fn revoke(
+        &self,
+        address: &NodeAddress,
+        request: RevokeRequest,
+    ) -> Result<RevokeResponse, PeerError> {
+        let mut node = self.client(address)?;
+        let answer = timeout(GRANT_DEADLINE, node.revoke(request)).await.map_err(|_| PeerError::Late)?;
+        Ok(answer?.into_inner())
     }
 
     /// Asks a node for its table, in the form in which it would report it.

@@ -9,21 +9,22 @@ use farpool_lease::{LeaseClass, Millis};
 use farpool_wire::control::broker_server::Broker;
 use farpool_wire::control::{
     AcquireRequest, AcquireResponse, HeartbeatRequest, HeartbeatResponse, NodeAddress, RegisterRequest,
-    RegisterResponse, StatusRequest, StatusResponse,
+    RegisterResponse, RevokeRequest, RevokeResponse, StatusRequest, StatusResponse,
 };
 use farpool_wire::{NodeId, OwnerId};
 use futures_util::stream::{self, StreamExt};
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout};
 use tonic::{Request, Response, Status};
 
-use crate::acquire::{ACQUIRE_DEADLINE, Wish, acquire};
+use crate::acquire::{ACQUIRE_DEADLINE, acquire, take_back};
 use crate::peers::{MAX_ASKED_AT_ONCE, Peers};
+use crate::placing::Wish;
 use crate::state::{MAX_NODES, Pool, ReportRefusal};
 use crate::store::{Store, StoreError};
 
-/// Most requests for regions at a time; each may hold [`MAX_ASKED_AT_ONCE`] connections. Later ones wait their turn.
+/// Most requests that need nodes at a time; each may hold [`MAX_ASKED_AT_ONCE`] connections. Later ones wait their turn.
 const MAX_ACQUIRES: usize = 16;
 
 /// Longest wait for that turn: with [`ACQUIRE_DEADLINE`] less than a request may take.
@@ -94,6 +95,13 @@ impl BrokerService {
         self.rejected.fetch_add(1, Ordering::Relaxed); // a statistic: pairs with nothing
     }
 
+    /// Waits until a request may ask nodes.
+    async fn turn(&self) -> Result<SemaphorePermit<'_>, Status> {
+        let turn = timeout(TURN_DEADLINE, self.acquires.acquire()).await;
+        let turn = turn.ok().and_then(Result::ok);
+        turn.ok_or_else(|| Status::resource_exhausted("too many requests need nodes at once: ask again"))
+    }
+
     fn now(&self) -> Millis {
         Millis(self.started.elapsed().as_millis() as u64)
     }
@@ -133,13 +141,19 @@ impl Broker for BrokerService {
 
     async fn acquire(&self, request: Request<AcquireRequest>) -> Result<Response<AcquireResponse>, Status> {
         let wish = wish_from(request.get_ref())?;
-        let turn = timeout(TURN_DEADLINE, self.acquires.acquire()).await;
-        let Ok(Ok(_turn)) = turn else {
-            return Err(Status::resource_exhausted("too many owners ask for regions at once: ask again"));
-        };
+        let _turn = self.turn().await?;
         let owner = wish.owner;
         let answer = acquire(&self.pool, &self.peers, || self.now(), wish).await;
         tracing::debug!(%owner, regions = answer.leases.len(), short = answer.short_reason, "regions placed");
+        Ok(Response::new(answer))
+    }
+
+    async fn revoke(&self, request: Request<RevokeRequest>) -> Result<Response<RevokeResponse>, Status> {
+        let request = request.into_inner();
+        check_count(request.count)?;
+        let _turn = self.turn().await?;
+        let answer = take_back(&self.pool, &self.peers, || self.now(), request).await;
+        tracing::info!(owner = %OwnerId(request.owner), revoked = answer.revoked, "leases taken back");
         Ok(Response::new(answer))
     }
 
@@ -155,14 +169,19 @@ impl Broker for BrokerService {
     }
 }
 
+fn check_count(count: u32) -> Result<(), Status> {
+    if count == 0 || count > MAX_REGIONS_PER_ACQUIRE {
+        let text = format!("a request is for 1 to {MAX_REGIONS_PER_ACQUIRE} regions, not {count}");
+        return Err(Status::invalid_argument(text));
+    }
+    Ok(())
+}
+
 fn wish_from(request: &AcquireRequest) -> Result<Wish, Status> {
     let Some(class) = LeaseClass::from_wire(request.class) else {
         return Err(Status::invalid_argument("the class of the lease is missing"));
     };
-    if request.count == 0 || request.count > MAX_REGIONS_PER_ACQUIRE {
-        let text = format!("a request is for 1 to {MAX_REGIONS_PER_ACQUIRE} regions, not {}", request.count);
-        return Err(Status::invalid_argument(text));
-    }
+    check_count(request.count)?;
     if request.avoid.len() > MAX_NODES {
         return Err(Status::invalid_argument(format!("more than {MAX_NODES} nodes to avoid")));
     }

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use farpool_control::limits::{MAX_ADDRESS_BYTES, MAX_REGIONS_PER_NODE};
-use farpool_lease::Millis;
+use farpool_lease::{LeaseClass, Millis};
 use farpool_wire::control::{
-    HeartbeatRequest, NodeAddress, NodeStatus, OwnerStatus, RegisterRequest, RegisterResponse, StatusResponse,
+    HeartbeatRequest, Lease, NodeAddress, NodeStatus, OwnerStatus, RegisterRequest, RegisterResponse,
+    StatusResponse,
 };
 use farpool_wire::{NodeId, OwnerId};
 
@@ -49,6 +50,16 @@ pub enum ReportRefusal {
     Full,
 }
 
+/// What one owner holds on one node.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    /// All of it.
+    regions: u32,
+    /// What of it may be taken back, and is not yet.
+    revocable: u32,
+    pinned: u32,
+}
+
 /// One node, as it was when it last said something.
 #[derive(Debug)]
 struct Known {
@@ -56,7 +67,9 @@ struct Known {
     region_bytes: u64,
     regions_total: u32,
     free: u32,
-    holdings: BTreeMap<OwnerId, u32>,
+    holdings: BTreeMap<OwnerId, Held>,
+    /// Sum of the marks of all leases held: what a heartbeat is compared with.
+    table: u64,
     frames_rejected: u64,
     /// Its last sign of life; of a node read from the store, when that was.
     last_seen: Millis,
@@ -65,13 +78,24 @@ struct Known {
     shunned_until: Millis,
 }
 
+impl Held {
+    fn add(&mut self, class: LeaseClass, regions: u32) {
+        self.regions = self.regions.saturating_add(regions);
+        let of_class = match class {
+            LeaseClass::Revocable => &mut self.revocable,
+            LeaseClass::Pinned => &mut self.pinned,
+        };
+        *of_class = of_class.saturating_add(regions);
+    }
+}
+
 impl Known {
     fn is_alive(&self, now: Millis) -> bool {
         self.heard && now.since(self.last_seen) < DEAD_AFTER
     }
 
     fn held(&self) -> u32 {
-        self.holdings.values().fold(0, |sum, held| sum.saturating_add(*held))
+        self.holdings.values().fold(0, |sum, held| sum.saturating_add(held.regions))
     }
 }
 
@@ -118,7 +142,7 @@ impl Pool {
         Ok(RegisterResponse { heartbeat_interval_ms: HEARTBEAT_INTERVAL.0 })
     }
 
-    /// Notes a sign of life. `false`: the node shall report, since it is not known or the counts disagree.
+    /// Notes a sign of life. `false`: the node shall report, since it is not known, or other leases are held than believed.
     #[must_use]
     pub fn heartbeat(&mut self, now: Millis, beat: &HeartbeatRequest) -> bool {
         let known = self.nodes.get_mut(&NodeId(beat.node));
@@ -129,7 +153,9 @@ impl Pool {
         known.last_seen = now;
         known.free = beat.regions_free.min(known.regions_total);
         known.frames_rejected = beat.frames_rejected;
-        known.held() == beat.regions_lent
+        // Numbers alone may agree by accident: one lease has ended, and an answer with another was lost; or an old
+        // report came late.
+        known.held() == beat.regions_lent && known.table == beat.table
     }
 
     /// Chooses whom to ask for `count` regions, and counts these as no longer free.
@@ -147,7 +173,7 @@ impl Pool {
             .map(|(node, known)| Candidate {
                 node: *node,
                 free: known.free,
-                held: known.holdings.get(&owner).copied().unwrap_or(0),
+                held: known.holdings.get(&owner).map_or(0, |held| held.regions),
             })
             .collect();
         let placed = place(&candidates, count).into_iter();
@@ -160,17 +186,74 @@ impl Pool {
             .collect()
     }
 
-    /// A node lent `granted` of the `asked` regions.
-    pub fn granted(&mut self, node: NodeId, owner: OwnerId, asked: u32, granted: u32) {
+    /// A node lent these of the `asked` regions.
+    pub fn granted(&mut self, node: NodeId, owner: OwnerId, class: LeaseClass, asked: u32, leases: &[Lease]) {
+        let granted = leases.len() as u32;
         if let Some(known) = self.nodes.get_mut(&node) {
+            known.table = leases.iter().fold(known.table, |sum, lease| sum.wrapping_add(lease.mark()));
             if granted > 0 {
-                let held = known.holdings.entry(owner).or_default();
-                *held = held.saturating_add(granted);
+                known.holdings.entry(owner).or_default().add(class, granted);
             }
             if granted < asked {
                 known.free = 0; // it had fewer than believed; its next heartbeat says how many
             }
         }
+    }
+
+    /// Chooses whom to ask to take `count` revocable leases of an owner back, and counts these as being taken back.
+    /// From the nodes on which the owner holds most, so that what it keeps stays spread.
+    pub fn plan_revocation(
+        &mut self,
+        now: Millis,
+        owner: OwnerId,
+        passed_over: &BTreeSet<NodeId>,
+        count: u32,
+    ) -> Vec<(NodeAddress, u32)> {
+        let mut nodes: Vec<_> = self
+            .nodes
+            .iter_mut()
+            .filter(|(node, known)| known.is_alive(now) && !passed_over.contains(node))
+            .filter_map(|(_, known)| Some((&known.address, known.holdings.get_mut(&owner)?, 0)))
+            .collect();
+        for _ in 0..count {
+            let with_some = nodes.iter_mut().filter(|(_, held, _)| held.revocable > 0);
+            let Some((_, held, share)) =
+                with_some.max_by_key(|(_, held, share)| held.regions.saturating_sub(*share))
+            else {
+                break;
+            };
+            held.revocable -= 1;
+            *share += 1;
+        }
+        let asked = nodes.into_iter().filter(|(_, _, share)| *share > 0);
+        asked.map(|(address, _, share)| (address.clone(), share)).collect()
+    }
+
+    /// A node took back `revoked` of the `asked` leases.
+    pub fn revoked(&mut self, node: NodeId, owner: OwnerId, asked: u32, revoked: u32) {
+        let known = self.nodes.get_mut(&node);
+        if let Some(held) = known.and_then(|known| known.holdings.get_mut(&owner))
+            && revoked < asked
+        {
+            held.revocable = 0; // it had fewer than believed; its next report says how many
+        }
+    }
+
+    /// A node did not say whether it took `asked` leases back. They count as not taken, so that they can
+    /// be asked for again; the node's next report says how it is.
+    pub fn revocation_unanswered(&mut self, now: Millis, node: NodeId, owner: OwnerId, asked: u32) {
+        self.failed(now, node);
+        let known = self.nodes.get_mut(&node);
+        if let Some(held) = known.and_then(|known| known.holdings.get_mut(&owner)) {
+            held.revocable = held.revocable.saturating_add(asked).min(held.regions);
+        }
+    }
+
+    /// Leases of an owner that only it can give back, on nodes that live.
+    pub fn pinned(&self, now: Millis, owner: OwnerId) -> u32 {
+        let alive = self.nodes.values().filter(|known| known.is_alive(now));
+        let held = alive.filter_map(|known| known.holdings.get(&owner));
+        held.fold(0, |sum, held| sum.saturating_add(held.pinned))
     }
 
     /// A node did not answer: whether it lent anything is not known. Its table will say, or its leases will end.
@@ -218,7 +301,7 @@ impl Pool {
         for (owner, held) in self.nodes.values().filter(|known| known.is_alive(now)).flat_map(|k| &k.holdings)
         {
             let sum = owners.entry(*owner).or_default();
-            *sum = sum.saturating_add(*held);
+            *sum = sum.saturating_add(held.regions);
         }
         let nodes = self.nodes.values().map(|known| NodeStatus {
             address: Some(known.address.clone()),
@@ -243,9 +326,13 @@ impl Pool {
 }
 
 fn known_from(now: Millis, address: &NodeAddress, report: &RegisterRequest) -> Known {
-    let mut holdings = BTreeMap::new();
+    let mut holdings: BTreeMap<OwnerId, Held> = BTreeMap::new();
     for region in report.lent.iter().filter(|region| region.held) {
-        *holdings.entry(OwnerId(region.owner)).or_default() += 1;
+        let held = holdings.entry(OwnerId(region.owner)).or_default();
+        match LeaseClass::from_wire(region.class) {
+            Some(class) if !region.revoked => held.add(class, 1),
+            _ => held.regions += 1, // being taken back, or of a class that this release does not know
+        }
     }
     Known {
         address: address.clone(),
@@ -253,6 +340,7 @@ fn known_from(now: Millis, address: &NodeAddress, report: &RegisterRequest) -> K
         regions_total: report.regions_total,
         free: report.regions_total - report.lent.len() as u32, // no more than the total: `validate`
         holdings,
+        table: report.lent.iter().fold(0, |sum, region| sum.wrapping_add(region.mark())),
         frames_rejected: 0,
         last_seen: now,
         heard: true,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use farpool_broker::{BrokerConfig, BrokerError, StoreError, run};
 use farpool_control::{ControlError, SERVER_NAME, Tls};
 use farpool_lease::{LeaseClass, Millis};
-use farpool_wire::control::{AcquireRequest, AcquireResponse, OwnerStatus};
+use farpool_wire::control::{AcquireRequest, AcquireResponse, OwnerStatus, RevokeRequest};
 use futures_util::future::join_all;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -102,6 +102,29 @@ async fn a_region_is_never_handed_out_twice_to_owners_that_ask_at_once() {
     let leases: Vec<_> = answers.iter().flat_map(|answer| &answer.leases).collect();
     let distinct: BTreeSet<_> = leases.iter().map(|lease| lease.region_id().unwrap()).collect();
     assert_eq!((leases.len(), distinct.len()), (32, 32));
+}
+
+#[tokio::test]
+async fn revocable_leases_are_taken_back_on_all_nodes_and_pinned_ones_on_none() {
+    let (_dir, broker) = a_broker().await;
+    for node in 1..=2 {
+        FakeNode::join(&broker, node, 8).await;
+    }
+    let acquire = |class: LeaseClass, count| AcquireRequest {
+        owner: 7,
+        count,
+        class: class.to_wire(),
+        ..Default::default()
+    };
+    broker.client().acquire(acquire(LeaseClass::Pinned, 2)).await.unwrap();
+    broker.client().acquire(acquire(LeaseClass::Revocable, 6)).await.unwrap();
+    let revoke = |count| RevokeRequest { owner: 7, count, grace_ms: 30_000 };
+    let answer = broker.client().revoke(revoke(4)).await.unwrap().into_inner();
+    assert_eq!((answer.revoked, answer.pinned, answer.remaining_ms), (4, 2, 30_000));
+    let answer = broker.client().revoke(revoke(4)).await.unwrap().into_inner();
+    assert_eq!(answer.pinned, 2);
+    assert!(answer.short_reason.contains("pinned"), "{}", answer.short_reason);
+    assert_eq!(broker.client().revoke(revoke(0)).await.unwrap_err().code(), Code::InvalidArgument);
 }
 
 #[tokio::test]

@@ -8,11 +8,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
-use farpool_bench::{IoOp, IoOptions, IoTransport, Pattern, Source, run_io, serve_ping_pong, serve_tcp};
+use farpool_bench::{
+    FloorPages, IoOp, IoOptions, IoTransport, Pattern, Source, TableOptions, run_io, run_table,
+    serve_ping_pong, serve_tcp,
+};
 use farpool_control::Tls;
 
 use crate::errors::UsageError;
 use crate::output::{say, say_json};
+use crate::rdma::card_transport;
 use crate::size::ByteSize;
 use crate::tether::{self, Tether};
 
@@ -32,6 +36,7 @@ pub struct BenchArgs {
 #[derive(Debug, Subcommand)]
 enum What {
     Io(IoArgs),
+    IoTable(IoTableArgs),
     #[command(hide = true)]
     Floor(FloorArgs),
 }
@@ -50,7 +55,7 @@ Examples:
   farpool bench io --transport shm --op call --seconds 5 --floor --json
   farpool bench io --transport tcp --op read --seconds 5 --broker db-17:7117 --tls-dir /etc/farpool/tls")]
 struct IoArgs {
-    /// How far memory is reached: shm or tcp
+    /// How far memory is reached: shm, tcp or verbs (RDMA)
     #[arg(long)]
     transport: IoTransport,
 
@@ -103,6 +108,34 @@ struct IoArgs {
     json: bool,
 }
 
+/// Measure the fabric's operations beside their floors and peers, and write it down
+///
+/// What `make bench-io` runs: each line is an invocation of `farpool bench io`; nbdkit, memcached and redis are started
+/// on free ports of loopback and ended again. Needs some six times the footprint of memory and, with five rounds, less
+/// than ten minutes.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool bench io-table --out docs/bench
+  farpool bench io-table --out /tmp/bench --rounds 1 --seconds 0.5 --footprint 64MiB")]
+struct IoTableArgs {
+    /// Folder for io.md and io.svg
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+
+    /// How often everything is measured; medians are shown
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    rounds: usize,
+
+    /// How long each time
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_seconds)]
+    seconds: Duration,
+
+    /// Far memory, and what each peer holds
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    footprint: ByteSize,
+}
+
 /// The other end of a floor, in a process of its own.
 #[derive(Debug, clap::Args)]
 struct FloorArgs {
@@ -114,9 +147,21 @@ struct FloorArgs {
 #[derive(Debug, Subcommand)]
 enum FloorKind {
     /// Answers requests over TCP
-    Tcp(Tether),
+    Tcp(TcpFloorArgs),
     /// Answers pings on the memory that is its standard input
     PingPong(Tether),
+}
+
+#[derive(Debug, clap::Args)]
+struct TcpFloorArgs {
+    /// Memory in which requests name their places
+    #[arg(long)]
+    bytes: usize,
+    /// What pages it lies on
+    #[arg(long)]
+    pages: FloorPages,
+    #[command(flatten)]
+    tether: Tether,
 }
 
 /// Longest measurement: a day.
@@ -133,9 +178,10 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 pub fn run(args: BenchArgs) -> Result<()> {
     match args.what {
         What::Io(args) => io(&args),
-        What::Floor(FloorArgs { kind: FloorKind::Tcp(tether) }) => {
-            tether::fasten(&tether)?;
-            serve_tcp(|address| say(format!("ready {address}")))
+        What::IoTable(args) => io_table(args),
+        What::Floor(FloorArgs { kind: FloorKind::Tcp(floor) }) => {
+            tether::fasten(&floor.tether)?;
+            serve_tcp(floor.bytes, floor.pages, |address| say(format!("ready {address}")))
         }
         What::Floor(FloorArgs { kind: FloorKind::PingPong(tether) }) => {
             tether::fasten(&tether)?;
@@ -155,11 +201,24 @@ fn io(args: &IoArgs) -> Result<()> {
     let source = args.broker.as_deref().map_or(Source::Own, |broker| Source::Broker(broker, tls));
     let farpool = std::env::current_exe().context("cannot find this program's own file")?;
     let stop = stop_on_signals()?;
-    let report = run_io(&options, source, &farpool, &stop)?;
+    let report = run_io(&options, Some(card_transport), source, &farpool, &stop)?;
     if args.json {
         return say_json(&report);
     }
     say(report.lines()?);
+    Ok(())
+}
+
+fn io_table(args: IoTableArgs) -> Result<()> {
+    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
+    let stop = stop_on_signals()?;
+    let options = TableOptions {
+        out_dir: args.out,
+        rounds: args.rounds,
+        seconds: args.seconds.as_secs_f64(),
+        footprint_bytes: args.footprint.0,
+    };
+    say(run_table(&options, &farpool, &stop)?);
     Ok(())
 }
 

@@ -10,9 +10,11 @@ mod errors;
 mod mount;
 mod node;
 mod output;
+mod rdma;
 mod reach;
 mod run_dir;
 mod shutdown;
+mod sim;
 mod size;
 mod status;
 mod tether;
@@ -59,6 +61,7 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     Demo(demo::DemoArgs),
     Bench(bench::BenchArgs),
+    Sim(sim::SimArgs),
 }
 
 impl Command {
@@ -72,6 +75,7 @@ impl Command {
             Command::Doctor(args) => doctor::run(args),
             Command::Demo(args) => demo::run(args),
             Command::Bench(args) => bench::run(args),
+            Command::Sim(args) => sim::run(args),
         }
     }
 }

@@ -4,12 +4,13 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 
 use anyhow::{Context, Result};
-use farpool_fabric::TransportChoice;
+use farpool_fabric::{TransportChoice, Transports};
 use farpool_file::FileStore;
 use farpool_mount::{MAX_THREADS, MountConfig, start_watcher};
 use farpool_pool::{Pool, PoolConfig};
 
 use crate::output::say;
+use crate::rdma::card_transport;
 use crate::reach::BrokerAt;
 use crate::size::ByteSize;
 
@@ -32,7 +33,7 @@ pub struct MountArgs {
     #[command(flatten)]
     broker: BrokerAt,
 
-    /// How nodes are reached: shm (same host), tcp, or auto for the best of them
+    /// How nodes are reached: shm (same host), verbs (RDMA), tcp, or auto for the best of them
     #[arg(long, default_value = "auto", env = "FARPOOL_TRANSPORT", hide_env_values = true)]
     transport: TransportChoice,
 
@@ -71,7 +72,7 @@ pub fn run(args: MountArgs) -> Result<()> {
     let pool = Pool::connect(PoolConfig {
         broker: broker.address,
         tls: broker.tls,
-        transport: args.transport,
+        transport: Transports { choice: args.transport, card: Some(card_transport) },
         limit_bytes: args.limit.map(|limit| limit.0),
     })?;
     let store = FileStore::new(pool).context("cannot start the file store")?;

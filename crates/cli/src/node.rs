@@ -9,6 +9,7 @@ use farpool_node::{NodeConfig, NodeError, Ready};
 
 use crate::errors::UsageError;
 use crate::output::say;
+use crate::rdma::RdmaListen;
 use crate::reach::runtime;
 use crate::shutdown::Shutdown;
 use crate::size::{ByteSize, Memory, parse_region_size, whole_regions};
@@ -23,7 +24,7 @@ use crate::tether::{self, Tether};
 Examples:
   farpool node --broker 127.0.0.1:7117 --memory 2GiB --shm-socket /run/farpool/node.sock
   farpool node --broker db-17:7117 --tls-dir /etc/farpool/tls --memory auto \\
-      --listen 10.0.0.8:7118 --data-listen 10.0.0.8:7119 --state /var/lib/farpool")]
+      --listen 10.0.0.8:7118 --data-listen 10.0.0.8:7119 --listen-rdma 10.0.0.8:7119 --state /var/lib/farpool")]
 pub struct NodeArgs {
     /// Where the broker listens
     #[arg(long, value_name = "HOST:PORT", env = "FARPOOL_BROKER", hide_env_values = true)]
@@ -48,6 +49,16 @@ pub struct NodeArgs {
     /// Socket by which processes of this machine get at the memory; without it they use TCP
     #[arg(long, value_name = "PATH")]
     shm_socket: Option<PathBuf>,
+
+    /// Serve the memory by RDMA as well: an address of the network card, or auto for the first card's. Port 0 takes any
+    /// free one
+    #[arg(long, value_name = "ADDR|auto")]
+    listen_rdma: Option<RdmaListen>,
+
+    /// Let network cards do compare-and-swap and fetch-and-add by themselves. Right only while all clients that use
+    /// these come by RDMA: a card's and a processor's are not atomic with respect to each other
+    #[arg(long, requires = "listen_rdma")]
+    card_atomics: bool,
 
     /// Folder that keeps the node's identity across restarts; without it each start makes a new node
     #[arg(long, value_name = "DIR")]
@@ -74,6 +85,7 @@ pub fn run(args: NodeArgs) -> Result<()> {
         control_listen: args.listen,
         data_listen: args.data_listen,
         shm_socket: args.shm_socket,
+        card: args.listen_rdma.map(|listen| listen.service(args.card_atomics)),
         memory_bytes: memory.0,
         region_bytes: args.region_size.0,
         lock_memory: !args.no_lock,

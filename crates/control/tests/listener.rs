@@ -9,8 +9,9 @@ use farpool_control::{ControlError, Listener, SERVER_NAME, SHUTDOWN_GRACE, Tls, 
 use farpool_wire::control::node_client::NodeClient;
 use farpool_wire::control::node_server::{Node, NodeServer};
 use farpool_wire::control::{
-    GrantRequest, GrantResponse, RegionsRequest, RegionsResponse, ReleaseRequest, ReleaseResponse,
-    RenewRequest, RenewResponse,
+    AddGrantRequest, AddGrantResponse, FenceGrantRequest, FenceGrantResponse, GrantRequest, GrantResponse,
+    RegionsRequest, RegionsResponse, ReleaseRequest, ReleaseResponse, RenewRequest, RenewResponse,
+    RevokeRequest, RevokeResponse,
 };
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
@@ -35,6 +36,21 @@ impl Node for FakeNode {
     async fn renew(&self, _: Request<RenewRequest>) -> Result<Response<RenewResponse>, Status> {
         self.renewing.notify_one();
         std::future::pending().await
+    }
+
+    async fn add_grant(&self, _: Request<AddGrantRequest>) -> Result<Response<AddGrantResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn fence_grant(
+        &self,
+        _: Request<FenceGrantRequest>,
+    ) -> Result<Response<FenceGrantResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn revoke(&self, _: Request<RevokeRequest>) -> Result<Response<RevokeResponse>, Status> {
+        Err(Status::unimplemented(""))
     }
 
     async fn release(&self, _: Request<ReleaseRequest>) -> Result<Response<ReleaseResponse>, Status> {

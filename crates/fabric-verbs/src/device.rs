@@ -5,7 +5,7 @@
 
 use std::ffi::CStr;
 use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
 use std::ptr::NonNull;
 
@@ -89,6 +89,23 @@ impl Device {
     }
 }
 
+/// IPv4 addresses at which this machine's devices can be reached now, by their GIDs.
+///
+/// # Errors
+/// Without rdma-core, any device, or any address on one.
+pub fn device_addresses() -> Result<Vec<IpAddr>, VerbsError> {
+    let library = Library::get()?;
+    let names = Device::all(library)?.into_iter().map(|device| device.name(library));
+    let ports = names.flat_map(|name| Port::of(&name)).filter(|port| port.state() == "ACTIVE");
+    let mut found: Vec<IpAddr> = ports
+        .flat_map(|port| port.roce_v2_gids())
+        .filter_map(|gid| Ipv6Addr::from(gid).to_ipv4_mapped().map(IpAddr::from))
+        .collect();
+    found.sort();
+    found.dedup();
+    if found.is_empty() { Err(VerbsError::NoAddress) } else { Ok(found) }
+}
+
 /// One port, as sysfs shows it.
 pub(crate) struct Port {
     pub(crate) device: String,
@@ -152,7 +169,7 @@ impl Port {
 
 /// "0000:0000:0000:0000:0000:ffff:0a09:0001" as bytes.
 fn parse_gid(text: &str) -> Option<[u8; 16]> {
-    text.parse::<std::net::Ipv6Addr>().ok().map(|address| address.octets())
+    text.parse::<Ipv6Addr>().ok().map(|address| address.octets())
 }
 
 #[cfg(test)]

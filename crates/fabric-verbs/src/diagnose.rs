@@ -4,7 +4,6 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::cm::EventChannel;
 use crate::device::{Device, Port};
-use crate::error::VerbsError;
 use crate::library::Library;
 
 /// Memory that a node wants to register at the least: one region of the default size.
@@ -25,37 +24,44 @@ pub enum Level {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
     /// What was looked at, in a word or two.
-    pub name: String,
+    pub subject: String,
     /// How it is to be taken.
     pub level: Level,
-    /// What was found, and what mends it.
-    pub text: String,
+    /// What was found.
+    pub found: String,
+    /// What to do about it; always there when it is wrong.
+    pub mend: Option<String>,
 }
 
 impl Finding {
-    fn new(name: impl Into<String>, level: Level, text: impl Into<String>) -> Self {
-        Finding { name: name.into(), level, text: text.into() }
+    fn good(subject: impl Into<String>, found: impl Into<String>) -> Self {
+        Finding { subject: subject.into(), level: Level::Good, found: found.into(), mend: None }
+    }
+
+    fn wrong(subject: impl Into<String>, found: impl Into<String>, mend: impl Into<String>) -> Self {
+        let mend = Some(mend.into());
+        Finding { subject: subject.into(), level: Level::Wrong, found: found.into(), mend }
+    }
+
+    fn absent(subject: &str, found: &str, mend: &str) -> Self {
+        Finding { level: Level::Absent, ..Finding::wrong(subject, found, mend) }
     }
 }
 
 /// Looks at the libraries, the connection manager, every port of every device, and the limit on locked memory.
 /// Without libraries or devices there is one finding, which says so.
 pub fn diagnose() -> Vec<Finding> {
-    let library = match Library::get() {
-        Ok(library) => library,
-        Err(error) => return vec![Finding::new("rdma-core", Level::Absent, error.to_string())],
+    let Ok(library) = Library::get() else {
+        let mend = "install rdma-core (Debian: libibverbs1 librdmacm1 ibverbs-providers)";
+        return vec![Finding::absent("libraries", "not installed", mend)];
     };
-    let devices = match Device::all(library) {
-        Ok(devices) => devices,
-        Err(error) => return vec![Finding::new("rdma device", Level::Absent, error.to_string())],
+    let Ok(devices) = Device::all(library) else {
+        let mend = "load the card's driver, or make a soft one: rdma link add rxe0 type rxe netdev INTERFACE";
+        return vec![Finding::absent("device", "none", mend)];
     };
     let mut findings = vec![match EventChannel::new(library) {
-        Ok(_) => Finding::new("rdma connection manager", Level::Good, "answers"),
-        Err(error) => Finding::new(
-            "rdma connection manager",
-            Level::Wrong,
-            format!("{error}: load its module (modprobe rdma_ucm)"),
-        ),
+        Ok(_) => Finding::good("connection manager", "answers"),
+        Err(error) => Finding::wrong("connection manager", error.to_string(), "modprobe rdma_ucm"),
     }];
     for device in devices {
         let name = device.name(library);
@@ -71,45 +77,46 @@ fn capabilities(library: &Library, device: Device, name: &str) -> Finding {
         Ok(found) => {
             let atomics = if found.atomics { "atomics by the card" } else { "atomics by message" };
             let windows = if found.windows { "memory windows" } else { "a registration per client" };
-            Finding::new(format!("rdma device {name}"), Level::Good, format!("{atomics}, {windows}"))
+            Finding::good(format!("device {name}"), format!("{atomics}, {windows}"))
         }
-        Err(error) => Finding::new(format!("rdma device {name}"), Level::Wrong, error.to_string()),
+        Err(error) => {
+            let mend = "look for the driver's complaint in dmesg";
+            Finding::wrong(format!("device {name}"), error.to_string(), mend)
+        }
     }
 }
 
 fn port(port: &Port) -> Finding {
-    let name = format!("rdma port {}/{}", port.device, port.number);
+    let subject = format!("port {}/{}", port.device, port.number);
     let state = port.state();
     if state != "ACTIVE" {
-        let device = port.device.clone();
-        return Finding::new(
-            name,
-            Level::Wrong,
-            VerbsError::PortDown { device, port: port.number, state }.to_string(),
+        return Finding::wrong(
+            subject,
+            state.to_lowercase(),
+            "ip link set INTERFACE up, and look at the cable",
         );
     }
     if !port.is_ethernet() {
-        return Finding::new(name, Level::Good, "active");
+        return Finding::good(subject, "active");
     }
     match port.roce_v2_gids().len() {
-        0 => Finding::new(
-            name,
-            Level::Wrong,
-            "active, but without a RoCE v2 GID: give its interface an address (ip addr add)",
-        ),
-        count => Finding::new(name, Level::Good, format!("active, {count} RoCE v2 GIDs")),
+        0 => {
+            let mend = "ip addr add ADDRESS dev INTERFACE: the GID comes from it";
+            Finding::wrong(subject, "active, but without a GID of RoCE v2", mend)
+        }
+        count => Finding::good(subject, format!("active, GIDs of RoCE v2: {count}")),
     }
 }
 
 fn memlock(limit: Option<u64>) -> Finding {
+    let subject = "memory that may be registered";
     match limit {
         Some(limit) if limit < LEAST_MEMLOCK_BYTES => {
-            let bytes = LEAST_MEMLOCK_BYTES as usize;
-            let text = VerbsError::Memlock { bytes, limit_kib: limit / 1024 }.to_string();
-            Finding::new("locked memory", Level::Wrong, text)
+            let mend = "ulimit -l unlimited as root, or LimitMEMLOCK=infinity in the unit";
+            Finding::wrong(subject, format!("{} KiB: too little for one region", limit >> 10), mend)
         }
-        Some(limit) => Finding::new("locked memory", Level::Good, format!("{} MiB", limit >> 20)),
-        None => Finding::new("locked memory", Level::Good, "unlimited"),
+        Some(limit) => Finding::good(subject, format!("{} MiB", limit >> 20)),
+        None => Finding::good(subject, "unlimited"),
     }
 }
 
@@ -121,13 +128,17 @@ mod tests {
     fn a_low_limit_on_locked_memory_is_wrong_and_names_the_fix() {
         let finding = memlock(Some(64 << 10));
         assert_eq!(finding.level, Level::Wrong);
-        assert!(finding.text.contains("ulimit -l"), "{}", finding.text);
+        assert!(finding.mend.as_ref().is_some_and(|mend| mend.contains("ulimit -l")), "{finding:?}");
         assert_eq!(memlock(None).level, Level::Good);
         assert_eq!(memlock(Some(1 << 30)).level, Level::Good);
     }
 
     #[test]
-    fn every_machine_gets_at_least_one_finding() {
-        assert!(!diagnose().is_empty());
+    fn every_machine_gets_at_least_one_finding_and_every_fault_a_mend() {
+        let findings = diagnose();
+        assert!(!findings.is_empty());
+        for finding in findings {
+            assert!(finding.level == Level::Good || finding.mend.is_some(), "{finding:?}");
+        }
     }
 }

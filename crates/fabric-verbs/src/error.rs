@@ -22,6 +22,12 @@ pub enum VerbsError {
          (rdma link add rxe0 type rxe netdev INTERFACE)"
     )]
     NoDevice,
+    /// There are devices, but nobody could reach them.
+    #[error(
+        "no RDMA device has an IPv4 address on an active port: set its interface up and give it one \
+         (ip link set INTERFACE up, ip addr add ADDRESS dev INTERFACE)"
+    )]
+    NoAddress,
     /// There are devices, but none with this address.
     #[error(
         "no RDMA device has the address {address}: `rdma link` shows which interface each belongs to; \
@@ -92,7 +98,9 @@ impl VerbsError {
     fn kind(&self) -> io::ErrorKind {
         match self {
             VerbsError::Library { .. } => io::ErrorKind::Unsupported,
-            VerbsError::NoDevice | VerbsError::NoDeviceAt { .. } => io::ErrorKind::NotFound,
+            VerbsError::NoDevice | VerbsError::NoAddress | VerbsError::NoDeviceAt { .. } => {
+                io::ErrorKind::NotFound
+            }
             VerbsError::PortDown { .. } | VerbsError::NoRoceGid { .. } => io::ErrorKind::NetworkDown,
             VerbsError::Memlock { .. } => io::ErrorKind::OutOfMemory,
             VerbsError::Wildcard { .. } => io::ErrorKind::InvalidInput,

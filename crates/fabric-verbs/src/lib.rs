@@ -22,6 +22,7 @@ mod memory;
 mod server;
 
 pub use client::{Counters, VerbsConfig, VerbsTransport};
+pub use device::device_addresses;
 pub use diagnose::{Finding, Level, diagnose};
 pub use error::VerbsError;
 pub use server::{ServeOptions, VerbsServer, serve_verbs};

@@ -1,7 +1,7 @@
 //! The contract, as tests that every transport passes unchanged.
 //!
 //! A transport's test file implements [`Carrier`] and lists [`CHECKS`] with [`conformance_tests!`]. A check
-//! panics when the transport breaks its promise. What is promised is written in `docs/fabric.md`.
+//! panics when the transport breaks its promise. What is promised is written in `docs/src/fabric.md`.
 
 // The checks' names say what they claim.
 #[allow(missing_docs)]
@@ -12,6 +12,8 @@ mod batches;
 mod connections;
 #[allow(missing_docs)]
 mod fences;
+#[allow(missing_docs)]
+mod ordering;
 #[allow(missing_docs)]
 mod processes;
 #[allow(missing_docs)]
@@ -32,6 +34,7 @@ pub use atomics::*;
 pub use batches::*;
 pub use connections::*;
 pub use fences::*;
+pub use ordering::*;
 pub use processes::*;
 pub use refusals::*;
 pub use rig::SuiteHost;
@@ -40,8 +43,9 @@ pub use transfers::*;
 
 /// How the suite gets at a transport.
 pub trait Carrier: Sync {
-    /// Serves `host` until the guard is dropped; dropping it stands for the death of the node.
-    fn serve(&self, host: Arc<SuiteHost>) -> (Peer, Box<dyn Any>);
+    /// Serves `host` until the guard is dropped; dropping it stands for the death of the node. With `at`, where
+    /// an earlier node that is dead by now was reached.
+    fn serve(&self, host: Arc<SuiteHost>, at: Option<&Peer>) -> (Peer, Box<dyn Any>);
 
     /// Opens links to peers that [`Carrier::serve`] returned.
     fn transport(&self) -> Rc<dyn Transport>;
@@ -50,6 +54,15 @@ pub trait Carrier: Sync {
     /// this process, or have nothing to check.
     fn reaches_other_processes(&self) -> bool {
         true
+    }
+
+    /// Holds back what clients send on the connections that are open now, or delivers it at last. For networks that
+    /// can; elsewhere only a node that does not get round to its requests delays them.
+    fn hold_back(&self, _held: bool) {}
+
+    /// How many queues the suite opens and closes when it looks for leaks. Fewer where opening one takes long.
+    fn queues_to_open(&self) -> usize {
+        10_000
     }
 
     /// The clock of the endpoints.
@@ -104,6 +117,9 @@ pub const CHECKS: &[&str] = &[
     "calls_are_answered_and_unknown_calls_refused",
     "more_calls_than_the_node_takes_at_once_each_get_their_own_answer",
     "calls_and_attachments_by_turns_all_end",
+    "whoever_sees_a_later_write_sees_the_earlier_ones",
+    "what_is_fenced_takes_effect_after_the_reads_and_atomics_before_it",
+    "without_a_fence_a_read_gives_each_word_as_it_was_or_as_it_became",
     "what_was_acknowledged_before_a_fence_stays_and_nothing_follows_it",
     "a_lent_again_region_shows_nothing_of_its_last_holder",
     "each_grant_is_opened_by_its_own_key_only",
@@ -113,8 +129,11 @@ pub const CHECKS: &[&str] = &[
     "additions_of_several_processes_are_all_counted",
     "an_older_incarnation_is_dead_once_a_newer_one_is_answered",
     "the_death_of_the_node_ends_every_operation",
+    "what_was_acknowledged_before_the_node_died_is_in_its_memory",
     "a_silent_node_ends_operations_by_their_deadline",
     "a_node_process_that_is_killed_wakes_who_waits_for_it",
     "a_node_process_that_is_stopped_is_waited_for_until_the_deadline",
-    "hundreds_of_queues_come_and_go",
+    "what_was_delayed_past_unknown_takes_no_effect_after_a_new_incarnation",
+    "a_restarted_node_is_reached_again_and_knows_no_older_grant",
+    "thousands_of_queues_come_and_go",
 ];

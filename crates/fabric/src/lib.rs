@@ -2,7 +2,7 @@
 //!
 //! A program opens an [`Endpoint`] per thread, a [`Queue`] per node, attaches the regions it has leased, and
 //! posts READ, WRITE, compare-and-swap, fetch-and-add and CALL. What a caller may rely on is stated in
-//! `docs/fabric.md` and tested by [`conformance`] on every transport.
+//! `docs/src/fabric.md` and tested by [`conformance`] on every transport.
 //!
 //! - [`Transport`] and [`Link`] are the seam: a transport opens links, a link carries operations. Both are
 //!   poll-based and never block, so that a simulated transport fits as well as a network card.
@@ -39,7 +39,7 @@ pub use drive::block_on;
 pub use endpoint::{Batch, Endpoint, EndpointConfig, MAX_BATCH, MAX_IN_FLIGHT, Queue};
 pub use host::{AccessKind, Cut, Host, HostIdentity, LentMemory, SharedRegion, access_refusal};
 pub use memory::{AccessError, Mapping, Protection, SharedMemory, create_sealed, reopen_read_only};
-pub use negotiate::{Negotiated, TransportChoice};
+pub use negotiate::{CardTransport, Negotiated, TransportChoice, Transports};
 pub use op::{CallAnswer, OpError, Uncertain};
 pub use regions::{RegionSet, Scrubbed};
 pub use seam::{Done, Link, LinkClosed, LocalSlice, Op, Outcome, Peer, Posted, Readiness, Transport};

@@ -3,9 +3,10 @@
 //! R1. An access takes effect only while its grant is open; a fence returns only when no access of the grant through
 //!     this process is under way and every later one is refused.
 //! R2. Accesses by shared memory are not stopped but found out: the grant's word changes before the fence returns,
-//!     so that they end as *unknown* (design, section 3).
-//! R3. Memory that was handed to other processes is never lent again: the next lease gets new memory, once every
-//!     holder has let go. Memory that was not is overwritten with zeros.
+//!     so that they end as *unknown* (`docs/src/fabric.md`, shared memory).
+//! R3. Memory that was handed to other processes is never lent again: the next lease gets new memory, and the old
+//!     one's pages go back to the system before, whoever still maps them. (In large pages, only once every holder has
+//!     let go: touching them again could kill it.) Memory that was not handed out is overwritten with zeros.
 //! R4. When one of several grants is fenced whose process was handed the memory, the contents *move* to new memory
 //!     before the fence returns: what that process still stores, it stores where nobody reads. Everything that was
 //!     acknowledged is in the copy; the other grants attach again.
@@ -119,6 +120,14 @@ impl RegionSet {
         cuts.iter().for_each(|cut| cut.cut());
     }
 
+    /// From now on one grant is refused everything through this process, and its place may be another's. Its fence is
+    /// not done by that: [`fence_grant`](Self::fence_grant) has to follow.
+    pub fn close_grant(&self, region: u32, epoch: Epoch) {
+        if let Some(place) = self.slots.get(region as usize) {
+            place.write().end(epoch, region, &self.words);
+        }
+    }
+
     /// From now on nothing of one grant takes effect that another could see (R1, R2, R4, R5). A grant that was fenced
     /// before is left so.
     ///
@@ -154,13 +163,14 @@ impl RegionSet {
         }
         let old = slot.move_to(fresh, region, &self.words);
         drop(slot);
-        if let Some(old) = old {
+        if let Some(old) = old.filter(|old| !old.is_large()) {
             old.discard();
         }
         Ok(())
     }
 
-    /// Whether some process still has memory of the region's present or last lease.
+    /// Whether somebody still has memory of the region's present or last lease who must let go of it before
+    /// [`scrub`](Self::scrub).
     pub fn is_held(&self, region: u32) -> bool {
         self.slots[region as usize].read().is_held()
     }
@@ -185,14 +195,13 @@ impl RegionSet {
                 memory
             }
             old => {
-                // Before there is new memory, so that the two never count together, even if somebody lies about
-                // having let go.
+                // Before there is new memory, so that the two never count together, whoever keeps the old one.
                 old.iter().for_each(SharedMemory::discard);
                 drop(old);
                 self.new_memory()?
             }
         };
-        self.slots[region as usize].write().memory = Some(memory);
+        self.slots[region as usize].write().put(memory);
         Ok(Scrubbed::Clean)
     }
 

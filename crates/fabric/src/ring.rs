@@ -137,6 +137,11 @@ impl<W: Words> ClientEnd<W> {
         self.taken += 1;
     }
 
+    /// Leaves the answer that [`ClientEnd::answer`] has shown.
+    pub(crate) fn skip(&mut self) {
+        self.taken += 1;
+    }
+
     /// Announces that this side goes to sleep. False: an answer is there, so it must not.
     pub(crate) fn fall_asleep(&self) -> bool {
         fall_asleep(&self.words, CLIENT_ASLEEP, ANSWERS, self.taken)

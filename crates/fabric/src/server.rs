@@ -6,6 +6,7 @@
 //! V3. Malformed bytes close their connection, count as rejected, and change nothing else.
 //! V4. Memory is bounded: connections, bytes read ahead and answers waiting to be sent all have limits.
 
+mod attached;
 mod connection;
 mod rings;
 mod sessions;
@@ -27,6 +28,7 @@ use rustix::net::{SocketFlags, sockopt};
 
 use crate::host::Host;
 use crate::spin::Spinner;
+use crate::tcp::calm_loopback;
 use connection::{Connection, Idle, Verdict};
 use rings::{AwakeRings, Ring, RingEvent};
 pub use sessions::Sessions;
@@ -271,6 +273,10 @@ impl Server {
             match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(stream) => {
                     let _ = sockopt::set_tcp_nodelay(&stream, true); // only slower without
+                    let peer = rustix::net::getpeername(&stream).ok().flatten();
+                    if let Some(peer) = peer.and_then(|peer| SocketAddr::try_from(peer).ok()) {
+                        calm_loopback(&stream, peer);
+                    }
                     self.adopt(stream, false);
                 }
                 Err(error) => return self.accept_failed(error),

@@ -10,6 +10,8 @@
 //!     node knows: operations are refused as *not attached* until the region was attached again.
 //! S5. What the node has to do goes two ways: calls by the ring, attachments by frames. Only one of the two is in use
 //!     at any time and the rest is held back, so that the node does all of it in the order posted.
+//! S6. A node that has died refuses nothing. So the connection is looked at now and then, and what finds it ended is
+//!     not carried out.
 
 mod attached;
 mod calls;
@@ -30,6 +32,9 @@ use calls::Calls;
 
 /// Most regions of one node that a link maps: 64 Ki regions of 64 MiB are 4 TiB.
 const MAX_REGIONS: u32 = 1 << 16;
+
+/// Operations between two looks at the connection: a look costs as much as a small operation.
+const OPERATIONS_PER_LOOK: u32 = 256;
 
 /// Carries the fabric by shared memory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,6 +57,8 @@ impl Transport for ShmTransport {
             calls: Calls::new(),
             held: VecDeque::new(),
             done: Vec::new(),
+            since_look: 0,
+            node_is_gone: false,
         }))
     }
 }
@@ -66,6 +73,9 @@ struct ShmLink {
     held: VecDeque<Posted>,
     /// Scratch, kept for its capacity.
     done: Vec<FrameDone>,
+    /// Operations since the connection was looked at.
+    since_look: u32,
+    node_is_gone: bool,
 }
 
 /// An attachment under way.
@@ -97,6 +107,8 @@ impl Link for ShmLink {
                 self.post_to_node(posted)
             }
             Op::Call { .. } => self.post_to_node(posted),
+            // Left undone: the next poll closes the link.
+            _ if self.finds_node_gone() => None,
             _ => Some(self.access(&posted)),
         }
     }
@@ -121,7 +133,10 @@ impl Link for ShmLink {
         }
         loop {
             self.calls.take_answers(done)?;
-            let result = self.frames.poll(&mut self.done);
+            let result = match self.node_is_gone {
+                true => Err(LinkClosed { cause: Uncertain::ConnectionLost }),
+                false => self.frames.poll(&mut self.done),
+            };
             for frame in std::mem::take(&mut self.done) {
                 let slot = frame.slot;
                 done.push(Done { slot, outcome: self.finish(frame) });
@@ -187,6 +202,18 @@ impl ShmLink {
             }
         }
         self.held.len() < held
+    }
+
+    /// Looks at the connection when it is time to (S6).
+    fn finds_node_gone(&mut self) -> bool {
+        self.since_look += 1;
+        if self.since_look >= OPERATIONS_PER_LOOK {
+            self.since_look = 0;
+            self.frames.look();
+            // What completes is reported by the next poll.
+            self.node_is_gone |= self.frames.poll(&mut self.done).is_err();
+        }
+        self.node_is_gone
     }
 
     fn access(&mut self, posted: &Posted) -> Outcome {

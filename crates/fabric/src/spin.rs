@@ -1,16 +1,21 @@
 //! How long to spin before sleeping.
 //!
 //! Answers come within microseconds, a sleep costs tens of them (paper 1, section 4.1.3); but a spinner on a
-//! busy machine takes the processor from the very peer it waits for. So every turn yields to whoever is
-//! runnable, the budget grows when spinning paid off and halves when it did not, and one processor never spins.
+//! busy machine takes the processor from the very peer it waits for. So a spinner yields to whoever is runnable,
+//! spins as long as waits of late were worth it, less and less while they were not, and not at all on one processor.
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-/// Longest spin: a few times the round trip of an 8 KiB read over loopback.
-const LONGEST_SPIN: Duration = Duration::from_micros(60);
-/// Shortest budget kept, so that a change for the better is noticed.
+/// Longest spin: the round trip of a full queue of 8 KiB reads over loopback, with some reserve.
+const LONGEST_SPIN: Duration = Duration::from_micros(100);
+/// A wait of up to this would have been, or was, worth spinning through: the longest spin, and what it takes to be
+/// woken up, which is part of what was waited after a sleep.
+const WORTH_SPINNING: Duration = Duration::from_micros(200);
+/// Shortest budget kept: a turn or two, in case the next answer comes at once.
 const SHORTEST_SPIN: Duration = Duration::from_micros(4);
+/// Looks from one yield to the next: a yield costs as much as two looks at a socket.
+const LOOKS_PER_YIELD: u32 = 4;
 
 /// Whether there is a processor for whoever is waited for. Asked of the system once: it reads files.
 pub(crate) fn may_spin() -> bool {
@@ -23,7 +28,9 @@ pub(crate) fn may_spin() -> bool {
 #[derive(Debug)]
 pub struct Spinner {
     budget: Duration,
+    /// Start of the present wait, spun and slept.
     since: Option<Instant>,
+    looks: u32,
     allowed: bool,
 }
 
@@ -36,13 +43,13 @@ impl Default for Spinner {
 impl Spinner {
     /// A spinner that expects success.
     pub fn new() -> Self {
-        Spinner { budget: LONGEST_SPIN, since: None, allowed: may_spin() }
+        Spinner { budget: LONGEST_SPIN, since: None, looks: 0, allowed: may_spin() }
     }
 
-    /// Something came: if it came while spinning, spin longer the next time.
+    /// Something came: how long it took tells how long to spin the next time.
     pub fn progressed(&mut self) {
-        if self.since.take().is_some() {
-            self.budget = (self.budget * 2).min(LONGEST_SPIN);
+        if let Some(since) = self.since.take() {
+            self.learn(since.elapsed());
         }
     }
 
@@ -53,13 +60,20 @@ impl Spinner {
         }
         let now = Instant::now();
         let since = *self.since.get_or_insert(now);
-        if now - since < self.budget {
-            std::thread::yield_now();
-            return true;
+        if now - since >= self.budget {
+            return false;
         }
-        self.since = None;
-        self.budget = (self.budget / 2).max(SHORTEST_SPIN);
-        false
+        self.looks += 1;
+        if self.looks.is_multiple_of(LOOKS_PER_YIELD) {
+            std::thread::yield_now();
+        }
+        true
+    }
+
+    /// A sleep counts as well: a budget that was once too short by a little must not stay so for ever.
+    fn learn(&mut self, waited: Duration) {
+        self.budget =
+            if waited <= WORTH_SPINNING { LONGEST_SPIN } else { (self.budget / 2).max(SHORTEST_SPIN) };
     }
 }
 
@@ -69,21 +83,25 @@ mod tests {
 
     #[test]
     fn the_budget_shrinks_without_success_and_recovers_with_it() {
-        let mut spinner = Spinner { budget: LONGEST_SPIN, since: None, allowed: true };
-        for _ in 0..10 {
-            while spinner.spin_again() {}
-        }
+        let mut spinner = Spinner { budget: LONGEST_SPIN, since: None, looks: 0, allowed: true };
+        (0..10).for_each(|_| spinner.learn(2 * WORTH_SPINNING));
         assert_eq!(spinner.budget, SHORTEST_SPIN);
-        for _ in 0..10 {
-            spinner.spin_again();
-            spinner.progressed();
-        }
+        spinner.learn(2 * SHORTEST_SPIN); // the budget was too short for this one, but need not have been
         assert_eq!(spinner.budget, LONGEST_SPIN);
     }
 
     #[test]
+    fn whoever_has_spun_in_vain_sleeps_until_something_comes() {
+        let mut spinner = Spinner { budget: LONGEST_SPIN, since: None, looks: 0, allowed: true };
+        while spinner.spin_again() {}
+        assert!(!spinner.spin_again());
+        spinner.progressed();
+        assert!(spinner.spin_again());
+    }
+
+    #[test]
     fn a_single_processor_never_spins() {
-        let mut spinner = Spinner { budget: LONGEST_SPIN, since: None, allowed: false };
+        let mut spinner = Spinner { budget: LONGEST_SPIN, since: None, looks: 0, allowed: false };
         assert!(!spinner.spin_again());
     }
 }

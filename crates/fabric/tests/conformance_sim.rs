@@ -42,7 +42,7 @@ impl Drop for Crash {
 }
 
 impl Carrier for Simulated {
-    fn serve(&self, host: Arc<SuiteHost>) -> (Peer, Box<dyn Any>) {
+    fn serve(&self, host: Arc<SuiteHost>, _at: Option<&Peer>) -> (Peer, Box<dyn Any>) {
         let (world, place) = &*self.place;
         let observed = host.clone();
         let ready = Box::new(move || !observed.is_stalled());
@@ -95,6 +95,9 @@ macro_rules! suites {
                 calls_are_answered_and_unknown_calls_refused,
                 more_calls_than_the_node_takes_at_once_each_get_their_own_answer,
                 calls_and_attachments_by_turns_all_end,
+                whoever_sees_a_later_write_sees_the_earlier_ones,
+                what_is_fenced_takes_effect_after_the_reads_and_atomics_before_it,
+                without_a_fence_a_read_gives_each_word_as_it_was_or_as_it_became,
                 what_was_acknowledged_before_a_fence_stays_and_nothing_follows_it,
                 a_lent_again_region_shows_nothing_of_its_last_holder,
                 each_grant_is_opened_by_its_own_key_only,
@@ -104,10 +107,13 @@ macro_rules! suites {
                 additions_of_several_processes_are_all_counted,
                 an_older_incarnation_is_dead_once_a_newer_one_is_answered,
                 the_death_of_the_node_ends_every_operation,
+                what_was_acknowledged_before_the_node_died_is_in_its_memory,
                 a_silent_node_ends_operations_by_their_deadline,
                 a_node_process_that_is_killed_wakes_who_waits_for_it,
                 a_node_process_that_is_stopped_is_waited_for_until_the_deadline,
-                hundreds_of_queues_come_and_go,
+                what_was_delayed_past_unknown_takes_no_effect_after_a_new_incarnation,
+                a_restarted_node_is_reached_again_and_knows_no_older_grant,
+                thousands_of_queues_come_and_go,
             }
         })*
     };

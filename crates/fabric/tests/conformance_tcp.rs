@@ -1,18 +1,23 @@
 //! The conformance suite over TCP.
 
 use std::any::Any;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use farpool_fabric::conformance::{Carrier, SuiteHost};
+use farpool_fabric::conformance::{self, Carrier, SuiteHost};
 use farpool_fabric::{Host, Listeners, Peer, TcpTransport, Transport, conformance_tests, serve};
+
+mod relay;
+
+use relay::Relay;
 
 struct Tcp;
 
 impl Carrier for Tcp {
-    fn serve(&self, host: Arc<SuiteHost>) -> (Peer, Box<dyn Any>) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    fn serve(&self, host: Arc<SuiteHost>, at: Option<&Peer>) -> (Peer, Box<dyn Any>) {
+        let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listener = TcpListener::bind(at.map_or(anywhere, |peer| peer.tcp.unwrap())).unwrap();
         let node = host.identity().node;
         let server = serve(host, Listeners { tcp: Some(listener), unix: None }).unwrap();
         (Peer { node, tcp: server.tcp(), verbs: None, shm_socket: None }, Box::new(server))
@@ -21,6 +26,33 @@ impl Carrier for Tcp {
     fn transport(&self) -> Rc<dyn Transport> {
         Rc::new(TcpTransport)
     }
+}
+
+/// Clients reach the node through a network that can hold their packets back.
+struct SlowNetwork {
+    relay: Relay,
+}
+
+impl Carrier for SlowNetwork {
+    fn serve(&self, host: Arc<SuiteHost>, at: Option<&Peer>) -> (Peer, Box<dyn Any>) {
+        let (peer, server) = Tcp.serve(host, at);
+        self.relay.lead_to(peer.tcp.unwrap());
+        (Peer { tcp: Some(self.relay.address()), ..peer }, server)
+    }
+
+    fn transport(&self) -> Rc<dyn Transport> {
+        Tcp.transport()
+    }
+
+    fn hold_back(&self, held: bool) {
+        self.relay.hold_back(held);
+    }
+}
+
+#[test]
+fn what_the_network_held_back_takes_no_effect_after_a_new_incarnation() {
+    let carrier = SlowNetwork { relay: Relay::new() };
+    conformance::what_was_delayed_past_unknown_takes_no_effect_after_a_new_incarnation(&carrier);
 }
 
 conformance_tests! {
@@ -47,6 +79,9 @@ conformance_tests! {
     calls_are_answered_and_unknown_calls_refused,
     more_calls_than_the_node_takes_at_once_each_get_their_own_answer,
     calls_and_attachments_by_turns_all_end,
+    whoever_sees_a_later_write_sees_the_earlier_ones,
+    what_is_fenced_takes_effect_after_the_reads_and_atomics_before_it,
+    without_a_fence_a_read_gives_each_word_as_it_was_or_as_it_became,
     what_was_acknowledged_before_a_fence_stays_and_nothing_follows_it,
     a_lent_again_region_shows_nothing_of_its_last_holder,
     each_grant_is_opened_by_its_own_key_only,
@@ -56,8 +91,11 @@ conformance_tests! {
     additions_of_several_processes_are_all_counted,
     an_older_incarnation_is_dead_once_a_newer_one_is_answered,
     the_death_of_the_node_ends_every_operation,
+    what_was_acknowledged_before_the_node_died_is_in_its_memory,
     a_silent_node_ends_operations_by_their_deadline,
     a_node_process_that_is_killed_wakes_who_waits_for_it,
     a_node_process_that_is_stopped_is_waited_for_until_the_deadline,
-    hundreds_of_queues_come_and_go,
+    what_was_delayed_past_unknown_takes_no_effect_after_a_new_incarnation,
+    a_restarted_node_is_reached_again_and_knows_no_older_grant,
+    thousands_of_queues_come_and_go,
 }

@@ -168,7 +168,7 @@ fn a_client_that_scribbles_all_over_its_ring_hinders_nobody() {
             // The two words of sleep, and the first words of slots, more often than chance would.
             let slot = next() % 16 * 65_664 + FIRST_REQUEST;
             let at = [0, 128, slot, next() % (RING_BYTES / 8) * 8][(next() % 4) as usize];
-            let word = [next(), next() % 3, 1 | next() % 70_000 << 32][(next() % 3) as usize];
+            let word = [next(), next() % 3, 1 | ((next() % 70_000) << 32)][(next() % 3) as usize];
             raw.ring.store(at, word).unwrap();
             if next().is_multiple_of(8) {
                 raw.kick();

@@ -48,7 +48,9 @@ impl Deref for FileBytes<'_> {
 
 impl FarFile {
     pub(crate) fn new(store: Arc<StoreShared>, start: u64) -> Self {
-        FarFile { inner: Arc::new(FileInner { store, start, map: RwLock::default() }) }
+        let inner = Arc::new(FileInner { store, start, map: RwLock::default() });
+        inner.store.register(&inner);
+        FarFile { inner }
     }
 
     /// Length in bytes.
@@ -186,8 +188,13 @@ impl FileInner {
         if let Some(extent) = self.map.read().extent(stripe) {
             return Ok((extent, false));
         }
-        let extent = self.store.take_extent(self.start.wrapping_add(stripe)).await?;
+        let extent = self.take_extent(stripe).await?;
         Ok(self.map.write().put(stripe, extent))
+    }
+
+    /// A fresh extent for a stripe.
+    pub(crate) async fn take_extent(&self, stripe: u64) -> Result<Extent, FileError> {
+        self.store.take_extent(self.start.wrapping_add(stripe)).await
     }
 
     fn end_stripe(&self) -> u64 {

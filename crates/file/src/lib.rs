@@ -9,6 +9,7 @@
 //! B4. What could not be stored stays lost: reading it is an error until it is written anew, block by whole block;
 //!     on a node or lease that is gone, by whole extents.
 //! B5. Extents are given back when nothing of the file refers to them and no operation is on them.
+//! B6. What lies in a region that is being taken back moves elsewhere while there is room and time.
 //!
 //! [`FarFile`] is the blocking edge; reading and writing below it are `async` over a session's core.
 //! Not here: names, permissions, times (crate `mount`); redundancy (a later change).
@@ -17,6 +18,7 @@ mod blocks;
 mod error;
 mod file;
 mod map;
+mod moving;
 mod read;
 mod split;
 mod store;

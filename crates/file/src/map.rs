@@ -37,6 +37,12 @@ impl Map {
         self.extents.remove(&stripe);
     }
 
+    /// Puts an extent in another's place; false: that one is not the stripe's any more.
+    pub(crate) fn replace(&mut self, stripe: u64, old: &Arc<Extent>, fresh: Extent) -> bool {
+        let place = self.extents.get_mut(&stripe).filter(|there| Arc::ptr_eq(there, old));
+        place.map(|there| *there = Arc::new(fresh)).is_some()
+    }
+
     /// Removes an extent if no operation is on it and `condition` holds. Operations take their share under this
     /// map's lock, so none can begin meanwhile.
     pub(crate) fn remove_idle(&mut self, stripe: u64, condition: impl FnOnce(&Extent) -> bool) {

@@ -1,19 +1,25 @@
 //! Files over a real broker and real nodes in this process.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use farpool_broker::BrokerConfig;
-use farpool_fabric::TransportChoice;
+use farpool_control::dial;
+use farpool_fabric::{OpError, TransportChoice};
+use farpool_lease::Millis;
 use farpool_node::NodeConfig;
 use farpool_pool::{EXTENT_BYTES, Pool, PoolConfig};
-use farpool_wire::{BLOCK_BYTES, MAX_TRANSFER_BYTES};
+use farpool_wire::control::broker_client::BrokerClient;
+use farpool_wire::control::{RevokeRequest, RevokeResponse};
+use farpool_wire::{BLOCK_BYTES, Epoch, GrantMode, MAX_TRANSFER_BYTES, Refusal, RegionId};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
+use crate::split::pieces;
 use crate::{FarFile, FileError, FileStore, Session};
 
 const REGION_BYTES: u64 = 1 << 20;
@@ -54,6 +60,7 @@ impl Rig {
             control_listen: any_port(),
             data_listen: any_port(),
             shm_socket: Some(self.directory.path().join(format!("node{}.sock", self.nodes.len()))),
+            card: None,
             memory_bytes: regions * REGION_BYTES,
             region_bytes: REGION_BYTES,
             lock_memory: false,
@@ -74,7 +81,18 @@ impl Rig {
 
     fn pool(&self, transport: TransportChoice) -> Pool {
         let broker = self.broker.to_string();
-        Pool::connect(PoolConfig { broker, tls: None, transport, limit_bytes: None }).unwrap()
+        Pool::connect(PoolConfig { broker, tls: None, transport: transport.into(), limit_bytes: None })
+            .unwrap()
+    }
+
+    /// Has the broker take leases of a store back.
+    fn take_back(&self, store: &FileStore, count: u32, grace: Duration) -> RevokeResponse {
+        let owner = store.shared.pool.owner().0;
+        let request = RevokeRequest { owner, count, grace_ms: grace.as_millis() as u64 };
+        self.runtime.block_on(async {
+            let mut broker = BrokerClient::new(dial(&self.broker.to_string(), None).unwrap());
+            broker.revoke(request).await.unwrap().into_inner()
+        })
     }
 
     fn store(&self, transport: TransportChoice) -> (FileStore, Session) {
@@ -456,4 +474,86 @@ fn impossible_ranges_are_refused() {
     assert_eq!(read(&file, &session, u64::MAX, 10).unwrap(), []);
     file.set_size(&session, crate::MAX_FILE_BYTES).unwrap();
     assert_eq!(read(&file, &session, crate::MAX_FILE_BYTES - 5, 100).unwrap(), [0; 5]);
+}
+
+#[test]
+fn files_go_on_when_a_client_is_let_into_their_region_and_shut_out_again() {
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let rig = Rig::new(1, 2);
+        let (store, session) = rig.store(transport);
+        let file = store.create();
+        file.write(&session, 0, &pattern(MAX_TRANSFER_BYTES, 6)).unwrap();
+        let region = file.inner.map.read().extent(0).unwrap().region().clone();
+        let pool = &store.shared.pool;
+        let client = store.session();
+        let client = client.lock();
+        for _ in 0..3 {
+            let (grant, usable_for) = client.block_on(pool.add_grant(&region, GrantMode::ReadWrite)).unwrap();
+            assert!(usable_for > Millis(0));
+            // SAFETY: the queue ends within this round, before the guard.
+            let queue = unsafe { client.core() }.endpoint().open(region.node.peer.clone()).unwrap();
+            client.block_on(queue.attach(grant.region, grant.epoch, grant.key)).unwrap();
+            client.block_on(pool.fence_grant(&region, grant.epoch)).unwrap();
+            let again = client.block_on(queue.attach(grant.region, grant.epoch, grant.key));
+            assert_eq!(again, Err(OpError::Refused(Refusal::StaleEpoch)));
+            assert!(read(&file, &session, 0, MAX_TRANSFER_BYTES).unwrap() == pattern(MAX_TRANSFER_BYTES, 6));
+            file.write(&session, 0, &pattern(MAX_TRANSFER_BYTES, 6)).unwrap();
+        }
+    }
+}
+
+/// Regions in which a file's extents lie.
+fn regions_of(file: &FarFile) -> BTreeSet<(RegionId, Epoch)> {
+    let map = file.inner.map.read();
+    let extents = map.stripes(0, u64::MAX).into_iter().filter_map(|stripe| map.extent(stripe));
+    extents.map(|extent| (extent.region().id, extent.region().epoch)).collect()
+}
+
+#[test]
+fn files_move_out_of_regions_that_are_taken_back_while_they_are_written() {
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let rig = Rig::new(2, 8);
+        let (store, session) = rig.store(transport);
+        let (quiet, busy) = (store.create(), store.create());
+        quiet.write(&session, 0, &pattern(MAX_TRANSFER_BYTES, 8)).unwrap();
+        busy.write(&session, 0, &[0; 2 * BLOCK_BYTES]).unwrap();
+        let before = regions_of(&quiet);
+        let old = quiet.inner.map.read().extent(0).unwrap();
+        let taken = rig.take_back(&store, 16, Duration::from_secs(600));
+        assert!(taken.revoked as usize >= before.len(), "{taken:?}");
+        let mut round = 0u8;
+        wait_until(|| {
+            round = round.wrapping_add(1);
+            busy.write(&session, BLOCK / 2, &[round; BLOCK_BYTES]).unwrap();
+            assert_eq!(read(&busy, &session, BLOCK / 2, BLOCK_BYTES).unwrap(), [round; BLOCK_BYTES]);
+            regions_of(&quiet).union(&regions_of(&busy)).all(|region| !before.contains(region))
+        });
+        {
+            let guard = session.lock();
+            // SAFETY: the future ends in `block_on`.
+            let core = unsafe { guard.core() };
+            let piece = pieces(0, BLOCK).next().unwrap();
+            let late = guard.block_on(quiet.inner.store_piece(core, piece, &old, |target| target.fill(1)));
+            assert_eq!(late, Ok(false), "a writer that comes late finds that the extent was moved");
+        }
+        assert!(read(&quiet, &session, 0, MAX_TRANSFER_BYTES).unwrap() == pattern(MAX_TRANSFER_BYTES, 8));
+        assert_eq!(read(&busy, &session, 0, BLOCK_BYTES / 2).unwrap(), [0; BLOCK_BYTES / 2]);
+    }
+}
+
+#[test]
+fn what_cannot_be_moved_serves_to_the_end_of_its_lease_and_is_an_error_then() {
+    let rig = Rig::new(1, 1);
+    let (store, session) = rig.store(TransportChoice::Shm);
+    let file = store.create();
+    file.write(&session, 0, &pattern(MAX_TRANSFER_BYTES, 8)).unwrap();
+    assert_eq!(rig.take_back(&store, 1, Duration::ZERO).revoked, 1);
+    wait_until(|| match read(&file, &session, 0, MAX_TRANSFER_BYTES) {
+        Ok(bytes) => {
+            assert!(bytes == pattern(MAX_TRANSFER_BYTES, 8));
+            false
+        }
+        Err(error) => matches!(error, FileError::Lost { .. }),
+    });
+    wait_until(|| !store.shared.pool.is_to_leave());
 }

@@ -12,6 +12,10 @@ use crate::error::FileError;
 use crate::file::FileInner;
 use crate::split::{Piece, pieces};
 
+/// How often a write follows an extent that was moved or cut off while it waited: once for a move; more only if others
+/// cut the file off at the same time, again and again.
+const MAX_MOVES: u32 = 16;
+
 impl FileInner {
     /// Writes all of `data` at `offset`. After an error, parts of it may have been written.
     pub(crate) async fn write(&self, core: &SessionCore, offset: u64, data: &[u8]) -> Result<(), FileError> {
@@ -35,14 +39,18 @@ impl FileInner {
             // Written anew as a whole: a lost extent makes room for another.
             self.map.write().remove_idle(piece.stripe, |extent| extent.region().is_over());
         }
-        let (extent, _) = self.ensure_extent(piece.stripe).await?;
-        self.store_piece(core, piece, &extent, |target| target.copy_from_slice(data)).await
+        for _ in 0..MAX_MOVES {
+            let (extent, _) = self.ensure_extent(piece.stripe).await?;
+            if self.store_piece(core, piece, &extent, |target| target.copy_from_slice(data)).await? {
+                return Ok(());
+            }
+        }
+        Err(FileError::Unavailable { offset: piece.file_offset(piece.start) })
     }
 
     /// Makes part of an extent read as zeros: whole blocks by their words alone. A block that cannot be had, and so not
     /// be cut, is marked lost: it must not come back with other contents.
     pub(crate) async fn zero(&self, core: &SessionCore, piece: Piece) {
-        let Some(extent) = self.map.read().extent(piece.stripe) else { return };
         for block in piece.first_block()..piece.end_block() {
             let start = block * BLOCK_BYTES as u64;
             let within = Piece {
@@ -50,41 +58,64 @@ impl FileInner {
                 start: piece.start.max(start),
                 end: piece.end.min(start + BLOCK_BYTES as u64),
             };
-            if self.zero_block(core, within, &extent).await.is_err() {
+            if self.zero_block(core, within).await.is_err() {
                 self.map.write().lose(piece.file_offset(start), BLOCK_BYTES as u64);
             }
         }
     }
 
-    async fn zero_block(
+    async fn zero_block(&self, core: &SessionCore, within: Piece) -> Result<(), FileError> {
+        for _ in 0..MAX_MOVES {
+            let Some(extent) = self.map.read().extent(within.stripe) else { return Ok(()) };
+            if self.zero_in(core, within, &extent).await? {
+                return Ok(());
+            }
+        }
+        Err(FileError::Unavailable { offset: within.file_offset(within.start) })
+    }
+
+    /// Zeros part of one block; false: the extent is not the file's any more.
+    async fn zero_in(
         &self,
         core: &SessionCore,
         within: Piece,
         extent: &Arc<Extent>,
-    ) -> Result<(), FileError> {
+    ) -> Result<bool, FileError> {
         let words = &self.store.words;
         let block = within.first_block();
         if within.covers(block) {
             let locks = Locks::take(words, core, extent, within, block..block + 1).await?;
+            if !self.is_in_place(within.stripe, extent) {
+                return Ok(false);
+            }
             locks.release(|_, _| BlockWord::EMPTY);
-            return Ok(());
+            return Ok(true);
         }
         if words.load(words.place(extent, block)).is_empty() {
-            return Ok(());
+            return Ok(true);
         }
         self.store_piece(core, within, extent, |target| target.fill(0)).await
     }
 
-    /// Locks the blocks of a piece, lets `fill` put the new bytes in place among the old, and stores the whole.
-    async fn store_piece(
+    /// Whether a stripe still lies in this extent. Who holds the lock of one of its blocks may rely on it.
+    fn is_in_place(&self, stripe: u64, extent: &Arc<Extent>) -> bool {
+        self.map.read().extent(stripe).is_some_and(|now| Arc::ptr_eq(&now, extent))
+    }
+
+    /// Locks the blocks of a piece, lets `fill` put the new bytes in place among the old, and stores the whole. False:
+    /// the extent was moved or cut off meanwhile, and nothing was stored.
+    pub(crate) async fn store_piece(
         &self,
         core: &SessionCore,
         piece: Piece,
         extent: &Arc<Extent>,
         fill: impl FnOnce(&mut [u8]),
-    ) -> Result<(), FileError> {
+    ) -> Result<bool, FileError> {
         let blocks = piece.first_block()..piece.end_block();
         let mut locks = Locks::take(&self.store.words, core, extent, piece, blocks).await?;
+        if !self.is_in_place(piece.stripe, extent) {
+            return Ok(false);
+        }
         let buffer = core.buffer(piece.aligned_bytes() as usize).map_err(|_| FileError::TooLong)?;
         let mut buffer = self.old_ends(core, piece, extent, &locks, buffer).await?;
         let start = (piece.start - piece.aligned_start()) as usize;
@@ -94,7 +125,7 @@ impl FileInner {
         match result {
             Ok(()) => {
                 locks.release(|word, at| word.written(checksum(&buffer[at..at + BLOCK_BYTES])));
-                Ok(())
+                Ok(true)
             }
             Err(error) => {
                 // Refused for certain: the old data stand. Else nobody knows what lies there.
@@ -157,7 +188,7 @@ impl FileInner {
 
 /// Locks on consecutive blocks of an extent. Dropping them leaves the blocks as they were, or lost when a write
 /// to them was given up half-way.
-struct Locks<'a> {
+pub(crate) struct Locks<'a> {
     words: &'a BlockWords,
     /// A write was posted and its outcome not yet seen.
     in_doubt: bool,
@@ -167,7 +198,7 @@ struct Locks<'a> {
 
 impl<'a> Locks<'a> {
     /// Takes them in ascending order, as everybody does, so that two writers cannot wait for each other.
-    async fn take(
+    pub(crate) async fn take(
         words: &'a BlockWords,
         core: &SessionCore,
         extent: &Extent,
@@ -188,7 +219,7 @@ impl<'a> Locks<'a> {
     }
 
     /// A block's word as it was when it was locked.
-    fn word(&self, block: u64) -> BlockWord {
+    pub(crate) fn word(&self, block: u64) -> BlockWord {
         self.held[(block - self.first_block) as usize].1
     }
 

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
 
-use crate::Millis;
+use crate::{Millis, Term};
 
 /// How far a clock may run fast or slow against true time.
 pub const CLOCK_DRIFT_PERCENT: u64 = 10;
@@ -30,21 +30,36 @@ pub struct Holding {
     /// Opens the region.
     pub key: AccessKey,
     usable_until: Millis,
-    renew_at: Millis,
+    /// `None`: no renewal would extend it.
+    renew_at: Option<Millis>,
     retry_after: Millis,
+    revoked: bool,
 }
 
 impl Holding {
     fn new(epoch: Epoch, key: AccessKey, asked_at: Millis, ttl: Millis) -> Self {
         let usable_until = asked_at.plus(Millis(ttl.0 - ttl.0.div_ceil(MARGIN_DIVISOR)));
-        let renew_at = asked_at.plus(Millis(ttl.0 / RENEW_DIVISOR));
+        let renew_at = Some(asked_at.plus(Millis(ttl.0 / RENEW_DIVISOR)));
         let retry_after = Millis((ttl.0 / RETRY_DIVISOR).max(1));
-        Holding { epoch, key, usable_until, renew_at, retry_after }
+        Holding { epoch, key, usable_until, renew_at, retry_after, revoked: false }
     }
 
     /// From then on nothing may be asked of the region under this lease, by the holder's clock.
     pub fn usable_until(&self) -> Millis {
         self.usable_until
+    }
+
+    /// For how long somebody who asks now may use the region; zero when the time is over.
+    ///
+    /// Whoever counts this from when it asked the holder needs no margin of its own: however its share of the time and the
+    /// holder's are cut, each runs at most [`CLOCK_DRIFT_PERCENT`] slow, as the holder's margin assumes of the whole.
+    pub fn usable_for(&self, now: Millis) -> Millis {
+        self.usable_until.since(now)
+    }
+
+    /// Whether the region is being taken back: by [`usable_until`](Self::usable_until) its holder has to be out.
+    pub fn is_revoked(&self) -> bool {
+        self.revoked
     }
 }
 
@@ -57,18 +72,29 @@ pub struct Holdings {
 }
 
 impl Holdings {
-    /// Notes a lease that was asked for at `asked_at` and lasts `ttl`. Of two lendings of a region the later counts.
+    /// Notes a lease that was asked for at `asked_at` and lasts `ttl`. `false`: it is of no use, since a later one of its
+    /// region is held, or its time is over.
     pub fn acquired(
         &mut self,
+        now: Millis,
         asked_at: Millis,
         ttl: Millis,
         region: RegionId,
         epoch: Epoch,
         key: AccessKey,
-    ) {
-        if self.leases.get(&region).is_none_or(|held| held.epoch < epoch) {
-            self.leases.insert(region, Holding::new(epoch, key, asked_at, ttl));
+    ) -> bool {
+        let holding = Holding::new(epoch, key, asked_at, ttl);
+        let later = self.leases.get(&region).is_none_or(|held| held.epoch < epoch);
+        let of_use = later && now < holding.usable_until;
+        if of_use {
+            self.leases.insert(region, holding);
         }
+        of_use
+    }
+
+    /// The lease of a region, usable or not.
+    pub fn get(&self, region: RegionId) -> Option<&Holding> {
+        self.leases.get(&region)
     }
 
     /// The lease of a region, if it may be used now.
@@ -80,23 +106,31 @@ impl Holdings {
     pub fn due(&mut self, now: Millis) -> BTreeMap<NodeId, Vec<(u32, Holding)>> {
         let mut due: BTreeMap<NodeId, Vec<_>> = BTreeMap::new();
         for (region, held) in &mut self.leases {
-            if now >= held.renew_at {
-                held.renew_at = now.plus(held.retry_after);
+            if held.renew_at.is_some_and(|at| now >= at) {
+                held.renew_at = Some(now.plus(held.retry_after));
                 due.entry(region.node).or_default().push((region.index, *held));
             }
         }
         due
     }
 
-    /// The node renewed a lease for `ttl` when asked at `asked_at`. Answers to leases that were dropped, and
-    /// answers that come out of order, change nothing.
-    pub fn renewed(&mut self, asked_at: Millis, ttl: Millis, region: RegionId, epoch: Epoch) {
-        if let Some(held) = self.leases.get_mut(&region).filter(|held| held.epoch == epoch) {
-            let renewed = Holding::new(epoch, held.key, asked_at, ttl);
-            if renewed.usable_until > held.usable_until {
-                *held = renewed;
-            }
+    /// The node renewed a lease when asked at `asked_at`. Answers to leases that were dropped, and answers that come
+    /// out of order, change nothing; but who has once been told that a lease is revoked asks no more.
+    pub fn renewed(&mut self, asked_at: Millis, term: Term, region: RegionId, epoch: Epoch) {
+        let Some(held) = self.leases.get_mut(&region).filter(|held| held.epoch == epoch) else { return };
+        let revoked = held.revoked || term.revoked;
+        let renewed = Holding::new(epoch, held.key, asked_at, term.remaining);
+        if renewed.usable_until > held.usable_until {
+            *held = renewed;
         }
+        if revoked {
+            (held.revoked, held.renew_at) = (true, None);
+        }
+    }
+
+    /// The regions that are being taken back, and until when their holder may use them.
+    pub fn revoked(&self) -> impl Iterator<Item = (RegionId, &Holding)> {
+        self.iter().filter(|(_, held)| held.revoked)
     }
 
     /// The lease was released, or the node refused it. `false`: it was not held any more.
@@ -118,7 +152,8 @@ impl Holdings {
 
     /// When [`due`](Self::due) or [`lapsed`](Self::lapsed) has something to do next.
     pub fn next_deadline(&self) -> Option<Millis> {
-        self.leases.values().map(|held| held.renew_at.min(held.usable_until)).min()
+        let next = |held: &Holding| held.renew_at.map_or(held.usable_until, |at| at.min(held.usable_until));
+        self.leases.values().map(next).min()
     }
 
     /// Every lease held, usable or not.
@@ -137,12 +172,13 @@ mod tests {
 
     const KEY: AccessKey = AccessKey::from_bytes([1; 16]);
     const TTL: Millis = Millis(10_000);
+    const FULL: Term = Term { remaining: TTL, revoked: false };
     const REGION: RegionId = RegionId { node: NodeId(1), index: 0 };
     const EPOCH: Epoch = Epoch::new(1, 1);
 
     fn one_lease() -> Holdings {
         let mut holdings = Holdings::default();
-        holdings.acquired(Millis(0), TTL, REGION, EPOCH, KEY);
+        holdings.acquired(Millis(0), Millis(0), TTL, REGION, EPOCH, KEY);
         holdings
     }
 
@@ -170,20 +206,34 @@ mod tests {
     #[test]
     fn an_answer_counts_from_the_question_and_late_ones_never_shorten() {
         let mut holdings = one_lease();
-        holdings.renewed(Millis(4_000), TTL, REGION, EPOCH);
-        holdings.renewed(Millis(3_333), TTL, REGION, EPOCH);
+        holdings.renewed(Millis(4_000), FULL, REGION, EPOCH);
+        holdings.renewed(Millis(3_333), FULL, REGION, EPOCH);
         assert_eq!(holdings.usable(Millis(11_999), REGION).map(Holding::usable_until), Some(Millis(12_000)));
     }
 
     #[test]
     fn answers_about_another_epoch_change_nothing() {
         let mut holdings = one_lease();
-        holdings.renewed(Millis(4_000), TTL, REGION, Epoch::new(1, 2));
+        holdings.renewed(Millis(4_000), FULL, REGION, Epoch::new(1, 2));
         assert!(!holdings.dropped(REGION, Epoch::new(1, 2)));
         assert!(holdings.usable(Millis(8_000), REGION).is_none());
-        holdings.acquired(Millis(0), TTL, REGION, Epoch::new(1, 0), KEY);
+        holdings.acquired(Millis(0), Millis(0), TTL, REGION, Epoch::new(1, 0), KEY);
         assert_eq!(holdings.usable(Millis(0), REGION).map(|held| held.epoch), Some(EPOCH));
         assert!(holdings.dropped(REGION, EPOCH));
+    }
+
+    #[test]
+    fn who_is_told_to_leave_asks_no_more_and_stops_a_fifth_before_the_end() {
+        let mut holdings = one_lease();
+        assert_eq!(holdings.revoked().count(), 0);
+        holdings.renewed(Millis(3_333), Term { remaining: Millis(20_000), revoked: true }, REGION, EPOCH);
+        let (region, held) = holdings.revoked().next().unwrap();
+        assert_eq!((region, held.usable_until()), (REGION, Millis(19_333)));
+        assert!(holdings.due(Millis(19_000)).is_empty());
+        assert_eq!(holdings.next_deadline(), Some(Millis(19_333)));
+        holdings.renewed(Millis(3_000), FULL, REGION, EPOCH);
+        assert_eq!(holdings.revoked().count(), 1, "an older answer that comes late");
+        assert_eq!(holdings.lapsed(Millis(19_333)), [(REGION, EPOCH)]);
     }
 
     #[test]
@@ -203,6 +253,8 @@ mod tests {
             flight_out in 0u64..3_000,
             flight_back in 0u64..3_000,
             renewals in 0usize..5,
+            revoked_in in prop::option::of(0usize..5),
+            grace in 0u64..30_000,
         ) {
             let node_clock = |at: u64| Millis(at * node_rate / 100);
             let holder_clock = |at: u64| Millis(at * holder_rate / 100);
@@ -211,18 +263,42 @@ mod tests {
             let owner = OwnerId(1);
             let granted = table.grant(node_clock(flight_out), owner, LeaseClass::Revocable, 1, &mut || KEY);
             let lending: Lending = granted[0].lending;
-            holdings.acquired(holder_clock(0), TTL, REGION, lending.epoch, KEY);
             let mut at = flight_out + flight_back;
-            for _ in 0..renewals {
+            holdings.acquired(holder_clock(at), holder_clock(0), TTL, REGION, lending.epoch, KEY);
+            for round in 0..renewals {
+                if revoked_in == Some(round) {
+                    // Refused only if the lease has ended, which is as well.
+                    let _ = table.revoke(node_clock(at), lending, Millis(grace));
+                }
                 let asked = holder_clock(at);
-                if table.renew(node_clock(at + flight_out), owner, lending, &KEY).is_ok() {
-                    holdings.renewed(asked, TTL, REGION, lending.epoch);
+                if let Ok(term) = table.renew(node_clock(at + flight_out), owner, lending, &KEY) {
+                    holdings.renewed(asked, term, REGION, lending.epoch);
                 }
                 at += flight_out + flight_back;
             }
             // From whenever the node would fence on, the holder has already stopped.
             let end = (at..).step_by(10).find(|&at| !table.expire(node_clock(at)).is_empty()).unwrap();
             prop_assert!(holdings.usable(holder_clock(end), REGION).is_none());
+        }
+
+        /// The same of a client that its owner lets in, with a third clock.
+        #[test]
+        fn a_client_that_counts_from_its_question_stops_before_the_node(
+            node_rate in 90u64..=110,
+            holder_rate in 90u64..=110,
+            client_rate in 90u64..=110,
+            asked_at in 0u64..12_000,
+            flight in 0u64..1_000,
+        ) {
+            let clock = |rate: u64, at: u64| Millis(at * rate / 100);
+            let holdings = one_lease();
+            let Some(held) = holdings.usable(clock(holder_rate, asked_at + flight), REGION) else {
+                return Ok(()); // it is told that it may not
+            };
+            let usable_for = held.usable_for(clock(holder_rate, asked_at + flight));
+            let stops = clock(client_rate, asked_at).plus(usable_for);
+            let end = (0u64..).find(|&at| clock(node_rate, at) >= TTL).unwrap();
+            prop_assert!(clock(client_rate, end) >= stops);
         }
     }
 }

@@ -3,16 +3,18 @@
 use std::sync::Arc;
 
 use farpool_control::limits::{MAX_LEASES_PER_REQUEST, MAX_REGIONS_PER_ACQUIRE};
-use farpool_lease::LeaseClass;
-use farpool_wire::OwnerId;
+use farpool_lease::{LeaseClass, Millis};
 use farpool_wire::control::node_server::{Node, NodeServer};
 use farpool_wire::control::{
-    GrantRequest, GrantResponse, LeaseRef, RegionsRequest, RegionsResponse, ReleaseRequest, ReleaseResponse,
-    RenewOutcome, RenewRequest, RenewResponse,
+    self as messages, AddGrantRequest, AddGrantResponse, FenceGrantRequest, FenceGrantResponse, GrantRequest,
+    GrantResponse, LeaseRef, RegionsRequest, RegionsResponse, ReleaseRequest, ReleaseResponse, RenewRequest,
+    RenewResponse, RevokeRequest, RevokeResponse,
 };
+use farpool_wire::{Epoch, GrantMode, OwnerId};
 use tonic::{Request, Response, Status};
 
-use crate::lender::Lender;
+use crate::lender::{FenceError, Lender};
+use crate::lending::renew_outcome;
 
 /// The gRPC service over a node's core, ready for [`farpool_control::Listener::serve`].
 pub fn control_service<L: Lender>(lender: Arc<L>) -> NodeServer<ControlService<L>> {
@@ -43,19 +45,61 @@ impl<L: Lender> Node for ControlService<L> {
     async fn renew(&self, request: Request<RenewRequest>) -> Result<Response<RenewResponse>, Status> {
         let RenewRequest { owner, leases } = request.into_inner();
         check_number(&leases)?;
-        let renew = |lease| match self.lender.renew(OwnerId(owner), lease) {
-            Ok(()) => RenewOutcome { renewed: true, refusal: String::new() },
-            Err(refusal) => RenewOutcome { renewed: false, refusal: refusal.to_string() },
-        };
-        let outcomes = leases.iter().map(renew).collect();
-        Ok(Response::new(RenewResponse { ttl_ms: self.lender.lease_ttl_ms(), outcomes }))
+        let outcomes = leases.iter().map(|lease| renew_outcome(self.lender.renew(OwnerId(owner), lease)));
+        Ok(Response::new(RenewResponse { outcomes: outcomes.collect() }))
+    }
+
+    async fn add_grant(
+        &self,
+        request: Request<AddGrantRequest>,
+    ) -> Result<Response<AddGrantResponse>, Status> {
+        let AddGrantRequest { owner, lease, mode } = request.into_inner();
+        let lease = lease.ok_or_else(no_lease)?;
+        let mode: GrantMode = messages::GrantMode::from_wire(mode)
+            .ok_or_else(|| Status::invalid_argument("the mode of the grant is missing"))?;
+        let grant = self.lender.add_grant(OwnerId(owner), &lease, mode);
+        let grant = grant.map_err(|refusal| Status::failed_precondition(refusal.to_string()))?;
+        tracing::debug!(owner = %OwnerId(owner), region = lease.region, epoch = %grant.lending.epoch, "grant added");
+        let key = grant.key.as_bytes().to_vec();
+        Ok(Response::new(AddGrantResponse { epoch: grant.lending.epoch.0, key }))
+    }
+
+    async fn fence_grant(
+        &self,
+        request: Request<FenceGrantRequest>,
+    ) -> Result<Response<FenceGrantResponse>, Status> {
+        let FenceGrantRequest { owner, lease, grant } = request.into_inner();
+        let lease = lease.ok_or_else(no_lease)?;
+        let lender = self.lender.clone();
+        // It may copy a region: not on a thread that answers others.
+        let fence = move || lender.fence_grant(OwnerId(owner), &lease, Epoch(grant));
+        let fenced = tokio::task::spawn_blocking(fence).await;
+        match fenced.map_err(|error| Status::internal(error.to_string()))? {
+            Ok(()) => Ok(Response::new(FenceGrantResponse {})),
+            Err(error @ FenceError::Refused(_)) => Err(Status::failed_precondition(error.to_string())),
+            Err(error @ FenceError::NoMemory(_)) => Err(Status::resource_exhausted(error.to_string())),
+        }
+    }
+
+    async fn revoke(&self, request: Request<RevokeRequest>) -> Result<Response<RevokeResponse>, Status> {
+        let RevokeRequest { owner, count, grace_ms } = request.into_inner();
+        let answer = self.lender.revoke(OwnerId(owner), count, Millis(grace_ms));
+        tracing::info!(owner = %OwnerId(owner), asked = count, revoked = answer.revoked, "leases taken back");
+        Ok(Response::new(answer))
     }
 
     async fn release(&self, request: Request<ReleaseRequest>) -> Result<Response<ReleaseResponse>, Status> {
         let ReleaseRequest { owner, leases } = request.into_inner();
         check_number(&leases)?;
-        let released = leases.iter().filter(|lease| self.lender.release(OwnerId(owner), lease).is_ok());
-        Ok(Response::new(ReleaseResponse { released: released.count() as u32 }))
+        let lender = self.lender.clone();
+        // A fence may have to wait for a network card to let go: not on a thread that answers others.
+        let release = move || {
+            let released = leases.iter().filter(|lease| lender.release(OwnerId(owner), lease).is_ok());
+            released.count() as u32
+        };
+        let released = tokio::task::spawn_blocking(release).await;
+        let released = released.map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Response::new(ReleaseResponse { released }))
     }
 
     async fn regions(&self, _: Request<RegionsRequest>) -> Result<Response<RegionsResponse>, Status> {
@@ -66,6 +110,10 @@ impl<L: Lender> Node for ControlService<L> {
             lent: self.lender.states(),
         }))
     }
+}
+
+fn no_lease() -> Status {
+    Status::invalid_argument("the lease is missing")
 }
 
 fn check_number(leases: &[LeaseRef]) -> Result<(), Status> {
@@ -112,7 +160,7 @@ mod tests {
 
         let request = RenewRequest { owner: 7, leases: vec![named[0].clone(), forged.clone()] };
         let answer = node.renew(request).await.unwrap().into_inner();
-        assert_eq!(answer.ttl_ms, TTL_MS);
+        assert_eq!(answer.outcomes[0].remaining_ms, TTL_MS);
         assert_eq!(answer.outcomes.iter().map(|outcome| outcome.renewed).collect::<Vec<_>>(), [true, false]);
         assert!(!answer.outcomes[1].refusal.is_empty());
 
@@ -120,7 +168,43 @@ mod tests {
         assert_eq!(node.release(stranger).await.unwrap().into_inner().released, 0);
         let owner = ReleaseRequest { owner: 7, leases: named[1..].iter().cloned().chain([forged]).collect() };
         assert_eq!(node.release(owner).await.unwrap().into_inner().released, 2);
-        assert_eq!(lender.counts().held, 1);
+        assert_eq!(lender.counts().0.held, 1);
+    }
+
+    #[tokio::test]
+    async fn the_owner_lets_clients_in_and_shuts_them_out_and_nobody_else_does() {
+        let (lender, mut node) = a_node(1).await;
+        let lease = node.grant(grant(1)).await.unwrap().into_inner().leases.remove(0);
+        let named = LeaseRef::new(lease.region, Epoch(lease.epoch), &lease.access_key().unwrap());
+        let mode = messages::GrantMode::ReadOnly as i32;
+        let add = |owner| AddGrantRequest { owner, lease: Some(named.clone()), mode };
+        assert_eq!(node.add_grant(add(8)).await.unwrap_err().code(), Code::FailedPrecondition);
+        let modeless = AddGrantRequest { mode: 0, ..add(7) };
+        assert_eq!(node.add_grant(modeless).await.unwrap_err().code(), Code::InvalidArgument);
+        let client = node.add_grant(add(7)).await.unwrap().into_inner();
+        assert!(client.epoch > lease.epoch && client.access_key().is_some());
+        assert_eq!(lender.states()[0].grants, 2);
+        let fence = |owner| FenceGrantRequest { owner, lease: Some(named.clone()), grant: client.epoch };
+        assert_eq!(node.fence_grant(fence(8)).await.unwrap_err().code(), Code::FailedPrecondition);
+        for _ in 0..2 {
+            node.fence_grant(fence(7)).await.unwrap();
+            assert_eq!(lender.states()[0].grants, 1);
+        }
+        let own = FenceGrantRequest { grant: lease.epoch, ..fence(7) };
+        assert_eq!(node.fence_grant(own).await.unwrap_err().code(), Code::FailedPrecondition);
+    }
+
+    #[tokio::test]
+    async fn a_lease_taken_back_tells_its_owner_at_the_next_renewal() {
+        let (_lender, mut node) = a_node(1).await;
+        let lease = node.grant(grant(1)).await.unwrap().into_inner().leases.remove(0);
+        let named = LeaseRef::new(lease.region, Epoch(lease.epoch), &lease.access_key().unwrap());
+        let revoke = RevokeRequest { owner: 7, count: 5, grace_ms: 3 * TTL_MS };
+        let answer = node.revoke(revoke).await.unwrap().into_inner();
+        assert_eq!((answer.revoked, answer.remaining_ms), (1, 3 * TTL_MS));
+        let request = RenewRequest { owner: 7, leases: vec![named] };
+        let outcome = node.renew(request).await.unwrap().into_inner().outcomes.remove(0);
+        assert_eq!((outcome.renewed, outcome.revoked, outcome.remaining_ms), (true, true, 3 * TTL_MS));
     }
 
     #[tokio::test]

@@ -1,54 +1,36 @@
-//! The node itself: its lease table, its memory, and the thread that keeps both in order.
+//! The node itself: its leases and its memory, joined; what the data plane and the control plane ask.
 //!
-//! N1. The table says who may; the regions make it so. A lease is opened in the regions only after the table
-//!     has granted it, and fenced there before anyone is told that it ended.
-//! N2. A region comes back to the table as free only after its memory was scrubbed or replaced.
-//! N3. Leases end on time: the keeper wakes when the first one is due.
+//! The rules are in [`NodeCore`]; here they meet the clock, the random source and the memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use farpool_fabric::{
-    AccessError, AccessKind, Cut, Host, HostIdentity, LentMemory, Mapping, RegionSet, Scrubbed, SharedRegion,
+    AccessError, AccessKind, Cut, Host, HostIdentity, LentMemory, Mapping, RegionSet, SharedRegion,
 };
-use farpool_lease::{
-    LeaseClass, LeaseRefusal, Lending, Millis, RegionCounts, RegionStatus, RegionTable, Released,
-};
-use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState};
-use farpool_wire::{AccessKey, CALL_ECHO, CALL_PING, Epoch, NodeId, OwnerId, Refusal};
+use farpool_lease::{Grant, GrantRefusal, LeaseClass, LeaseRefusal, Lending, Millis, RegionCounts, Term};
+use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState, RevokeResponse};
+use farpool_wire::{AccessKey, CALL_ECHO, CALL_PING, Epoch, GrantMode, NodeId, OwnerId, Refusal};
 use parking_lot::Mutex;
 
-use crate::lender::Lender;
-
-/// Longest sleep of the keeper, and how often it looks whether held memory was let go.
-const KEEPER_TICK: Duration = Duration::from_millis(200);
+use crate::keeper::Keeper;
+use crate::lender::{FenceError, Lender};
+use crate::lending::{NodeCore, lease_message};
 
 /// State shared by the data plane, the control plane and the keeper.
 pub(crate) struct Core {
     node: NodeId,
     started: Instant,
     address: OnceLock<NodeAddress>,
-    table: Mutex<RegionTable>,
-    regions: RegionSet,
-    /// Wakes the keeper: a region was fenced.
-    fenced: Sender<Lending>,
+    pub(crate) leases: Mutex<NodeCore>,
+    pub(crate) regions: RegionSet,
+    /// Wakes the keeper: a region was fenced. Holds one message: more would say the same.
+    fenced: SyncSender<()>,
+    /// Held from a lease's end in the table until it is fenced: who asks for the same meanwhile is answered after.
+    fencing: Mutex<()>,
     rejected: AtomicU64,
-}
-
-/// A region on its way back to the free ones.
-struct Returning {
-    lending: Lending,
-    /// The table knows that it is being scrubbed.
-    scrubbing: bool,
-}
-
-/// The keeper's thread; ends when dropped.
-pub(crate) struct Keeper {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Core {
@@ -59,22 +41,19 @@ impl Core {
         ttl: Millis,
         regions: RegionSet,
     ) -> std::io::Result<(Arc<Self>, Keeper)> {
-        let (fenced, inbox) = std::sync::mpsc::channel();
+        let (fenced, inbox) = std::sync::mpsc::sync_channel(1);
         let core = Arc::new(Core {
             node,
             started: Instant::now(),
             address: OnceLock::new(),
-            table: Mutex::new(RegionTable::new(incarnation, regions.regions(), ttl)),
+            leases: Mutex::new(NodeCore::new(incarnation, regions.regions(), ttl)),
             regions,
             fenced,
+            fencing: Mutex::new(()),
             rejected: AtomicU64::new(0),
         });
-        let (stop, stopped) = std::sync::mpsc::channel();
-        let kept = core.clone();
-        let thread = std::thread::Builder::new()
-            .name("node-keeper".into())
-            .spawn(move || kept.keep(&inbox, &stopped))?;
-        Ok((core, Keeper { stop: Some(stop), thread: Some(thread) }))
+        let keeper = Keeper::start(core.clone(), inbox)?;
+        Ok((core, keeper))
     }
 
     /// Sets where the node is reached; once, before it registers.
@@ -82,74 +61,22 @@ impl Core {
         self.address.set(address).expect("the address is set once");
     }
 
-    fn now(&self) -> Millis {
+    pub(crate) fn now(&self) -> Millis {
         Millis(self.started.elapsed().as_millis() as u64)
     }
 
-    /// The keeper's loop: ends leases whose time is over, and makes fenced regions free again.
-    fn keep(&self, inbox: &Receiver<Lending>, stopped: &Receiver<()>) {
-        let mut pending: Vec<Returning> = Vec::new();
-        let mut more = false;
-        loop {
-            let due = self.table.lock().next_deadline();
-            let until_due = due.map_or(KEEPER_TICK, |due| Duration::from_millis(due.since(self.now()).0));
-            let sleep = if more { Duration::ZERO } else { until_due.min(KEEPER_TICK) };
-            match inbox.recv_timeout(sleep) {
-                Ok(lending) => pending.push(Returning { lending, scrubbing: false }),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-            if !matches!(stopped.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty)) {
-                return;
-            }
-            let ended = self.table.lock().expire(self.now());
-            for lending in ended {
-                tracing::info!(region = lending.region, epoch = %lending.epoch, "lease ended without renewal");
-                self.regions.fence(lending.region);
-                pending.push(Returning { lending, scrubbing: false });
-            }
-            // One at a time, so that leases end on time meanwhile.
-            let next = pending.iter().position(|returning| !self.regions.is_held(returning.lending.region));
-            more = next.is_some();
-            if let Some(next) = next {
-                let mut returning = pending.swap_remove(next);
-                if !self.make_free(&mut returning) {
-                    pending.push(returning);
-                    more = false;
-                }
-            }
+    /// Ends leases by the table and fences them. Without the lock of the leases: a fence may have to wait.
+    pub(crate) fn end<E>(
+        &self,
+        in_table: impl FnOnce(&mut NodeCore) -> Result<Vec<Lending>, E>,
+    ) -> Result<Vec<Lending>, E> {
+        let _one_at_a_time = self.fencing.lock();
+        let ended = in_table(&mut self.leases.lock())?;
+        for lease in &ended {
+            self.regions.fence(lease.region);
+            self.leases.lock().fenced(*lease);
         }
-    }
-
-    /// Scrubs a fenced region; false to try again later.
-    fn make_free(&self, returning: &mut Returning) -> bool {
-        let lending = returning.lending;
-        if !returning.scrubbing && !self.table.lock().begin_scrub(lending) {
-            return true; // not this lending's turn: somebody else has seen to it
-        }
-        returning.scrubbing = true;
-        match self.regions.scrub(lending.region) {
-            Ok(Scrubbed::Clean) => {
-                let _in_turn = self.table.lock().scrubbed(lending);
-            }
-            Ok(Scrubbed::StillHeld) => return false,
-            Err(error) => {
-                tracing::error!(region = lending.region, %error, "no memory to replace a region's; trying again");
-                return false;
-            }
-        }
-        true
-    }
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the keeper panicked");
-        }
+        Ok(ended)
     }
 }
 
@@ -163,7 +90,7 @@ impl Host for Core {
     }
 
     fn attach(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal> {
-        self.table.lock().check(self.now(), Lending { region, epoch }, key)?;
+        self.leases.lock().check(self.now(), Lending { region, epoch }, key)?;
         self.regions.check(region, epoch, key)
     }
 
@@ -178,7 +105,7 @@ impl Host for Core {
     }
 
     fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal> {
-        self.table.lock().check(self.now(), Lending { region, epoch }, key)?;
+        self.leases.lock().check(self.now(), Lending { region, epoch }, key)?;
         self.regions.share(region, epoch, key)
     }
 
@@ -189,7 +116,7 @@ impl Host for Core {
         key: &AccessKey,
         cut: Arc<dyn Cut>,
     ) -> Result<LentMemory, Refusal> {
-        self.table.lock().check(self.now(), Lending { region, epoch }, key)?;
+        self.leases.lock().check(self.now(), Lending { region, epoch }, key)?;
         self.regions.lend(region, epoch, key, cut)
     }
 
@@ -219,68 +146,60 @@ impl Lender for Core {
         self.regions.regions()
     }
 
-    fn lease_ttl_ms(&self) -> u64 {
-        self.table.lock().ttl().0
-    }
-
     fn grant(&self, owner: OwnerId, class: LeaseClass, count: u32) -> Vec<Lease> {
-        let mut table = self.table.lock();
-        let ttl_ms = table.ttl().0;
-        let grants = table.grant(self.now(), owner, class, count, &mut random_key);
+        let mut leases = self.leases.lock();
+        let ttl = leases.ttl();
+        let grants = leases.grant(self.now(), owner, class, count, &mut random_key);
+        // Under the lock: a lease that ends at once must not be fenced before it is open.
         for grant in &grants {
             self.regions.open(grant.lending.region, grant.lending.epoch, grant.key);
         }
-        drop(table);
-        let address = self.address();
-        let lease = |grant: &farpool_lease::Grant| Lease {
-            address: Some(address.clone()),
-            region: grant.lending.region,
-            epoch: grant.lending.epoch.0,
-            key: grant.key.as_bytes().to_vec(),
-            ttl_ms,
-            class: class.to_wire(),
-        };
-        grants.iter().map(lease).collect()
+        drop(leases);
+        grants.iter().map(|grant| lease_message(grant, class, ttl, self.address())).collect()
     }
 
-    fn renew(&self, owner: OwnerId, lease: &LeaseRef) -> Result<(), LeaseRefusal> {
-        let key = lease.access_key().ok_or(LeaseRefusal::WrongKey)?;
-        let lending = Lending { region: lease.region, epoch: Epoch(lease.epoch) };
-        self.table.lock().renew(self.now(), owner, lending, &key).map(drop)
+    fn add_grant(&self, owner: OwnerId, lease: &LeaseRef, mode: GrantMode) -> Result<Grant, GrantRefusal> {
+        let mut leases = self.leases.lock();
+        let grant = leases.add_grant(self.now(), owner, lease, mode, random_key())?;
+        // Under the lock, as above.
+        self.regions.open_grant(grant.lending.region, grant.lending.epoch, grant.key, mode);
+        Ok(grant)
+    }
+
+    fn fence_grant(&self, owner: OwnerId, lease: &LeaseRef, grant: Epoch) -> Result<(), FenceError> {
+        let ended = {
+            let mut leases = self.leases.lock();
+            let ended = leases.fence_grant(self.now(), owner, lease, grant)?;
+            // Under the lock: the table may give its place to another at once.
+            self.regions.close_grant(ended.region, ended.epoch);
+            ended
+        };
+        self.regions.fence_grant(ended.region, ended.epoch).map_err(FenceError::NoMemory)
+    }
+
+    fn renew(&self, owner: OwnerId, lease: &LeaseRef) -> Result<Term, LeaseRefusal> {
+        self.leases.lock().renew(self.now(), owner, lease)
+    }
+
+    fn revoke(&self, owner: OwnerId, count: u32, grace: Millis) -> RevokeResponse {
+        self.leases.lock().revoke(self.now(), owner, count, grace)
     }
 
     fn release(&self, owner: OwnerId, lease: &LeaseRef) -> Result<(), LeaseRefusal> {
-        let key = lease.access_key().ok_or(LeaseRefusal::WrongKey)?;
-        let lending = Lending { region: lease.region, epoch: Epoch(lease.epoch) };
-        let released = self.table.lock().release(owner, lending, &key)?;
-        if released == Released::Fence {
-            self.regions.fence(lending.region);
-            let _ = self.fenced.send(lending); // fails only while the node is ending
+        let ended = self.end(|leases| Ok(leases.release(owner, lease)?.into_iter().collect()))?;
+        if !ended.is_empty() {
+            let _ = self.fenced.try_send(()); // full: it is being woken; closed: the node is ending
         }
         Ok(())
     }
 
     fn states(&self) -> Vec<RegionState> {
-        let now = self.now();
-        let state = |(region, status): (u32, RegionStatus)| match status {
-            RegionStatus::Free => None,
-            RegionStatus::Held { epoch, owner, class, until } => Some(RegionState {
-                region,
-                owner: owner.0,
-                epoch: epoch.0,
-                class: class.to_wire(),
-                remaining_ms: until.since(now).0,
-                held: true,
-            }),
-            RegionStatus::Fenced { epoch } | RegionStatus::Scrubbing { epoch } => {
-                Some(RegionState { region, epoch: epoch.0, held: false, ..RegionState::default() })
-            }
-        };
-        (0u32..).zip(self.table.lock().statuses()).filter_map(state).collect()
+        self.leases.lock().states(self.now())
     }
 
-    fn counts(&self) -> RegionCounts {
-        self.table.lock().counts()
+    fn counts(&self) -> (RegionCounts, u64) {
+        let leases = self.leases.lock();
+        (leases.counts(), leases.table_sum(self.now()))
     }
 
     fn frames_rejected(&self) -> u64 {
@@ -296,6 +215,9 @@ fn random_key() -> AccessKey {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
+
     use super::*;
 
     const OWNER: OwnerId = OwnerId(5);
@@ -325,7 +247,7 @@ mod tests {
         let epoch = Epoch(lease.epoch);
         core.with_region(lease.region, epoch, AccessKind::Write, &mut |memory| memory.write(0, &[1; 64]))
             .unwrap();
-        wait_until(|| core.counts().free == 2);
+        wait_until(|| core.counts().0.free == 2);
         let access =
             core.with_region(lease.region, epoch, AccessKind::Write, &mut |memory| memory.write(0, &[2; 64]));
         assert_eq!(access, Err(Refusal::StaleEpoch));
@@ -338,17 +260,92 @@ mod tests {
         }
     }
 
+    /// A card that lets go at once.
+    struct Obedient;
+
+    impl Cut for Obedient {
+        fn cut(&self) {}
+    }
+
     #[test]
-    fn a_released_region_is_not_lent_while_a_process_still_maps_it() {
+    fn a_released_region_is_not_lent_while_a_card_still_has_its_memory() {
         let (core, _keeper) = core(60_000);
         let lease = core.grant(OWNER, LeaseClass::Revocable, 1).remove(0);
         let key = AccessKey::from_slice(&lease.key).unwrap();
-        let shared = core.share(lease.region, Epoch(lease.epoch), &key).unwrap();
+        let lent = core.lend(lease.region, Epoch(lease.epoch), &key, Arc::new(Obedient)).unwrap();
         core.release(OWNER, &reference(&lease)).unwrap();
-        assert_eq!(core.counts(), RegionCounts { free: 1, held: 0, returning: 1 });
+        assert_eq!(core.counts().0, RegionCounts { free: 1, held: 0, returning: 1 });
         assert_eq!(core.grant(OWNER, LeaseClass::Revocable, 2).len(), 1);
-        drop(shared);
-        wait_until(|| core.counts().free == 1);
+        drop(lent);
+        wait_until(|| core.counts().0.free == 1);
+    }
+
+    #[test]
+    fn a_client_s_grant_is_fenced_alone_and_the_lease_goes_on() {
+        let (core, _keeper) = core(60_000);
+        let lease = core.grant(OWNER, LeaseClass::Pinned, 1).remove(0);
+        let client = core.add_grant(OWNER, &reference(&lease), GrantMode::ReadWrite).unwrap();
+        let Lending { region, epoch } = client.lending;
+        core.attach(region, epoch, &client.key).unwrap();
+        let write =
+            |epoch| core.with_region(region, epoch, AccessKind::Write, &mut |memory| memory.write(0, &[1]));
+        write(epoch).unwrap();
+        core.fence_grant(OWNER, &reference(&lease), epoch).unwrap();
+        assert_eq!(write(epoch), Err(Refusal::StaleEpoch));
+        assert_eq!(core.attach(region, epoch, &client.key), Err(Refusal::StaleEpoch));
+        assert_eq!(write(Epoch(lease.epoch)), Ok(()));
+        core.fence_grant(OWNER, &reference(&lease), epoch).unwrap();
+        let own = core.fence_grant(OWNER, &reference(&lease), Epoch(lease.epoch));
+        assert!(matches!(own, Err(FenceError::Refused(_))), "{own:?}");
+        core.release(OWNER, &reference(&lease)).unwrap();
+        wait_until(|| core.counts().0.free == 2);
+    }
+
+    /// Tells that a fence has come so far, and holds it up until told to go on.
+    struct HeldUp {
+        reached: Sender<()>,
+        go_on: Mutex<Receiver<()>>,
+    }
+
+    impl Cut for HeldUp {
+        fn cut(&self) {
+            self.reached.send(()).unwrap();
+            self.go_on.lock().recv().unwrap();
+        }
+    }
+
+    #[test]
+    fn the_place_of_a_fenced_grant_is_given_on_while_its_fence_waits_for_another() {
+        let (core, _keeper) = core(60_000);
+        let leases: Vec<_> = core.grant(OWNER, LeaseClass::Pinned, 2).iter().map(reference).collect();
+        let add = |lease: &LeaseRef| core.add_grant(OWNER, lease, GrantMode::ReadWrite);
+        let slow = add(&leases[0]).unwrap();
+        let full = add(&leases[1]).unwrap();
+        while add(&leases[1]).is_ok() {}
+        let ((reached, has_reached), (go_on, goes_on)) = (channel(), channel());
+        let cut = Arc::new(HeldUp { reached, go_on: Mutex::new(goes_on) });
+        let lent = core.lend(slow.lending.region, slow.lending.epoch, &slow.key, cut).unwrap();
+        std::thread::scope(|scope| {
+            let go_on = go_on; // dropped when an assertion fails: then nobody waits for it
+            scope.spawn(|| core.fence_grant(OWNER, &leases[0], slow.lending.epoch).unwrap());
+            has_reached.recv().unwrap();
+            scope.spawn(|| core.fence_grant(OWNER, &leases[1], full.lending.epoch).unwrap());
+            let grants = || core.states()[1].grants as usize;
+            wait_until(|| grants() < farpool_wire::MAX_GRANTS_PER_REGION);
+            add(&leases[1]).unwrap();
+            assert_eq!(add(&leases[1]).unwrap_err(), GrantRefusal::Full);
+            go_on.send(()).unwrap();
+        });
+        drop(lent);
+    }
+
+    #[test]
+    fn a_lease_that_was_taken_back_ends_though_it_is_renewed() {
+        let (core, _keeper) = core(300);
+        let lease = core.grant(OWNER, LeaseClass::Revocable, 1).remove(0);
+        assert_eq!(core.revoke(OWNER, 1, Millis(0)).revoked, 1);
+        wait_until(|| core.renew(OWNER, &reference(&lease)).is_err());
+        wait_until(|| core.counts().0.free == 2);
     }
 
     #[test]

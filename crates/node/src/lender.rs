@@ -1,10 +1,21 @@
-use farpool_lease::{LeaseClass, LeaseRefusal, RegionCounts};
-use farpool_wire::OwnerId;
-use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState};
+use farpool_lease::{Grant, GrantRefusal, LeaseClass, LeaseRefusal, Millis, RegionCounts, Term};
+use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState, RevokeResponse};
+use farpool_wire::{Epoch, GrantMode, OwnerId};
+
+/// Why a grant was not fenced.
+#[derive(Debug, thiserror::Error)]
+pub enum FenceError {
+    /// The asker may not, or there is nothing to fence.
+    #[error(transparent)]
+    Refused(#[from] GrantRefusal),
+    /// The grant is refused everything, but its process may still store to the memory: ask again.
+    #[error("no memory to move the region to: {0}; ask again, until then the grant is not fenced")]
+    NoMemory(#[source] std::io::Error),
+}
 
 /// What the control plane may ask of the node: implemented by the node's core, and by a fake in the tests.
 ///
-/// Every method answers at once, without waiting for the network or for a scrub.
+/// Methods answer at once, without waiting for the network or for a scrub, unless they say otherwise.
 pub trait Lender: Send + Sync + 'static {
     /// Where the node is reached. Does not change while it runs.
     fn address(&self) -> NodeAddress;
@@ -15,23 +26,31 @@ pub trait Lender: Send + Sync + 'static {
     /// How many regions the node has.
     fn regions_total(&self) -> u32;
 
-    /// How long a lease lasts unless renewed.
-    fn lease_ttl_ms(&self) -> u64;
-
     /// Lends up to `count` free regions; fewer when there are fewer.
     fn grant(&self, owner: OwnerId, class: LeaseClass, count: u32) -> Vec<Lease>;
 
-    /// Extends a lease by [`lease_ttl_ms`](Self::lease_ttl_ms) from now.
-    fn renew(&self, owner: OwnerId, lease: &LeaseRef) -> Result<(), LeaseRefusal>;
+    /// Adds a client's grant to a lease.
+    fn add_grant(&self, owner: OwnerId, lease: &LeaseRef, mode: GrantMode) -> Result<Grant, GrantRefusal>;
 
-    /// Ends a lease; when this returns, nothing of it takes effect any more. Asking twice is no error.
+    /// Ends a client's grant; when this returns, nothing of it takes effect any more. Asking twice is no error. May
+    /// take as long as moving a region's contents to new memory.
+    fn fence_grant(&self, owner: OwnerId, lease: &LeaseRef, grant: Epoch) -> Result<(), FenceError>;
+
+    /// Extends a lease.
+    fn renew(&self, owner: OwnerId, lease: &LeaseRef) -> Result<Term, LeaseRefusal>;
+
+    /// Takes back up to `count` of an owner's revocable leases.
+    fn revoke(&self, owner: OwnerId, count: u32, grace: Millis) -> RevokeResponse;
+
+    /// Ends a lease; when this returns, nothing of it takes effect any more. Asking twice is no error. May wait for
+    /// network cards to be cut off.
     fn release(&self, owner: OwnerId, lease: &LeaseRef) -> Result<(), LeaseRefusal>;
 
     /// The regions that are not free.
     fn states(&self) -> Vec<RegionState>;
 
-    /// How many regions are where.
-    fn counts(&self) -> RegionCounts;
+    /// How many regions are where, and the sum of the marks of all leases held.
+    fn counts(&self) -> (RegionCounts, u64);
 
     /// Connections cut off for malformed input, on any port, since the node started.
     fn frames_rejected(&self) -> u64;
@@ -39,30 +58,29 @@ pub trait Lender: Send + Sync + 'static {
 
 #[cfg(test)]
 pub(crate) mod fake {
-    use farpool_lease::{Lending, Millis, RegionStatus, RegionTable};
-    use farpool_wire::{AccessKey, Epoch};
+    use farpool_wire::AccessKey;
     use parking_lot::Mutex;
 
     use super::*;
+    use crate::lending::{NodeCore, lease_message};
 
     pub const TTL_MS: u64 = 10_000;
     pub const FRAMES_REJECTED: u64 = 5;
 
     /// Lends by the real rules at a time that stands still, and owns no memory.
     pub struct FakeLender {
-        table: Mutex<RegionTable>,
+        leases: Mutex<NodeCore>,
         regions: u32,
     }
 
     impl FakeLender {
         pub fn new(regions: u32) -> Self {
-            FakeLender { table: Mutex::new(RegionTable::new(1, regions, Millis(TTL_MS))), regions }
+            FakeLender { leases: Mutex::new(NodeCore::new(1, regions, Millis(TTL_MS))), regions }
         }
     }
 
-    fn named(lease: &LeaseRef) -> Result<(Lending, AccessKey), LeaseRefusal> {
-        let key = lease.access_key().ok_or(LeaseRefusal::WrongKey)?;
-        Ok((Lending { region: lease.region, epoch: Epoch(lease.epoch) }, key))
+    fn a_key() -> AccessKey {
+        AccessKey::from_bytes([7; 16])
     }
 
     impl Lender for FakeLender {
@@ -78,52 +96,44 @@ pub(crate) mod fake {
             self.regions
         }
 
-        fn lease_ttl_ms(&self) -> u64 {
-            TTL_MS
-        }
-
         fn grant(&self, owner: OwnerId, class: LeaseClass, count: u32) -> Vec<Lease> {
-            let mut keys = || AccessKey::from_bytes([7; 16]);
-            let grants = self.table.lock().grant(Millis(0), owner, class, count, &mut keys);
-            let leases = grants.into_iter().map(|grant| Lease {
-                address: Some(self.address()),
-                region: grant.lending.region,
-                epoch: grant.lending.epoch.0,
-                key: grant.key.as_bytes().to_vec(),
-                ttl_ms: TTL_MS,
-                class: class.to_wire(),
-            });
-            leases.collect()
+            let mut leases = self.leases.lock();
+            let grants = leases.grant(Millis(0), owner, class, count, &mut a_key);
+            grants.iter().map(|grant| lease_message(grant, class, leases.ttl(), self.address())).collect()
         }
 
-        fn renew(&self, owner: OwnerId, lease: &LeaseRef) -> Result<(), LeaseRefusal> {
-            let (lending, key) = named(lease)?;
-            self.table.lock().renew(Millis(1), owner, lending, &key).map(drop)
+        fn add_grant(
+            &self,
+            owner: OwnerId,
+            lease: &LeaseRef,
+            mode: GrantMode,
+        ) -> Result<Grant, GrantRefusal> {
+            self.leases.lock().add_grant(Millis(1), owner, lease, mode, a_key())
+        }
+
+        fn fence_grant(&self, owner: OwnerId, lease: &LeaseRef, grant: Epoch) -> Result<(), FenceError> {
+            Ok(self.leases.lock().fence_grant(Millis(1), owner, lease, grant).map(drop)?)
+        }
+
+        fn renew(&self, owner: OwnerId, lease: &LeaseRef) -> Result<Term, LeaseRefusal> {
+            self.leases.lock().renew(Millis(0), owner, lease)
+        }
+
+        fn revoke(&self, owner: OwnerId, count: u32, grace: Millis) -> RevokeResponse {
+            self.leases.lock().revoke(Millis(0), owner, count, grace)
         }
 
         fn release(&self, owner: OwnerId, lease: &LeaseRef) -> Result<(), LeaseRefusal> {
-            let (lending, key) = named(lease)?;
-            self.table.lock().release(owner, lending, &key).map(|_| ())
+            self.leases.lock().release(owner, lease).map(drop)
         }
 
         fn states(&self) -> Vec<RegionState> {
-            let table = self.table.lock();
-            let states = (0..).zip(table.statuses()).filter_map(|(region, status)| match status {
-                RegionStatus::Held { epoch, owner, class, .. } => Some(RegionState {
-                    region,
-                    owner: owner.0,
-                    epoch: epoch.0,
-                    class: class.to_wire(),
-                    remaining_ms: TTL_MS,
-                    held: true,
-                }),
-                _ => None,
-            });
-            states.collect()
+            self.leases.lock().states(Millis(0))
         }
 
-        fn counts(&self) -> RegionCounts {
-            self.table.lock().counts()
+        fn counts(&self) -> (RegionCounts, u64) {
+            let leases = self.leases.lock();
+            (leases.counts(), leases.table_sum(Millis(0)))
         }
 
         fn frames_rejected(&self) -> u64 {

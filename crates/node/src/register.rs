@@ -92,13 +92,14 @@ impl<L: Lender> Registration<L> {
     async fn beat(&mut self, interval: Duration) -> Result<(), Status> {
         loop {
             sleep(interval).await;
-            let (address, counts) = (self.lender.address(), self.lender.counts());
+            let (address, (counts, table)) = (self.lender.address(), self.lender.counts());
             let beat = HeartbeatRequest {
                 node: address.node,
                 incarnation: address.incarnation,
                 regions_free: counts.free,
                 regions_lent: counts.held,
                 frames_rejected: self.lender.frames_rejected(),
+                table,
             };
             let answer = timeout(ANSWER_DEADLINE, self.broker.heartbeat(beat)).await.map_err(late)??;
             if answer.into_inner().register_again {
@@ -122,7 +123,8 @@ mod tests {
     use farpool_wire::OwnerId;
     use farpool_wire::control::broker_server::{Broker, BrokerServer};
     use farpool_wire::control::{
-        AcquireRequest, AcquireResponse, HeartbeatResponse, RegisterResponse, StatusRequest, StatusResponse,
+        AcquireRequest, AcquireResponse, HeartbeatResponse, RegisterResponse, RevokeRequest, RevokeResponse,
+        StatusRequest, StatusResponse,
     };
     use tokio::sync::mpsc;
     use tokio::task::JoinHandle;
@@ -175,6 +177,10 @@ mod tests {
 
         async fn acquire(&self, _: Request<AcquireRequest>) -> Result<Response<AcquireResponse>, Status> {
             Err(Status::unimplemented("nodes do not acquire"))
+        }
+
+        async fn revoke(&self, _: Request<RevokeRequest>) -> Result<Response<RevokeResponse>, Status> {
+            Err(Status::unimplemented("nodes do not take leases back"))
         }
 
         async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {

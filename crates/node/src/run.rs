@@ -1,5 +1,7 @@
 //! A node's life: memory, data plane, control plane, registration, and an orderly end.
 
+use std::any::Any;
+use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -15,8 +17,9 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::control::control_service;
-use crate::core::{Core, Keeper};
+use crate::core::Core;
 use crate::identity::{self, Identity};
+use crate::keeper::Keeper;
 use crate::memory::{available_memory, lockable_memory};
 use crate::register::Registration;
 
@@ -24,6 +27,18 @@ use crate::register::Registration;
 pub const LEAST_REGION_BYTES: u64 = 1 << 20;
 /// Regions' sizes are multiples of this, so that they can be mapped by huge pages.
 const REGION_GRANULE_BYTES: u64 = 1 << 20;
+
+/// Serves a node's memory by network card. It lives in a crate of its own, and whoever makes a program brings it.
+pub trait CardService: fmt::Debug + Send + Sync {
+    /// Where it is to listen, for people to read.
+    fn place(&self) -> String;
+
+    /// Serves `host` until the guard is dropped. Returns where clients find it.
+    ///
+    /// # Errors
+    /// Those of the machine's set-up, with what mends them.
+    fn serve(&self, host: Arc<dyn Host>) -> io::Result<(SocketAddr, Box<dyn Any + Send>)>;
+}
 
 /// How a node is set up.
 #[derive(Clone, Debug)]
@@ -36,6 +51,8 @@ pub struct NodeConfig {
     pub data_listen: SocketAddr,
     /// Where clients on this host fetch the memory itself.
     pub shm_socket: Option<PathBuf>,
+    /// Serves clients by network card as well.
+    pub card: Option<Arc<dyn CardService>>,
     /// How much to lend; rounded down to whole regions.
     pub memory_bytes: u64,
     /// Size of each region.
@@ -153,7 +170,8 @@ pub async fn run(
     let control = Listener::bind(config.control_listen, config.tls.clone()).await?;
     let listeners = listen(&config)?;
     let (core, _keeper, server) = start(&config, identity, regions, listeners).await?;
-    let address = address(identity, &control, &server);
+    let (rdma, _card_server) = serve_by_card(&config, &core)?;
+    let address = NodeAddress { rdma, ..address(identity, &control, &server) };
     core.set_address(address.clone());
     be_first_to_go();
     let registration = Registration::new(core.clone(), &config.broker, config.tls.as_ref())?;
@@ -165,6 +183,17 @@ pub async fn run(
         served = serving => served.map_err(NodeError::from),
         never = registration.run() => match never {},
     }
+}
+
+/// Starts the service by network card, if there is to be one; where clients find it.
+fn serve_by_card(
+    config: &NodeConfig,
+    core: &Arc<Core>,
+) -> Result<(String, Option<Box<dyn Any + Send>>), NodeError> {
+    let Some(card) = &config.card else { return Ok((String::new(), None)) };
+    let listen = |source| NodeError::Listen { place: card.place(), flag: "--listen-rdma", source };
+    let (address, guard) = card.serve(core.clone()).map_err(listen)?;
+    Ok((address.to_string(), Some(guard)))
 }
 
 /// Checks the configuration against itself and the machine; returns the number of regions.
@@ -285,6 +314,7 @@ mod tests {
             control_listen: any,
             data_listen: any,
             shm_socket: None,
+            card: None,
             memory_bytes,
             region_bytes,
             lock_memory: false,

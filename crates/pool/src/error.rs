@@ -70,3 +70,30 @@ pub enum AccessError {
     #[error("the session's staging arena is full")]
     ArenaFull,
 }
+
+/// Why another client was not let into a region, or not shut out of it.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum GrantError {
+    /// The region is not ours any more: all its grants are over or will be, and nothing can be shut out or let in.
+    #[error("region {region}: its lease has ended")]
+    LeaseLost {
+        /// The region.
+        region: RegionId,
+    },
+    /// The node said no, for the reason given.
+    #[error("node {node} refuses: {reason}")]
+    Refused {
+        /// The node.
+        node: NodeId,
+        /// What it said.
+        reason: String,
+    },
+    /// Ask again: a client that was to be shut out may still be at work. One that was to be let in got nothing.
+    #[error("node {node} gave no usable answer: {reason}")]
+    NoAnswer {
+        /// The node.
+        node: NodeId,
+        /// What is known.
+        reason: String,
+    },
+}

@@ -3,29 +3,28 @@
 //! K1. No request delays another: each runs as a task of its own with its own deadline, so that a broker that
 //!     hangs costs no lease.
 //! K2. The broker is asked for regions only; leases are renewed and released with the nodes themselves.
+//!
+//! What to ask and what the answers mean is [`Holder`](crate::Holder)'s to say.
 
 use std::collections::BTreeMap;
-use std::net::ToSocketAddrs;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use farpool_control::limits::MAX_LEASES_PER_REQUEST;
-use farpool_control::{Tls, dial, this_host};
-use farpool_fabric::{Peer, TransportChoice};
-use farpool_lease::{Holding, Millis};
+use farpool_control::{Tls, dial};
+use farpool_lease::LeaseClass;
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::node_client::NodeClient;
-use farpool_wire::control::{
-    AcquireRequest, Lease, LeaseClass, LeaseRef, NodeAddress, ReleaseRequest, RenewRequest, StatusRequest,
-};
-use farpool_wire::{Epoch, NodeId, RegionId};
+use farpool_wire::control::{Lease, ReleaseRequest, StatusRequest};
+use farpool_wire::{Epoch, NodeId};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tonic::transport::Channel;
 
 use crate::error::PoolError;
-use crate::pool::{GrowthOutcome, LeasedRegionParts, PoolConfig, Shared};
+use crate::holder::{GrowthOutcome, Renewal};
+use crate::pool::{PoolConfig, Shared};
 use crate::region::{LeasedRegion, NodeState};
 
 /// Size of regions unless the nodes say otherwise.
@@ -38,7 +37,7 @@ const VIEW_INTERVAL: Duration = Duration::from_secs(1);
 /// grants should not go unused.
 const ACQUIRE_DEADLINE: Duration = Duration::from_secs(8);
 /// For any other request; a lease's renewal is asked again several times within its life.
-const REQUEST_DEADLINE: Duration = Duration::from_secs(3);
+pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(3);
 /// Regions that stay empty for so long go back to the pool: longer than the gap between two queries that spill.
 const LINGER: Duration = Duration::from_secs(5);
 
@@ -77,6 +76,7 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 pub(crate) struct Keeper {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
+    runtime: Handle,
 }
 
 impl Keeper {
@@ -86,12 +86,21 @@ impl Keeper {
             let _inside = runtime.enter(); // channels belong to a runtime
             BrokerClient::new(dial(&shared.config.broker, shared.config.tls.as_ref())?)
         };
+        let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name("pool-keeper".into())
             .spawn(move || runtime.block_on(keep(shared, broker, stopped)))
             .map_err(PoolError::Start)?;
-        Ok(Keeper { stop: Some(stop), thread: Some(thread) })
+        Ok(Keeper { stop: Some(stop), thread: Some(thread), runtime: handle })
+    }
+
+    /// Runs a request on the keeper's thread; whoever waits may be of any executor. `None`: the keeper has ended.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        request: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
+        self.runtime.spawn(request).await.ok()
     }
 }
 
@@ -128,14 +137,12 @@ async fn keep(shared: Arc<Shared>, broker: BrokerClient<Channel>, mut stopped: o
 
 fn look_after_leases(shared: &Arc<Shared>, nodes: &mut Nodes) {
     let now = shared.now();
-    for (region, epoch) in shared.with_holdings(|holdings| holdings.lapsed(now)) {
+    for (region, epoch) in shared.with_holder(|holder| holder.lapsed(now)) {
         shared.lease_lost(region, epoch);
     }
-    for (node, due) in shared.with_holdings(|holdings| holdings.due(now)) {
-        if let Some(client) = nodes.client(shared, node) {
-            for due in due.chunks(MAX_LEASES_PER_REQUEST) {
-                tokio::spawn(renew(shared.clone(), client.clone(), node, due.to_vec()));
-            }
+    for renewal in shared.with_holder(|holder| holder.renewals(now, MAX_LEASES_PER_REQUEST)) {
+        if let Some(client) = nodes.client(shared, renewal.node) {
+            tokio::spawn(renew(shared.clone(), client, renewal));
         }
     }
     drop(release(shared, nodes, shared.shrink(LINGER)));
@@ -181,26 +188,14 @@ impl Nodes {
     }
 }
 
-async fn renew(shared: Arc<Shared>, mut client: NodeClient<Channel>, node: NodeId, due: Vec<(u32, Holding)>) {
-    let asked_at = shared.now();
-    let leases = due.iter().map(|(region, held)| LeaseRef::new(*region, held.epoch, &held.key)).collect();
-    let request = RenewRequest { owner: shared.owner.0, leases };
-    let answer = match tokio::time::timeout(REQUEST_DEADLINE, client.renew(request)).await {
-        Ok(Ok(answer)) => answer.into_inner(),
+async fn renew(shared: Arc<Shared>, mut client: NodeClient<Channel>, renewal: Renewal) {
+    let node = renewal.node;
+    match tokio::time::timeout(REQUEST_DEADLINE, client.renew(renewal.request(shared.owner))).await {
+        Ok(Ok(answer)) => shared.renewal_answered(&renewal, answer.get_ref()),
         Ok(Err(status)) => {
-            return tracing::warn!(%node, error = status.message(), "renewal failed; trying again");
+            tracing::warn!(%node, error = status.message(), "renewal failed; trying again");
         }
-        Err(_) => return tracing::warn!(%node, "renewal got no answer; trying again"),
-    };
-    let ttl = Millis(answer.ttl_ms);
-    for ((index, held), outcome) in due.into_iter().zip(answer.outcomes) {
-        let region = RegionId { node, index };
-        if outcome.renewed {
-            shared.lease_renewed(asked_at, ttl, region, held.epoch);
-        } else {
-            tracing::warn!(%region, refusal = outcome.refusal, "the node refused to renew");
-            shared.lease_lost(region, held.epoch);
-        }
+        Err(_) => tracing::warn!(%node, "renewal got no answer; trying again"),
     }
 }
 
@@ -218,8 +213,8 @@ fn release(
     for (node, regions) in by_node {
         let Some(client) = nodes.client_of(&regions[0].node) else { continue };
         for regions in regions.chunks(MAX_LEASES_PER_REQUEST) {
-            let leases = regions.iter().map(|held| LeaseRef::new(held.id.index, held.epoch, &held.key));
-            let request = ReleaseRequest { owner: shared.owner.0, leases: leases.collect() };
+            let leases = regions.iter().map(|held| (held.id.index, held.epoch, &held.key));
+            let request = shared.with_holder(|holder| holder.release(leases));
             tasks.push(tokio::spawn(release_at(client.clone(), node, request)));
         }
     }
@@ -247,8 +242,8 @@ async fn grow_when_wanted(shared: Arc<Shared>, mut broker: BrokerClient<Channel>
     loop {
         shared.growth_wanted.notified().await;
         let outcome = if shared.is_low() { grow(&shared, &mut broker).await } else { GrowthOutcome::Grown };
-        shared.growth_ended(outcome);
-        tokio::time::sleep(Shared::growth_pause(outcome)).await;
+        let pause = shared.growth_ended(outcome);
+        tokio::time::sleep(pause).await;
     }
 }
 
@@ -258,46 +253,30 @@ async fn grow(shared: &Arc<Shared>, broker: &mut BrokerClient<Channel>) -> Growt
         return GrowthOutcome::Full;
     }
     let asked_at = shared.now();
-    let request = AcquireRequest {
-        owner: shared.owner.0,
-        count,
-        class: LeaseClass::Revocable as i32,
-        avoid: shared.nodes_to_avoid().into_iter().map(|node| node.0).collect(),
-    };
+    let request = shared.with_holder(|holder| holder.acquisition(asked_at, LeaseClass::Revocable, count));
     let answer = match tokio::time::timeout(ACQUIRE_DEADLINE, broker.acquire(request)).await {
-        Ok(Ok(answer)) => answer.into_inner(),
+        Ok(Ok(answer)) => Some(answer.into_inner()),
         Ok(Err(status)) => {
             tracing::warn!(error = status.message(), "the broker gave no regions");
-            return GrowthOutcome::Unreachable;
+            None
         }
         Err(_) => {
             tracing::warn!("the broker did not answer");
-            return GrowthOutcome::Unreachable;
+            None
         }
     };
-    if answer.leases.is_empty() && answer.region_bytes == 0 {
-        // A broker that has just come back and has not heard of its nodes yet is no broker.
-        return GrowthOutcome::Unreachable;
-    }
-    if answer.leases.is_empty() {
-        tracing::info!(reason = answer.short_reason, "the pool has no more regions");
-        shared.pool_has_free(0);
-        return GrowthOutcome::Full;
-    }
-    shared.pool_has_lent(answer.leases.len() as u64);
-    let mut outcome = GrowthOutcome::Full;
-    for lease in answer.leases {
-        let ttl = Millis(lease.ttl_ms);
-        match lease_parts(&lease, answer.region_bytes, &shared.config, shared.region_bytes) {
-            Ok(parts) => {
-                shared.lease_acquired(asked_at, ttl, parts);
-                outcome = GrowthOutcome::Grown;
-            }
-            Err(reason) => {
-                tracing::error!(reason, "a lease of no use; giving it back");
-                give_back(shared, lease).await;
-            }
+    let lent = answer.as_ref().map_or(0, |answer| answer.leases.len() as u64);
+    let reason = answer.as_ref().map(|answer| answer.short_reason.clone()).unwrap_or_default();
+    let (outcome, unusable) = shared.acquisition_answered(asked_at, answer);
+    match outcome {
+        GrowthOutcome::Full if lent == 0 => {
+            tracing::info!(reason, "the pool has no more regions");
+            shared.pool_has_free(0);
         }
+        _ => shared.pool_has_lent(lent),
+    }
+    for lease in unusable {
+        give_back(shared, lease).await;
     }
     outcome
 }
@@ -306,36 +285,7 @@ async fn grow(shared: &Arc<Shared>, broker: &mut BrokerClient<Channel>) -> Growt
 async fn give_back(shared: &Shared, lease: Lease) {
     let (Some(address), Some(key)) = (&lease.address, lease.access_key()) else { return };
     let Ok(channel) = dial(&address.control, shared.config.tls.as_ref()) else { return };
-    let leases = vec![LeaseRef::new(lease.region, Epoch(lease.epoch), &key)];
-    let request = ReleaseRequest { owner: shared.owner.0, leases };
+    let lease = (lease.region, Epoch(lease.epoch), &key);
+    let request = shared.with_holder(|holder| holder.release(std::iter::once(lease)));
     release_at(NodeClient::new(channel), NodeId(address.node), request).await;
-}
-
-/// Checks a lease as it came from the broker.
-fn lease_parts(
-    lease: &Lease,
-    region_bytes: u64,
-    config: &PoolConfig,
-    wanted_bytes: u64,
-) -> Result<LeasedRegionParts, &'static str> {
-    if region_bytes != wanted_bytes {
-        return Err("its region has another size than those before; reconnect to the pool");
-    }
-    let id = lease.region_id().ok_or("it names no node")?;
-    let key = lease.access_key().ok_or("its key has not 16 bytes")?;
-    let address = lease.address.as_ref().ok_or("it names no node")?;
-    let node = NodeState::new(peer_of(address, config.transport), address.control.clone());
-    Ok(LeasedRegionParts { id, epoch: Epoch(lease.epoch), key, node })
-}
-
-/// Where a node's data plane is reached from here.
-fn peer_of(address: &NodeAddress, transport: TransportChoice) -> Peer {
-    let same_host = !address.host.is_empty() && address.host == this_host();
-    let shm = (same_host || transport == TransportChoice::Shm) && !address.shm_socket.is_empty();
-    Peer {
-        node: NodeId(address.node),
-        tcp: address.tcp.to_socket_addrs().ok().and_then(|mut found| found.next()),
-        verbs: address.rdma.parse().ok(),
-        shm_socket: shm.then(|| PathBuf::from(&address.shm_socket)),
-    }
 }

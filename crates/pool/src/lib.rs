@@ -6,20 +6,26 @@
 //! P3. A node that does not answer within [`NODE_DEADLINE`] is given up once, for all sessions: what lay there
 //!     is lost at once and for ever, and costs no second wait.
 //! P4. Regions that are empty go back to the pool after a short while.
+//! P5. A region that is being taken back gets nothing new, and goes back as soon as it is empty.
 //!
-//! The rules are pure ([`space`](self), crate `lease`); `keeper` talks to the broker and the nodes, `watch` looks
-//! after the nodes' lives, [`Session`] is the blocking edge.
+//! The rules are pure ([`Holder`], [`Growth`], `space`, crate `lease`); `keeper` talks to the broker and the nodes,
+//! `sharing` lets other clients in, `watch` looks after the nodes' lives, [`Session`] is the blocking edge.
 //! Not here: what extents are used for.
 
 mod error;
+mod growth;
+mod holder;
 mod keeper;
 mod pool;
 mod region;
 mod session;
+mod sharing;
 mod space;
 mod watch;
 
-pub use error::{AccessError, NoSpace, PoolError};
+pub use error::{AccessError, GrantError, NoSpace, PoolError};
+pub use growth::Growth;
+pub use holder::{Acquired, Change, ClientGrant, GrowthOutcome, HeldLease, Holder, Renewal};
 pub use pool::{Capacity, Pool, PoolConfig};
 pub use region::{LeasedRegion, NodeState};
 pub use session::{Session, SessionCore, SessionGuard};

@@ -1,39 +1,34 @@
 //! The pool as one process sees it, and the state its threads share.
 
 use std::collections::BTreeMap;
+use std::net::ToSocketAddrs;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
-use farpool_control::Tls;
-use farpool_fabric::{Clock, TransportChoice};
-use farpool_lease::{Holdings, Millis};
-use farpool_wire::{NodeId, OwnerId, RegionId};
+use farpool_control::{Tls, this_host};
+use farpool_fabric::{Clock, Peer, TransportChoice, Transports};
+use farpool_lease::Millis;
+use farpool_wire::control::{AcquireResponse, Lease, NodeAddress, RenewResponse};
+use farpool_wire::{Epoch, GrantMode, NodeId, OwnerId, RegionId};
 use parking_lot::Mutex;
 
-use crate::error::{NoSpace, PoolError};
+use crate::error::{GrantError, NoSpace, PoolError};
+use crate::growth::{GROW_PATIENCE, Growth};
+use crate::holder::{Acquired, Change, ClientGrant, GrowthOutcome, HeldLease, Holder, Renewal};
 use crate::keeper::{self, Keeper};
 use crate::region::{LeasedRegion, NodeState};
 use crate::session::{Confined, Session};
+use crate::sharing;
 use crate::space::{EXTENT_BYTES, Extent, Space};
 use crate::watch::Watch;
 
 /// More regions are asked for when fewer free extents than this are left: 32 MiB, some milliseconds of writing,
 /// about as long as asking takes.
 const LOW_WATER_EXTENTS: u64 = 128;
-/// How long a taker waits for an unreachable broker before it is told *no space*: a broker's restart fits in.
-const GROW_PATIENCE: Duration = Duration::from_secs(3);
-/// How long *full* is taken for granted: a full pool is not asked again for each page that does not fit.
-const FULL_FOR: Duration = Duration::from_millis(500);
-/// How long *unreachable* is taken for granted once the patience is used up: longer than an attempt on a broker that hangs.
-const UNREACHABLE_FOR: Duration = Duration::from_secs(10);
-/// Between two attempts within that time.
-const GROW_RETRY: Duration = Duration::from_millis(100);
-/// A node that was given up is not asked for regions again before this has passed: by then the broker knows.
-const AVOID_MS: u64 = 15_000;
-
 /// How to reach the pool, and how much of it to use.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
@@ -42,7 +37,7 @@ pub struct PoolConfig {
     /// Certificates of the control plane; without them only a broker on loopback is asked.
     pub tls: Option<Tls>,
     /// Which transports may be used.
-    pub transport: TransportChoice,
+    pub transport: Transports,
     /// Most bytes to lease; `None`: as many as the pool gives.
     pub limit_bytes: Option<u64>,
 }
@@ -65,7 +60,7 @@ pub struct Pool {
 struct Inner {
     // Dropped in this order: no more looking after nodes, then the leases go back.
     _watch: Watch,
-    _keeper: Keeper,
+    keeper: Keeper,
     shared: Arc<Shared>,
 }
 
@@ -77,7 +72,7 @@ pub(crate) struct Shared {
     started: Instant,
     space: Arc<Mutex<Space>>,
     ledger: Mutex<Ledger>,
-    growth: Mutex<Growth>,
+    growing: Mutex<Growing>,
     pub(crate) growth_wanted: tokio::sync::Notify,
     /// Regions that the pool could still lend, as last heard.
     pool_free_regions: AtomicU64,
@@ -85,35 +80,17 @@ pub(crate) struct Shared {
 }
 
 /// Leases by region, and the nodes they lie on.
-#[derive(Default)]
 struct Ledger {
-    holdings: Holdings,
+    holder: Holder,
     regions: BTreeMap<RegionId, Arc<LeasedRegion>>,
     nodes: BTreeMap<NodeId, Arc<NodeState>>,
-    avoid_until_ms: BTreeMap<NodeId, u64>,
 }
 
-/// Attempts to get more regions.
+/// Attempts to get more regions, and who waits for the next to end.
 #[derive(Default)]
-struct Growth {
-    attempts: u64,
-    last: GrowthOutcome,
-    /// When the last attempt ended, and since when none has brought anything.
-    ended_ms: u64,
-    failing_since_ms: Option<u64>,
+struct Growing {
+    growth: Growth,
     waiting: Vec<Waker>,
-}
-
-/// What the last attempt brought.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) enum GrowthOutcome {
-    /// Some regions.
-    #[default]
-    Grown,
-    /// The pool or this owner's share is used up.
-    Full,
-    /// No broker answered.
-    Unreachable,
 }
 
 impl Pool {
@@ -131,21 +108,24 @@ impl Pool {
         {
             return Err(PoolError::LimitTooSmall { limit_bytes, region_bytes });
         }
+        let owner = OwnerId(random_id());
+        let holder = Holder::new(owner, region_bytes);
+        let ledger = Ledger { holder, regions: BTreeMap::new(), nodes: BTreeMap::new() };
         let shared = Arc::new(Shared {
             config,
-            owner: OwnerId(random_id()),
+            owner,
             region_bytes,
             started: Instant::now(),
             space: Arc::default(),
-            ledger: Mutex::default(),
-            growth: Mutex::default(),
+            ledger: Mutex::new(ledger),
+            growing: Mutex::default(),
             growth_wanted: tokio::sync::Notify::new(),
             pool_free_regions: AtomicU64::new(view.free_regions),
             sessions: Mutex::default(),
         });
         let keeper = Keeper::start(shared.clone())?;
         let watch = Watch::start(shared.clone()).map_err(PoolError::Start)?;
-        Ok(Pool { inner: Arc::new(Inner { _watch: watch, _keeper: keeper, shared }) })
+        Ok(Pool { inner: Arc::new(Inner { _watch: watch, keeper, shared }) })
     }
 
     /// Under which name this process leases.
@@ -161,6 +141,32 @@ impl Pool {
     /// Takes an extent for the `place`-th stripe of something; consecutive places go to consecutive nodes.
     pub async fn take_extent(&self, place: u64) -> Result<Extent, NoSpace> {
         self.inner.shared.take_extent(place).await
+    }
+
+    /// Lets another client into a region, and says for how long. The client counts that from when it asked us, by its
+    /// own clock, and asks us again before it is over.
+    pub async fn add_grant(
+        &self,
+        region: &Arc<LeasedRegion>,
+        mode: GrantMode,
+    ) -> Result<(ClientGrant, Millis), GrantError> {
+        let (shared, region) = (self.inner.shared.clone(), region.clone());
+        let node = region.id.node;
+        let asked = self.inner.keeper.run(async move { sharing::add_grant(&shared, &region, mode).await });
+        asked.await.ok_or_else(|| ended(node))?
+    }
+
+    /// Shuts a client out. Afterwards nothing of its grant takes effect any more; what it was told is done stays.
+    pub async fn fence_grant(&self, region: &Arc<LeasedRegion>, grant: Epoch) -> Result<(), GrantError> {
+        let (shared, region) = (self.inner.shared.clone(), region.clone());
+        let node = region.id.node;
+        let asked = self.inner.keeper.run(async move { sharing::fence_grant(&shared, &region, grant).await });
+        asked.await.ok_or_else(|| ended(node))?
+    }
+
+    /// Whether some region is being taken back.
+    pub fn is_to_leave(&self) -> bool {
+        self.inner.shared.with_holder(|holder| holder.to_leave().next().is_some())
     }
 
     /// Size of the pool's regions.
@@ -181,9 +187,9 @@ impl Shared {
     }
 
     async fn take_extent(&self, place: u64) -> Result<Extent, NoSpace> {
-        let give_up_at = self.now().plus(Millis(GROW_PATIENCE.as_millis() as u64));
+        let give_up_at = self.now().plus(GROW_PATIENCE);
         loop {
-            let attempts = self.growth.lock().attempts;
+            let attempts = self.growing.lock().growth.attempts();
             let (extent, free) = self.take_now(place);
             let may_grow = self.may_grow(); // asked once: who waits for growth has asked for it
             if free < LOW_WATER_EXTENTS && may_grow {
@@ -192,10 +198,12 @@ impl Shared {
             if let Some(extent) = extent {
                 return Ok(extent);
             }
-            let outcome = match self.growth_known() {
-                _ if !may_grow => GrowthOutcome::Full,
-                Some(outcome) => return self.take_now(place).0.ok_or(outcome),
-                None => self.growth_after(attempts).await,
+            let outcome = if !may_grow {
+                GrowthOutcome::Full
+            } else if self.growing.lock().growth.is_hopeless(self.now()) {
+                return self.take_now(place).0.ok_or(NoSpace);
+            } else {
+                self.growth_after(attempts).await
             };
             match outcome {
                 GrowthOutcome::Grown | GrowthOutcome::Unreachable if self.now() < give_up_at => {}
@@ -213,68 +221,36 @@ impl Shared {
         (space.take(place, &self.space), space.free())
     }
 
-    /// That an attempt would bring nothing, as far as the last ones tell: one patience for an outage, not for a taker.
-    fn growth_known(&self) -> Option<NoSpace> {
-        let growth = self.growth.lock();
-        let now = self.now().0;
-        let known = match growth.last {
-            GrowthOutcome::Grown => false,
-            GrowthOutcome::Full => growth.attempts > 0 && now < growth.ended_ms + FULL_FOR.as_millis() as u64,
-            GrowthOutcome::Unreachable => {
-                let recent = now < growth.ended_ms + UNREACHABLE_FOR.as_millis() as u64;
-                let patience_ms = GROW_PATIENCE.as_millis() as u64;
-                recent && growth.failing_since_ms.is_some_and(|since| now >= since + patience_ms)
-            }
-        };
-        known.then_some(NoSpace)
-    }
-
     /// Waits for an attempt later than the `attempts`-th, and says what it brought.
     async fn growth_after(&self, attempts: u64) -> GrowthOutcome {
         std::future::poll_fn(|context| {
-            let mut growth = self.growth.lock();
-            if growth.attempts > attempts {
-                return Poll::Ready(growth.last);
+            let mut growing = self.growing.lock();
+            if growing.growth.attempts() > attempts {
+                return Poll::Ready(growing.growth.last());
             }
-            growth.waiting.push(context.waker().clone());
+            growing.waiting.push(context.waker().clone());
             Poll::Pending
         })
         .await
     }
 
-    /// Ends an attempt to grow and wakes those who wait for it.
-    pub(crate) fn growth_ended(&self, outcome: GrowthOutcome) {
-        let mut growth = self.growth.lock();
-        growth.attempts += 1;
-        growth.last = outcome;
-        growth.ended_ms = self.now().0;
-        growth.failing_since_ms = match outcome {
-            GrowthOutcome::Grown => None,
-            _ => growth.failing_since_ms.or(Some(growth.ended_ms)),
-        };
-        growth.waiting.drain(..).for_each(Waker::wake);
-    }
-
-    /// How long the keeper pauses after an attempt, so that a full pool is not asked for every page.
-    pub(crate) fn growth_pause(outcome: GrowthOutcome) -> Duration {
-        if outcome == GrowthOutcome::Grown { Duration::ZERO } else { GROW_RETRY }
+    /// Ends an attempt to grow and wakes those who wait for it. Returns how long to pause before the next.
+    pub(crate) fn growth_ended(&self, outcome: GrowthOutcome) -> Duration {
+        let now = self.now();
+        let mut growing = self.growing.lock();
+        let pause = growing.growth.ended(now, outcome);
+        growing.waiting.drain(..).for_each(Waker::wake);
+        Duration::from_millis(pause.0)
     }
 
     fn may_grow(&self) -> bool {
         self.regions_wanted() > 0
     }
 
-    /// How many regions to ask for next: an eighth of what is held, at least two, within the owner's limit.
+    /// How many regions to ask for next.
     pub(crate) fn regions_wanted(&self) -> u32 {
-        const LEAST: u64 = 2;
-        const MOST: u64 = 64;
         let held = self.ledger.lock().regions.len() as u64;
-        let wanted = (held / 8).clamp(LEAST, MOST);
-        let room = self
-            .config
-            .limit_bytes
-            .map_or(u64::MAX, |limit| (limit / self.region_bytes).saturating_sub(held));
-        wanted.min(room) as u32
+        Growth::wanted(held, self.config.limit_bytes.map(|limit| limit / self.region_bytes))
     }
 
     /// Whether so few extents are free that more regions should be asked for.
@@ -282,61 +258,89 @@ impl Shared {
         self.space.lock().free() < LOW_WATER_EXTENTS
     }
 
-    /// Adds a region that was leased when asked for at `asked_at`. One lease of a region replaces another.
-    pub(crate) fn lease_acquired(
+    /// What came of asking the broker at `asked_at`. Returns the leases to give back.
+    pub(crate) fn acquisition_answered(
         &self,
         asked_at: Millis,
-        ttl: Millis,
-        region: LeasedRegionParts,
-    ) -> Arc<LeasedRegion> {
+        answer: Option<AcquireResponse>,
+    ) -> (GrowthOutcome, Vec<Lease>) {
         let now = self.now();
         let mut ledger = self.ledger.lock();
-        ledger.holdings.acquired(asked_at, ttl, region.id, region.epoch, region.key);
-        let usable_until = ledger.holdings.usable(now, region.id).map_or(0, |held| held.usable_until().0);
+        let Acquired { leases, unusable, outcome } =
+            ledger.holder.acquisition_answered(now, asked_at, answer);
+        for held in leases {
+            self.add_region(&mut ledger, now, held);
+        }
+        drop(ledger);
+        let unusable = unusable.into_iter().map(|(lease, reason)| {
+            tracing::error!(reason, "a lease of no use; giving it back");
+            lease
+        });
+        (outcome, unusable.collect())
+    }
+
+    /// Adds a region that was just leased. One lease of a region replaces another.
+    fn add_region(&self, ledger: &mut Ledger, now: Millis, held: HeldLease) {
+        let address = held.lease.address.unwrap_or_default(); // present: the holder has looked
+        let node = NodeState::new(peer_of(&address, self.config.transport.choice), address.control);
         // A node that was restarted under its name is reached elsewhere.
-        let same = |node: &&Arc<NodeState>| {
-            !node.is_lost() && node.peer == region.node.peer && node.control == region.node.control
+        let same = |known: &&Arc<NodeState>| {
+            !known.is_lost() && known.peer == node.peer && known.control == node.control
         };
-        let known = ledger.nodes.get(&region.id.node).filter(same).cloned();
-        let node = known.unwrap_or_else(|| Arc::new(region.node));
-        ledger.nodes.insert(region.id.node, node.clone());
-        let leased = Arc::new(LeasedRegion::new(region.id, region.epoch, region.key, node, usable_until));
-        if let Some(older) = ledger.regions.insert(region.id, leased.clone()) {
+        let known = ledger.nodes.get(&held.region.node).filter(same).cloned();
+        let node = known.unwrap_or_else(|| Arc::new(node));
+        ledger.nodes.insert(held.region.node, node.clone());
+        let leased =
+            Arc::new(LeasedRegion::new(held.region, held.epoch, held.key, node, held.usable_until.0));
+        if let Some(older) = ledger.regions.insert(held.region, leased.clone()) {
             older.lose();
         }
         // Still under the ledger's lock: whoever counts this region as held finds its extents.
         let mut space = self.space.lock();
-        space.remove(|held| held.id == leased.id);
-        space.add(leased.clone(), self.region_bytes, now.0);
-        leased
+        space.remove(|other| other.id == leased.id);
+        space.add(leased, self.region_bytes, now.0);
     }
 
-    /// Runs `change` on the lease rules.
-    pub(crate) fn with_holdings<R>(&self, change: impl FnOnce(&mut Holdings) -> R) -> R {
-        change(&mut self.ledger.lock().holdings)
+    /// Asks the rules.
+    pub(crate) fn with_holder<R>(&self, ask: impl FnOnce(&mut Holder) -> R) -> R {
+        ask(&mut self.ledger.lock().holder)
     }
 
-    /// The node answered: the lease lasts longer.
-    pub(crate) fn lease_renewed(
-        &self,
-        asked_at: Millis,
-        ttl: Millis,
-        region: RegionId,
-        epoch: farpool_wire::Epoch,
-    ) {
-        let mut ledger = self.ledger.lock();
-        ledger.holdings.renewed(asked_at, ttl, region, epoch);
+    /// A node answered a renewal.
+    pub(crate) fn renewal_answered(&self, renewal: &Renewal, answer: &RenewResponse) {
         let now = self.now();
-        let until = ledger.holdings.usable(now, region).map(|held| held.usable_until().0);
-        if let (Some(until), Some(leased)) = (until, ledger.regions.get(&region)) {
-            leased.extend(until);
+        let mut ledger = self.ledger.lock();
+        let changes = ledger.holder.renewal_answered(now, renewal, answer);
+        let mut lost = Vec::new();
+        for change in changes {
+            match change {
+                Change::Extended { region, usable_until } => {
+                    if let Some(leased) = ledger.regions.get(&region) {
+                        leased.extend(usable_until.0);
+                    }
+                }
+                Change::Leave { region, usable_until } => {
+                    if let Some(leased) = ledger.regions.get(&region) {
+                        tracing::warn!(%region, within_ms = usable_until.since(now).0, "the region is being taken back");
+                        leased.extend(usable_until.0);
+                        leased.leave();
+                        self.space.lock().leave(region);
+                    }
+                }
+                Change::Lost { region, epoch } => lost.push((region, epoch)),
+            }
+        }
+        drop(ledger);
+        for (region, epoch) in lost {
+            tracing::warn!(%region, "the node refused to renew");
+            self.lease_lost(region, epoch);
         }
     }
 
     /// A lease is over, whatever the reason: what lies there is lost.
-    pub(crate) fn lease_lost(&self, region: RegionId, epoch: farpool_wire::Epoch) {
+    pub(crate) fn lease_lost(&self, region: RegionId, epoch: Epoch) {
         let mut ledger = self.ledger.lock();
-        ledger.holdings.dropped(region, epoch);
+        ledger.holder.dropped(region, epoch);
         let leased = ledger.regions.get(&region).filter(|leased| leased.epoch == epoch).cloned();
         if let Some(leased) = leased {
             tracing::warn!(%region, %epoch, "lease lost; what lay there is gone");
@@ -361,21 +365,12 @@ impl Shared {
             .map(|(_, region)| region)
             .collect();
         for region in gone {
-            ledger.holdings.dropped(region.id, region.epoch);
+            ledger.holder.dropped(region.id, region.epoch);
         }
         ledger.nodes.retain(|_, known| !known.is_lost());
-        let until = self.now().0 + AVOID_MS;
-        ledger.avoid_until_ms.insert(id, until);
+        ledger.holder.avoid(self.now(), id);
         drop(ledger);
         self.space.lock().remove(|region| region.node.is_lost());
-    }
-
-    /// Nodes that should not be asked for regions now.
-    pub(crate) fn nodes_to_avoid(&self) -> Vec<NodeId> {
-        let now = self.now().0;
-        let mut ledger = self.ledger.lock();
-        ledger.avoid_until_ms.retain(|_, until| *until > now);
-        ledger.avoid_until_ms.keys().copied().collect()
     }
 
     /// Forgets nodes on which nothing of ours lies any more.
@@ -414,7 +409,7 @@ impl Shared {
         let mut ledger = self.ledger.lock();
         for region in regions {
             region.retire();
-            ledger.holdings.dropped(region.id, region.epoch);
+            ledger.holder.dropped(region.id, region.epoch);
             if ledger.regions.get(&region.id).is_some_and(|held| held.epoch == region.epoch) {
                 ledger.regions.remove(&region.id);
             }
@@ -457,12 +452,20 @@ impl Shared {
     }
 }
 
-/// A lease as the broker answered it, checked.
-pub(crate) struct LeasedRegionParts {
-    pub(crate) id: RegionId,
-    pub(crate) epoch: farpool_wire::Epoch,
-    pub(crate) key: farpool_wire::AccessKey,
-    pub(crate) node: NodeState,
+fn ended(node: NodeId) -> GrantError {
+    GrantError::NoAnswer { node, reason: "the pool is being closed".to_owned() }
+}
+
+/// Where a node's data plane is reached from here.
+fn peer_of(address: &NodeAddress, transport: TransportChoice) -> Peer {
+    let same_host = !address.host.is_empty() && address.host == this_host();
+    let shm = (same_host || transport == TransportChoice::Shm) && !address.shm_socket.is_empty();
+    Peer {
+        node: NodeId(address.node),
+        tcp: address.tcp.to_socket_addrs().ok().and_then(|mut found| found.next()),
+        verbs: address.rdma.parse().ok(),
+        shm_socket: shm.then(|| PathBuf::from(&address.shm_socket)),
+    }
 }
 
 /// The pool's clock for endpoints.

@@ -52,6 +52,8 @@ pub struct LeasedRegion {
     usable_until_ms: AtomicU64,
     /// Given back: sessions let go of it.
     retired: AtomicBool,
+    /// It is being taken back.
+    leaving: AtomicBool,
 }
 
 impl LeasedRegion {
@@ -69,6 +71,7 @@ impl LeasedRegion {
             key,
             usable_until_ms: AtomicU64::new(usable_until_ms),
             retired: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
         }
     }
 
@@ -93,6 +96,15 @@ impl LeasedRegion {
         let _ = self.usable_until_ms.try_update(Ordering::Relaxed, Ordering::Relaxed, |current| {
             (current != 0).then_some(current.max(usable_until_ms))
         });
+    }
+
+    pub(crate) fn leave(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the region is being taken back: what lies there is lost unless it is moved elsewhere, or dropped, soon.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
     }
 
     pub(crate) fn lose(&self) {

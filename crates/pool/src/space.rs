@@ -75,6 +75,8 @@ struct RegionSpace {
     free: Vec<u32>,
     /// Since when it is empty, by the pool's clock.
     empty_since_ms: Option<u64>,
+    /// It is being taken back: nothing new comes here. Its free extents are in no count.
+    leaving: bool,
 }
 
 impl Space {
@@ -92,6 +94,7 @@ impl Space {
             extents,
             free: (0..extents).rev().collect(),
             empty_since_ms: Some(now_ms),
+            leaving: false,
         });
     }
 
@@ -122,7 +125,7 @@ impl Space {
     fn take_from(regions: &mut [RegionSpace], space: &Arc<Mutex<Space>>) -> Option<Extent> {
         let fullest = regions
             .iter_mut()
-            .filter(|region| !region.free.is_empty())
+            .filter(|region| !region.free.is_empty() && !region.leaving)
             .min_by_key(|region| region.free.len())?;
         let place = fullest.free.pop()?;
         fullest.empty_since_ms = None;
@@ -140,7 +143,7 @@ impl Space {
             regions.and_then(|regions| regions.iter_mut().find(|held| Arc::ptr_eq(&held.region, region)));
         if let Some(held) = held {
             held.free.push(place);
-            self.free += 1;
+            self.free += !held.leaving as u64;
         }
     }
 
@@ -149,7 +152,9 @@ impl Space {
         let mut removed = Vec::new();
         for regions in self.nodes.values_mut() {
             for held in regions.extract_if(.., |held| over(&held.region)) {
-                self.free -= held.free.len() as u64;
+                if !held.leaving {
+                    self.free -= held.free.len() as u64;
+                }
                 // A number whose extents are still in use is not used again: tables beside refer to it.
                 if held.free.len() == held.extents as usize {
                     self.free_numbers.push(held.number);
@@ -161,12 +166,25 @@ impl Space {
         removed
     }
 
-    /// Lets go of regions that were empty for `linger_ms`, but keeps `keep_free` free extents.
+    /// Hands out nothing of a region any more.
+    pub(crate) fn leave(&mut self, region: RegionId) {
+        let regions = self.nodes.get_mut(&region.node).into_iter().flatten();
+        for held in regions.filter(|held| held.region.id == region && !held.leaving) {
+            held.leaving = true;
+            self.free -= held.free.len() as u64;
+        }
+    }
+
+    /// Lets go of regions that were empty for `linger_ms`, or are to be left and empty, but keeps `keep_free` free extents.
     pub(crate) fn shrink(&mut self, now_ms: u64, linger_ms: u64, keep_free: u64) -> Vec<Arc<LeasedRegion>> {
         let mut idle: Vec<(RegionId, u64)> = Vec::new();
         let mut free = self.free;
         for held in self.nodes.values_mut().flatten() {
             if held.free.len() < held.extents as usize {
+                continue;
+            }
+            if held.leaving {
+                idle.push((held.region.id, held.region.epoch.0));
                 continue;
             }
             let since = *held.empty_since_ms.get_or_insert(now_ms);
@@ -261,6 +279,21 @@ mod tests {
     }
 
     #[test]
+    fn a_region_to_leave_gets_nothing_new_and_goes_as_soon_as_it_is_empty() {
+        let space = space(1, 2);
+        let kept = take(&space, 0).unwrap();
+        space.lock().leave(kept.region().id);
+        assert_eq!(space.lock().free(), 4);
+        let others: Vec<_> = (0..4).map(|_| take(&space, 0).unwrap()).collect();
+        assert!(others.iter().all(|extent| extent.region().id != kept.region().id));
+        assert!(take(&space, 0).is_none());
+        assert!(space.lock().shrink(1, 2_000, 0).is_empty());
+        drop(kept);
+        assert_eq!(space.lock().free(), 0);
+        assert_eq!(space.lock().shrink(1, 2_000, 100).len(), 1);
+    }
+
+    #[test]
     fn extents_of_a_region_that_was_let_go_do_not_come_back() {
         let space = space(1, 1);
         let extent = take(&space, 0).unwrap();
@@ -279,7 +312,8 @@ mod tests {
             for (step, place) in steps {
                 match step {
                     0..=4 => taken.extend(take(&space, place)),
-                    5..=7 if !taken.is_empty() => drop(taken.swap_remove(place as usize % taken.len())),
+                    5..=6 if !taken.is_empty() => drop(taken.swap_remove(place as usize % taken.len())),
+                    7 => space.lock().leave(RegionId { node: NodeId(place % 2), index: place as u32 % 2 }),
                     8 => {
                         index += 1;
                         space.lock().add(region(place % 3, index), REGION_BYTES, 0);
@@ -290,7 +324,11 @@ mod tests {
                 let numbers: HashSet<_> = taken.iter().map(Extent::number).collect();
                 prop_assert_eq!(places.len(), taken.len());
                 prop_assert_eq!(numbers.len(), taken.len());
-                let counted: u64 = space.lock().nodes.values().flatten().map(|held| held.free.len() as u64).sum();
+                let counted: u64 = {
+                    let space = space.lock();
+                    let usable = space.nodes.values().flatten().filter(|held| !held.leaving);
+                    usable.map(|held| held.free.len() as u64).sum()
+                };
                 prop_assert_eq!(space.lock().free(), counted);
             }
         }

@@ -52,7 +52,7 @@ impl Drop for Watch {
 /// An endpoint of this process with the transports that the operator allows.
 pub(crate) fn endpoint(shared: &Arc<Shared>, arena_bytes: usize) -> Endpoint {
     Endpoint::new(EndpointConfig {
-        transport: Rc::new(Negotiated(shared.config.transport)),
+        transport: Rc::new(Negotiated::new(shared.config.transport, NODE_DEADLINE)),
         clock: Rc::new(PoolClock(shared.clone())),
         session_ids: Box::new(|| SessionId(random_id())),
         arena_bytes,

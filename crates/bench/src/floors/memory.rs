@@ -140,3 +140,51 @@ unsafe fn bare_copy(to: *mut u8, from: *const u8, length: usize) {
     // SAFETY: the caller's promise.
     unsafe { libc::memcpy(black_box(to).cast(), from.cast(), black_box(length)) };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::tests::small;
+    use crate::options::{IoOptions, Pattern};
+    use crate::pages::Pages;
+    use farpool_fabric::TransportChoice;
+
+    /// Runs a floor once around; returns its memory and how often it did what it does.
+    fn run(op: IoOp, block_bytes: usize, batch: usize) -> (Arc<SharedPages>, u64) {
+        let memory = Arc::new(SharedPages::new(64 << 10, Pages::Small).unwrap());
+        let options = IoOptions { block_bytes, batch, ..small(TransportChoice::Shm, op) };
+        let places = Places::new(Pattern::Random, 2, 32 << 10, block_bytes, 1);
+        let mut tally = Tally::new().unwrap();
+        let operations = MemoryFloor::new(memory.clone(), &options, places).run(Instant::now(), &mut tally);
+        assert!(!tally.is_empty());
+        (memory, operations)
+    }
+
+    fn words(memory: &SharedPages) -> Vec<u64> {
+        (0..memory.bytes() / 8).map(|index| word(memory.base(), index).load(Ordering::Relaxed)).collect()
+    }
+
+    #[test]
+    fn every_addition_of_the_floor_takes_place_in_the_footprint() {
+        for batch in [1, 16] {
+            let (memory, operations) = run(IoOp::Faa, 8, batch);
+            assert_eq!(operations, 256, "one group");
+            assert_eq!(words(&memory).iter().sum::<u64>(), operations);
+        }
+    }
+
+    #[test]
+    fn floors_of_every_kind_end_and_only_those_that_write_change_anything() {
+        for (op, block_bytes, writes) in [
+            (IoOp::Read, 64, false),
+            (IoOp::Read, 8192, false),
+            (IoOp::Cas, 8, false),
+            (IoOp::Write, 64, true),
+            (IoOp::Write, 8192, true),
+        ] {
+            let (memory, operations) = run(op, block_bytes, 1);
+            assert!(operations > 0);
+            assert_eq!(words(&memory).iter().any(|&word| word != 0), writes, "{op} of {block_bytes}");
+        }
+    }
+}

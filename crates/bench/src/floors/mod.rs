@@ -55,7 +55,7 @@ impl Ground {
                 let bytes = usize::try_from(options.footprint_bytes)?;
                 Ok(Ground::Memory(Arc::new(SharedPages::new(bytes, pages)?)))
             }
-            _ => TcpFloorServer::start(farpool).map(Ground::Tcp),
+            _ => TcpFloorServer::start(farpool, options.footprint_bytes, pages).map(Ground::Tcp),
         }
     }
 
@@ -76,7 +76,7 @@ impl Ground {
     pub fn floor(&self, options: &IoOptions, thread: usize, places: Places) -> Result<Floor> {
         Ok(match self {
             Ground::Memory(memory) => Floor::Memory(MemoryFloor::new(memory.clone(), options, places)),
-            Ground::Tcp(server) => Floor::Tcp(TcpFloor::connect(server.address(), options)?),
+            Ground::Tcp(server) => Floor::Tcp(TcpFloor::connect(server.address(), options, places)?),
             Ground::PingPong(servers) => {
                 Floor::PingPong(PingPongFloor::new(servers[thread].lines(), options.timed_together()))
             }

@@ -210,3 +210,31 @@ impl PingPongFloor {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_ping_has_its_pong_also_after_the_other_end_has_slept() {
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, PAGE_BYTES as u64).unwrap();
+        let lines = Arc::new(Lines::map(fd.as_fd()).unwrap());
+        std::thread::spawn(move || serve(fd, || ())); // ends with the test's process
+        let mut floor = PingPongFloor::new(lines.clone(), 8);
+        for round in 1..=3 {
+            let mut tally = Tally::new().unwrap();
+            assert_eq!(floor.run(Instant::now(), &mut tally).unwrap(), 8);
+            assert_eq!(lines.pong().load(Ordering::Acquire), 9 * round, "eight, and one to wake it");
+            while lines.sleeping().load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    #[test]
+    fn memory_that_is_no_page_is_refused() {
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        assert!(Lines::map(fd.as_fd()).is_err());
+    }
+}

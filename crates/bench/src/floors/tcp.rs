@@ -1,36 +1,45 @@
-//! A bare request/response server: so many bytes here, so many bytes back, nothing else.
+//! A bare request/response between two processes over loopback: so many bytes there, so many back, and what the
+//! operation does at the same places of memory of the same size and pages.
 //!
-//! No framing but a header of fixed length, no places, no checks, one buffer at each end. Requests and responses that
-//! are ready together are moved by one system call, so that the floor is as good at depth 32 as at depth 1.
+//! - Nothing but that: a request is a place and its payload, an answer its bytes alone; no keys, regions, deadlines or
+//!   wakers.
+//! - As fast as we know to make it: both ends poll; what has come together is answered by one system call; blocks leave
+//!   the memory without a copy in between, and small answers are copied together.
+//! - Without a congestion control that paces: there is no network.
+//! - At either end as many bytes are touched as the fabric has to touch: a floor that sends one hot buffer for ever
+//!   would measure the processor's caches.
 
-use std::collections::VecDeque;
-use std::io::{ErrorKind, IoSlice, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+mod answering;
+mod asking;
+
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use rustix::event::{PollFd, PollFlags, poll};
+use anyhow::{Context, Result, ensure};
 
 use crate::child::Child;
 use crate::options::{IoOp, IoOptions};
-use crate::tally::Tally;
+use crate::pages::Pages;
 
-/// Longest wait for a response: the other process has ended.
+pub use answering::serve;
+pub use asking::TcpFloor;
+
+/// Longest wait for the other process: it has ended.
 const RESPONSE_DEADLINE: Duration = Duration::from_secs(10);
-/// A request's header: operation, length and place would fit.
+/// A request's header: a place, and room for what else would be said.
 const HEADER_BYTES: usize = 16;
-/// The least that is answered: a status.
-const STATUS_BYTES: usize = 8;
-/// Responses per system call at most.
-const GATHERED: usize = 32;
-/// Received per system call at most: a batch of large blocks, and still in the processor's cache.
-const RECEIVED_BYTES: usize = 256 << 10;
-/// After so long without a byte the server sleeps, so that it takes nothing from what is measured in between.
-const SPIN: Duration = Duration::from_millis(2);
-/// Larger than any block with its header.
-const MESSAGE_MAX: u32 = 2 << 20;
+/// The least that is answered: a status or a word.
+const WORD_BYTES: usize = 8;
+/// Larger than any block.
+const BLOCK_MAX: u32 = 2 << 20;
+
+/// Nothing but the processors is measured, so nothing may pace: BBR, where it is the system's default, does.
+fn calm(stream: &TcpStream) -> Result<()> {
+    stream.set_nodelay(true)?;
+    rustix::net::sockopt::set_tcp_congestion(stream, "reno").context("every kernel has TCP Reno")
+}
 
 /// The server's process.
 pub struct TcpFloorServer {
@@ -39,8 +48,10 @@ pub struct TcpFloorServer {
 }
 
 impl TcpFloorServer {
-    pub(super) fn start(farpool: &Path) -> Result<Self> {
-        let args = ["bench", "floor", "tcp"].map(Into::into);
+    /// Starts it with so much memory.
+    pub(super) fn start(farpool: &Path, bytes: u64, pages: Pages) -> Result<Self> {
+        let (bytes, pages) = (bytes.to_string(), pages.to_string());
+        let args = ["bench", "floor", "tcp", "--bytes", &bytes, "--pages", &pages].map(Into::into);
         let (child, said) = Child::of_this_program(farpool, "the floor", args, Stdio::null())?;
         let address = said.parse().with_context(|| format!("the floor is ready at `{said}`"))?;
         Ok(TcpFloorServer { address, _child: child })
@@ -51,248 +62,118 @@ impl TcpFloorServer {
     }
 }
 
-/// Bytes of a request and of a response: all that a connection of the floor agrees on.
+/// What a connection of the floor agrees on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Shape {
-    request: usize,
-    response: usize,
+    op: IoOp,
+    block: usize,
 }
 
 impl Shape {
     const BYTES: usize = 8;
+    const OPS: [IoOp; 5] = [IoOp::Read, IoOp::Write, IoOp::Cas, IoOp::Faa, IoOp::Call];
 
     fn of(options: &IoOptions) -> Self {
-        let (there, back) = match options.op {
-            IoOp::Read => (0, options.block_bytes),
-            IoOp::Write => (options.block_bytes, STATUS_BYTES),
-            IoOp::Cas => (2 * 8, 8), // two words there, one back
-            IoOp::Faa => (8, 8),
-            IoOp::Call => (options.block_bytes, options.block_bytes),
-        };
-        Shape { request: HEADER_BYTES + there, response: back }
+        Shape { op: options.op, block: options.block_bytes }
+    }
+
+    /// Length of a request.
+    fn request(self) -> usize {
+        HEADER_BYTES
+            + match self.op {
+                IoOp::Read => 0,
+                IoOp::Write | IoOp::Call => self.block,
+                IoOp::Cas => 2 * WORD_BYTES,
+                IoOp::Faa => WORD_BYTES,
+            }
+    }
+
+    /// Length of its answer.
+    fn response(self) -> usize {
+        match self.op {
+            IoOp::Read | IoOp::Call => self.block,
+            IoOp::Write | IoOp::Cas | IoOp::Faa => WORD_BYTES,
+        }
     }
 
     fn encode(self) -> [u8; Self::BYTES] {
-        let mut bytes = [0; Self::BYTES];
-        bytes[..4].copy_from_slice(&(self.request as u32).to_le_bytes());
-        bytes[4..].copy_from_slice(&(self.response as u32).to_le_bytes());
-        bytes
+        let op = Self::OPS.iter().position(|&op| op == self.op).expect("all operations are listed");
+        let [a, b, c, d] = (op as u32).to_le_bytes();
+        let [e, f, g, h] = (self.block as u32).to_le_bytes();
+        [a, b, c, d, e, f, g, h]
     }
 
-    fn decode(bytes: [u8; Self::BYTES]) -> Result<Self> {
-        let [request, response] =
-            [0, 4].map(|at| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four")));
-        let sane = 1..=MESSAGE_MAX;
-        ensure!(
-            sane.contains(&request) && sane.contains(&response),
-            "impossible sizes: {request}, {response}"
-        );
-        Ok(Shape { request: request as usize, response: response as usize })
+    fn decode([a, b, c, d, e, f, g, h]: [u8; Self::BYTES]) -> Result<Self> {
+        let (op, block) = (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
+        let op = *Self::OPS.get(op as usize).with_context(|| format!("no operation {op}"))?;
+        let words = block.is_multiple_of(WORD_BYTES as u32);
+        ensure!((1..=BLOCK_MAX).contains(&block) && words, "impossible block of {block} bytes");
+        Ok(Shape { op, block: block as usize })
     }
 }
 
-/// Serves one client process on loopback, for ever: whoever started this process ends it.
-pub fn serve(ready: impl FnOnce(SocketAddr)) -> Result<()> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen on loopback")?;
-    listener.set_nonblocking(true)?;
-    ready(listener.local_addr()?);
-    let mut connections: Vec<Answering> = Vec::new();
-    let mut received = vec![0; RECEIVED_BYTES];
-    let mut busy = Instant::now();
-    loop {
-        let mut moved = false;
-        connections.retain_mut(|connection| match connection.turn(&mut received) {
-            Ok(turned) => {
-                moved |= turned;
-                true
-            }
-            Err(_) => false, // the client has gone
-        });
-        if moved {
-            busy = Instant::now();
-        } else if busy.elapsed() < SPIN {
-            std::thread::yield_now();
-        } else {
-            sleep_until_ready(&listener, &connections)?;
-            accept(&listener, &mut connections)?;
-            busy = Instant::now();
-        }
-    }
-}
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Instant;
 
-fn sleep_until_ready(listener: &TcpListener, connections: &[Answering]) -> Result<()> {
-    let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
-    fds.extend(connections.iter().map(|connection| {
-        let writes = if connection.owed > 0 { PollFlags::OUT } else { PollFlags::empty() };
-        PollFd::new(&connection.stream, PollFlags::IN | writes)
-    }));
-    match poll(&mut fds, None) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(error) => Err(error).context("cannot sleep"),
-    }
-}
+    use super::*;
+    use crate::options::tests::small;
+    use crate::places::Places;
+    use crate::tally::Tally;
+    use farpool_fabric::TransportChoice;
 
-fn accept(listener: &TcpListener, connections: &mut Vec<Answering>) -> Result<()> {
-    loop {
-        match listener.accept() {
-            Ok((stream, _)) => connections.push(Answering::greet(stream)?),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-            Err(error) => return Err(error).context("cannot accept"),
-        }
-    }
-}
+    const MEMORY_BYTES: usize = 4 << 20;
 
-/// The server's end of a connection.
-struct Answering {
-    stream: TcpStream,
-    shape: Shape,
-    /// Bytes of a request that has not arrived whole.
-    begun: usize,
-    /// Bytes of responses to be sent, the rest of one that was begun first.
-    owed: usize,
-    response: Vec<u8>,
-}
-
-impl Answering {
-    fn greet(mut stream: TcpStream) -> Result<Self> {
-        stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(RESPONSE_DEADLINE))?;
-        let mut shape = [0; Shape::BYTES];
-        stream.read_exact(&mut shape).context("a client that says nothing")?;
-        let shape = Shape::decode(shape)?;
-        stream.set_nodelay(true)?;
-        stream.set_nonblocking(true)?;
-        Ok(Answering { stream, shape, begun: 0, owed: 0, response: vec![7; shape.response] })
+    /// A server that ends with the test's process.
+    fn server() -> SocketAddr {
+        let (say, said) = channel();
+        let serve = move || serve(MEMORY_BYTES, Pages::Small, move |address| say.send(address).unwrap());
+        std::thread::spawn(serve);
+        said.recv().unwrap()
     }
 
-    /// Receives and sends what can be; whether there was anything.
-    fn turn(&mut self, received: &mut [u8]) -> std::io::Result<bool> {
-        let got = match self.stream.read(received) {
-            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(got) => got,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
-            Err(error) => return Err(error),
-        };
-        self.begun += got;
-        self.owed += self.begun / self.shape.request * self.shape.response;
-        self.begun %= self.shape.request;
-        let sent = if self.owed > 0 { self.send()? } else { 0 };
-        Ok(got + sent > 0)
-    }
-
-    fn send(&mut self) -> std::io::Result<usize> {
-        let first = self.response.len() - (self.owed - 1) % self.response.len() - 1;
-        let mut pieces = [IoSlice::new(&[]); GATHERED];
-        let whole = (self.owed.div_ceil(self.response.len())).min(GATHERED);
-        for (index, piece) in pieces[..whole].iter_mut().enumerate() {
-            *piece = IoSlice::new(if index == 0 { &self.response[first..] } else { &self.response });
-        }
-        match (&self.stream).write_vectored(&pieces[..whole]) {
-            Ok(sent) => {
-                self.owed -= sent;
-                Ok(sent)
-            }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(0),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-/// The client's end.
-pub struct TcpFloor {
-    stream: TcpStream,
-    shape: Shape,
-    batch: usize,
-    depth: usize,
-    /// When the doorbells in flight were rung.
-    rung: VecDeque<Instant>,
-    requests: Vec<u8>,
-    to_send: usize,
-    received: Vec<u8>,
-}
-
-impl TcpFloor {
-    pub(super) fn connect(address: SocketAddr, options: &IoOptions) -> Result<Self> {
-        let mut stream = TcpStream::connect(address).context("cannot reach the floor")?;
-        let shape = Shape::of(options);
-        stream.set_nodelay(true)?;
-        stream.write_all(&shape.encode())?;
-        stream.set_nonblocking(true)?;
-        let &IoOptions { batch, depth, .. } = options;
-        Ok(TcpFloor {
-            stream,
-            shape,
-            batch,
-            depth,
-            rung: VecDeque::with_capacity(depth),
-            requests: vec![3; (batch * depth * shape.request).min(RECEIVED_BYTES)],
-            to_send: 0,
-            received: vec![0; (batch * depth * shape.response).min(RECEIVED_BYTES)],
-        })
-    }
-
-    pub(super) fn run(&mut self, end: Instant, tally: &mut Tally) -> Result<u64> {
-        let doorbell_bytes = self.batch * self.shape.response;
-        let mut begun = 0;
-        let mut operations = 0;
-        let mut now = Instant::now();
-        (0..self.depth).for_each(|_| self.ring(now));
-        let mut last_moved = now;
-        while !self.rung.is_empty() {
-            let moved = self.send()?;
-            let got = self.receive()?;
-            if got == 0 {
-                if moved == 0 {
-                    std::thread::yield_now();
-                    ensure!(last_moved.elapsed() < RESPONSE_DEADLINE, "the floor does not answer");
-                }
-                continue;
-            }
-            begun += got;
-            if begun < doorbell_bytes {
-                continue;
-            }
-            now = Instant::now();
-            last_moved = now;
-            while begun >= doorbell_bytes {
-                begun -= doorbell_bytes;
-                let rung = self.rung.pop_front().context("a response that nobody asked for")?;
-                tally.record(now - rung, 1);
-                operations += self.batch as u64;
-                if now < end {
-                    self.ring(now);
-                }
+    #[test]
+    fn every_request_is_answered_whatever_the_shape() {
+        let address = server();
+        let read = small(TransportChoice::Tcp, IoOp::Read);
+        for options in [
+            read,
+            IoOptions { depth: 32, ..read },
+            IoOptions { block_bytes: 512 << 10, depth: 4, ..read },
+            IoOptions { block_bytes: 64, batch: 16, depth: 2, ..read },
+            small(TransportChoice::Tcp, IoOp::Write),
+            IoOptions { depth: 3, block_bytes: 256 << 10, ..small(TransportChoice::Tcp, IoOp::Write) },
+            small(TransportChoice::Tcp, IoOp::Cas),
+            IoOptions { batch: 4, ..small(TransportChoice::Tcp, IoOp::Faa) },
+            small(TransportChoice::Tcp, IoOp::Call),
+        ] {
+            let places = Places::new(options.pattern, 2, MEMORY_BYTES as u64 / 2, options.block_bytes, 1);
+            let mut floor = TcpFloor::connect(address, &options, places).unwrap();
+            for _ in 0..3 {
+                let mut tally = Tally::new().unwrap();
+                let operations = floor.run(Instant::now(), &mut tally).unwrap();
+                assert_eq!(operations, (options.depth * options.batch) as u64, "{options:?}");
             }
         }
-        Ok(operations)
     }
 
-    fn ring(&mut self, now: Instant) {
-        self.rung.push_back(now);
-        self.to_send += self.batch * self.shape.request;
+    #[test]
+    fn a_place_outside_the_memory_ends_the_connection() {
+        let options = small(TransportChoice::Tcp, IoOp::Read);
+        let beyond = Places::new(options.pattern, 1 << 20, MEMORY_BYTES as u64, options.block_bytes, 1);
+        let mut floor = TcpFloor::connect(server(), &options, beyond).unwrap();
+        assert!(floor.run(Instant::now(), &mut Tally::new().unwrap()).is_err());
     }
 
-    fn send(&mut self) -> Result<usize> {
-        if self.to_send == 0 {
-            return Ok(0);
+    #[test]
+    fn impossible_shapes_are_refused() {
+        let good = Shape { op: IoOp::Call, block: 64 };
+        assert_eq!(Shape::decode(good.encode()).unwrap(), good);
+        for bad in [Shape { block: 0, ..good }, Shape { block: 1 << 30, ..good }, Shape { block: 9, ..good }]
+        {
+            assert!(Shape::decode(bad.encode()).is_err(), "{bad:?}");
         }
-        let piece = self.to_send.min(self.requests.len());
-        match self.stream.write(&self.requests[..piece]) {
-            Ok(sent) => {
-                self.to_send -= sent;
-                Ok(sent)
-            }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(0),
-            Err(error) => Err(error).context("cannot send to the floor"),
-        }
-    }
-
-    fn receive(&mut self) -> Result<usize> {
-        match self.stream.read(&mut self.received) {
-            Ok(0) => bail!("the floor has closed the connection"),
-            Ok(got) => Ok(got),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(0),
-            Err(error) => Err(error).context("cannot receive from the floor"),
-        }
+        assert!(Shape::decode([9, 0, 0, 0, 64, 0, 0, 0]).is_err());
     }
 }

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use farpool_broker::{BrokerConfig, BrokerError, run};
 use farpool_control::{Listener, Tls, dial};
-use farpool_lease::{DEFAULT_TTL, LeaseClass, Millis, RegionStatus, RegionTable};
+use farpool_lease::{DEFAULT_TTL, LeaseClass, Lending, Millis, RegionStatus, RegionTable};
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::node_server::{Node, NodeServer};
 use farpool_wire::control::{
-    AcquireRequest, AcquireResponse, GrantRequest, GrantResponse, HeartbeatRequest, Lease, NodeAddress,
-    NodeStatus, RegionState, RegionsRequest, RegionsResponse, RegisterRequest, ReleaseRequest,
-    ReleaseResponse, RenewRequest, RenewResponse, StatusRequest, StatusResponse,
+    AcquireRequest, AcquireResponse, AddGrantRequest, AddGrantResponse, FenceGrantRequest,
+    FenceGrantResponse, GrantRequest, GrantResponse, HeartbeatRequest, Lease, NodeAddress, NodeStatus,
+    RegionState, RegionsRequest, RegionsResponse, RegisterRequest, ReleaseRequest, ReleaseResponse,
+    RenewRequest, RenewResponse, RevokeRequest, RevokeResponse, StatusRequest, StatusResponse,
 };
 use farpool_wire::{AccessKey, OwnerId};
 use parking_lot::Mutex;
@@ -118,6 +119,7 @@ impl FakeNode {
             regions_free: counts.free,
             regions_lent: counts.held,
             frames_rejected: 3,
+            table: self.states().iter().fold(0, |sum, state| sum.wrapping_add(state.mark())),
         };
         broker.client().heartbeat(beat).await.unwrap().into_inner().register_again
     }
@@ -137,13 +139,15 @@ impl FakeNode {
         let table = self.table.lock();
         let states = (0..).zip(table.statuses()).filter_map(|(region, status)| match status {
             RegionStatus::Free => None,
-            RegionStatus::Held { epoch, owner, class, until } => Some(RegionState {
+            RegionStatus::Held { epoch, owner, class, until, grants, revoked } => Some(RegionState {
                 region,
                 owner: owner.0,
                 epoch: epoch.0,
                 class: class.to_wire(),
                 remaining_ms: until.0,
                 held: true,
+                revoked,
+                grants,
             }),
             RegionStatus::Fenced { epoch } | RegionStatus::Scrubbing { epoch } => {
                 Some(RegionState { region, epoch: epoch.0, ..Default::default() })
@@ -176,6 +180,35 @@ impl Node for FakeNode {
 
     async fn renew(&self, _: Request<RenewRequest>) -> Result<Response<RenewResponse>, Status> {
         Err(Status::unimplemented("owners renew, not brokers"))
+    }
+
+    async fn add_grant(&self, _: Request<AddGrantRequest>) -> Result<Response<AddGrantResponse>, Status> {
+        Err(Status::unimplemented("owners let clients in, not brokers"))
+    }
+
+    async fn fence_grant(
+        &self,
+        _: Request<FenceGrantRequest>,
+    ) -> Result<Response<FenceGrantResponse>, Status> {
+        Err(Status::unimplemented("owners shut clients out, not brokers"))
+    }
+
+    async fn revoke(&self, request: Request<RevokeRequest>) -> Result<Response<RevokeResponse>, Status> {
+        let RevokeRequest { owner, count, grace_ms } = request.into_inner();
+        let mut table = self.table.lock();
+        let held: Vec<_> = (0u32..)
+            .zip(table.statuses())
+            .filter_map(|(region, status)| match status {
+                RegionStatus::Held { epoch, owner: whose, .. } if whose == OwnerId(owner) => {
+                    Some(Lending { region, epoch })
+                }
+                _ => None,
+            })
+            .collect();
+        let taken =
+            held.into_iter().filter(|lease| table.revoke(Millis(0), *lease, Millis(grace_ms)).is_ok());
+        let revoked = taken.take(count as usize).count() as u32;
+        Ok(Response::new(RevokeResponse { revoked, remaining_ms: grace_ms, ..Default::default() }))
     }
 
     async fn release(&self, _: Request<ReleaseRequest>) -> Result<Response<ReleaseResponse>, Status> {

@@ -4,6 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use farpool_fabric_verbs::{Finding, Level, diagnose};
 use rustix::fs::{Access, access};
 use rustix::process::{Resource, geteuid, getrlimit};
 
@@ -38,6 +39,20 @@ pub fn machine() -> Vec<Check> {
         huge_pages(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
         memory_groups(&MemoryGroups::find()),
     ]
+    .into_iter()
+    .chain(diagnose().iter().map(rdma))
+    .collect()
+}
+
+/// One line of many, or a single one where there is no RDMA: everything works without it.
+fn rdma(finding: &Finding) -> Check {
+    let name = "rdma";
+    let found = format!("{}: {}", finding.subject, finding.found);
+    match (finding.level, &finding.mend) {
+        (Level::Wrong, mend) => Check::warn(name, found, mend.as_deref().unwrap_or("see the manual")),
+        (Level::Good | Level::Absent, None) => Check::ok(name, found),
+        (Level::Good | Level::Absent, Some(mend)) => Check::ok(name, format!("{found}; to have it: {mend}")),
+    }
 }
 
 fn kernel(release: &str) -> Check {

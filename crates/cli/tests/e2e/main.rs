@@ -4,6 +4,7 @@
 //! process and mount is held by a guard, so that a failed test leaves nothing behind. Waits poll until a deadline.
 
 mod bad_input;
+mod bench;
 mod doctor;
 mod failures;
 mod files;
@@ -11,5 +12,6 @@ mod garbage;
 mod leases;
 mod mounts;
 mod postgres;
+mod sim;
 mod support;
 mod up;

@@ -149,7 +149,7 @@ pub fn run_as_child(carrier: &dyn Carrier) {
 
 fn serve_as_child(carrier: &dyn Carrier) {
     let host = SuiteHost::new();
-    let (peer, _guard) = carrier.serve(host.clone());
+    let (peer, _guard) = carrier.serve(host.clone(), None);
     answer(&encode_peer(&peer));
     for line in std::io::stdin().lines() {
         assert_eq!(line.expect("the check's own words"), "stall");
@@ -181,17 +181,19 @@ fn flood(member: &Member) {
 
 fn encode_peer(peer: &Peer) -> String {
     let tcp = peer.tcp.map(|address| address.to_string()).unwrap_or_default();
+    let verbs = peer.verbs.map(|address| address.to_string()).unwrap_or_default();
     let shm = peer.shm_socket.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
-    format!("{} {tcp} {shm}", peer.node.0)
+    format!("{} {tcp} {verbs} {shm}", peer.node.0)
 }
 
 fn decode_peer(text: &str) -> Peer {
-    let mut parts = text.splitn(3, ' ');
-    let mut part = || parts.next().expect("three parts");
+    let mut parts = text.splitn(4, ' ');
+    let mut part = || parts.next().expect("four parts");
     let node = NodeId(part().parse().expect("a number"));
     let tcp = part().parse().ok();
+    let verbs = part().parse().ok();
     let shm_socket = Some(part()).filter(|path| !path.is_empty()).map(Into::into);
-    Peer { node, tcp, shm_socket, verbs: None }
+    Peer { node, tcp, verbs, shm_socket }
 }
 
 /// A process of a check. Killed when dropped.

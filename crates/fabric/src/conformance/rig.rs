@@ -19,6 +19,8 @@ pub(super) const REGIONS: u32 = 2;
 pub(super) const REGION_BYTES: u64 = 4 << 20;
 pub(super) const EPOCH: Epoch = Epoch(1);
 pub(super) const DEADLINE: Duration = Duration::from_secs(20);
+/// How long a check waits for something that takes several operations, each of which may take its deadline.
+const PATIENCE: Duration = Duration::from_secs(5 * DEADLINE.as_secs());
 pub(super) const ECHO: &[u8] = b"echo ";
 
 /// The node of the suite: two regions, of which the first is lent, and a call that echoes.
@@ -111,8 +113,17 @@ impl Rig {
 
     pub(super) fn with_deadline(carrier: &dyn Carrier, deadline: Duration) -> Self {
         let host = SuiteHost::new();
-        let (peer, guard) = carrier.serve(host.clone());
+        let (peer, guard) = carrier.serve(host.clone(), None);
         Rig { host, peer, guard: Some(guard), endpoint: endpoint(carrier, deadline) }
+    }
+
+    /// The node dies, and another process takes its place at the same addresses, with memory of its own.
+    pub(super) fn restart(&mut self, carrier: &dyn Carrier) {
+        self.guard = None;
+        self.host = SuiteHost::new();
+        let (peer, guard) = carrier.serve(self.host.clone(), Some(&self.peer));
+        assert_eq!(peer, self.peer, "it is reached as before");
+        self.guard = Some(guard);
     }
 
     pub(super) fn open(&self) -> Queue {
@@ -203,6 +214,15 @@ impl Member {
     }
 }
 
+/// Raises a flag when dropped, so that threads end with a check that failed.
+pub(super) struct Raise<'a>(pub(super) &'a AtomicBool);
+
+impl Drop for Raise<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed); // only a wish to end: pairs with nothing
+    }
+}
+
 /// The key of a grant that a check opens beside the owner's.
 pub(super) fn key_of(epoch: Epoch) -> AccessKey {
     AccessKey::from_bytes((0xA5A5_u128 << 64 | u128::from(epoch.0)).to_le_bytes())
@@ -242,7 +262,7 @@ pub(super) fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
 pub(super) fn wait_until(mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
-        assert!(started.elapsed() < Duration::from_secs(20), "waited too long");
+        assert!(started.elapsed() < PATIENCE, "waited too long");
         std::thread::yield_now();
     }
 }

@@ -6,7 +6,9 @@ use farpool_wire::{Epoch, GrantMode, Refusal};
 use futures_util::future::join_all;
 
 use super::Carrier;
-use super::rig::{EPOCH, KEY, Member, REGION_BYTES, Rig, at, key_of, pattern, refused, region, wait_until};
+use super::rig::{
+    EPOCH, KEY, Member, REGION_BYTES, Raise, Rig, at, key_of, pattern, refused, region, wait_until,
+};
 use crate::{AccessKind, Mapping, OpError, Peer, block_on};
 
 /// Words that a sharer writes at once, so that some are in flight whenever another is fenced.
@@ -86,6 +88,7 @@ pub fn fencing_one_of_three_sharers_ends_its_access_and_costs_the_others_nothing
             );
             let goal = [counter(0) + 50, 0, counter(2) + 50];
             wait_until(|| counter(0) > goal[0] && counter(2) > goal[2]);
+            wait_until(|| running[FENCED as usize].is_finished());
             stop.store(true, Ordering::Relaxed); // only a wish to end: pairs with nothing
             for (sharer, thread) in running.into_iter().enumerate() {
                 let ended = thread.join().expect("a sharer ends");
@@ -97,15 +100,6 @@ pub fn fencing_one_of_three_sharers_ends_its_access_and_costs_the_others_nothing
         for sharer in [0, 2] {
             assert_eq!(words_of(&rig, sharer), [counter(sharer); WORDS as usize], "sharer {sharer}");
         }
-    }
-}
-
-/// Raises a flag when dropped, so that threads end with a check that failed.
-struct Raise<'a>(&'a AtomicBool);
-
-impl Drop for Raise<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed); // only a wish to end: pairs with nothing
     }
 }
 

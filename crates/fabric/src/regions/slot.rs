@@ -38,6 +38,9 @@ struct Lent {
 pub(super) struct Slot {
     /// Absent only when replacing it failed, and while it is being scrubbed.
     pub(super) memory: Option<SharedMemory>,
+    /// Processes that were handed memory of the region have to let go before it is given back: it is, or was, in
+    /// large pages.
+    pub(super) waits_for_processes: bool,
     pub(super) grants: Vec<OpenGrant>,
     /// The present memory was handed to a process that nobody can keep from storing there.
     pub(super) handed_out: bool,
@@ -55,6 +58,7 @@ pub(super) struct Slot {
 impl Slot {
     pub(super) fn new(memory: SharedMemory) -> Self {
         Slot {
+            waits_for_processes: memory.is_large(),
             memory: Some(memory),
             grants: Vec::new(),
             handed_out: false,
@@ -68,16 +72,14 @@ impl Slot {
 
     /// Whether the region may be lent to a new owner.
     pub(super) fn is_clean(&self) -> bool {
-        self.grants.is_empty() && !self.handed_out && !self.is_held()
+        self.memory.is_some() && self.grants.is_empty() && !self.handed_out && !self.is_held()
     }
 
-    /// Somebody has the memory, or had the former one and has not let go of it.
+    /// Somebody has the memory, or had the former one, who must let go of it before the region is lent again.
     pub(super) fn is_held(&self) -> bool {
-        let mut lent = self.lent.iter().map(|lent| &lent.holder);
-        self.moving
-            || self.present.strong_count() > 0
-            || self.former.iter().any(|holder| holder.strong_count() > 0)
-            || lent.any(|holder| holder.strong_count() > 0)
+        let lent = self.lent.iter().map(|lent| &lent.holder);
+        let processes = self.former.iter().chain([&self.present]).filter(|_| self.waits_for_processes);
+        self.moving || lent.chain(processes).any(|holder| holder.strong_count() > 0)
     }
 
     pub(super) fn grant(
@@ -171,6 +173,7 @@ impl Slot {
         Words::barrier();
         let old = self.memory.take()?;
         fresh.mapping().copy_all(old.mapping()).expect("regions are equally long, and the node's own");
+        self.waits_for_processes |= fresh.is_large();
         self.memory = Some(fresh);
         self.handed_out = false;
         self.exposed = false;
@@ -179,12 +182,19 @@ impl Slot {
         Some(old)
     }
 
-    /// Takes the memory of a fenced region that nobody holds; says whether it was ever handed out.
+    /// Takes the memory of a fenced region that is not [held](Self::is_held); says whether it was ever handed out.
     pub(super) fn take_for_scrub(&mut self) -> (Option<SharedMemory>, bool) {
+        self.present = Weak::new();
         self.former.clear();
         self.lent.clear();
         self.exposed = false;
         (self.memory.take(), std::mem::take(&mut self.handed_out))
+    }
+
+    /// Puts clean memory in the place of what was taken.
+    pub(super) fn put(&mut self, memory: SharedMemory) {
+        self.waits_for_processes = memory.is_large();
+        self.memory = Some(memory);
     }
 }
 

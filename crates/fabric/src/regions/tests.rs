@@ -39,8 +39,26 @@ fn a_fenced_epoch_is_refused() {
 }
 
 #[test]
-fn memory_handed_out_is_replaced_and_only_when_its_holders_have_let_go() {
+fn memory_handed_out_is_given_back_and_replaced_whoever_keeps_it() {
     let set = set();
+    set.open(0, Epoch(1), KEY);
+    let shared = set.share(0, Epoch(1), &KEY).unwrap();
+    let view = Mapping::new(shared.memory.as_fd(), REGION_BYTES, crate::Protection::ReadWrite).unwrap();
+    view.write(0, &[9; 8192]).unwrap();
+    let occupied = || rustix::fs::fstat(&shared.memory).unwrap().st_blocks;
+    assert!(occupied() > 0);
+    set.fence(0);
+    assert_eq!(set.scrub(0).unwrap(), Scrubbed::Clean);
+    assert_eq!(occupied(), 0, "a stopped process must not keep a node's memory");
+    set.open(0, Epoch(2), KEY);
+    view.write(0, &[9]).unwrap(); // a process that kept its mapping
+    assert_eq!(first_byte(&set, Epoch(2)), 0);
+}
+
+#[test]
+fn memory_in_large_pages_is_replaced_only_when_its_holders_have_let_go() {
+    let set = set();
+    set.slots[0].write().waits_for_processes = true; // there may be no large pages here
     set.open(0, Epoch(1), KEY);
     let shared = set.share(0, Epoch(1), &KEY).unwrap();
     let view = Mapping::new(shared.memory.as_fd(), REGION_BYTES, crate::Protection::ReadWrite).unwrap();
@@ -168,8 +186,9 @@ fn a_place_that_is_used_again_shows_another_stamp() {
 }
 
 #[test]
-fn memory_of_before_a_move_counts_as_held_until_it_was_let_go_of() {
+fn large_pages_of_before_a_move_count_as_held_until_they_were_let_go_of() {
     let set = shared_set(GrantMode::ReadWrite);
+    set.slots[0].write().waits_for_processes = true; // there may be no large pages here
     let fenced = View::of(&set, OTHER, &OTHER_KEY);
     set.fence_grant(0, OTHER).unwrap();
     set.fence(0);

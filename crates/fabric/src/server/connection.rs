@@ -1,26 +1,26 @@
 //! One framed connection, seen from the node.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farpool_wire::{
-    AccessKey, Decoded, Epoch, FrameError, HELLO_BYTES, Hello, HelloReply, Incarnation, MAX_PAYLOAD_BYTES,
+    AccessKey, Decoded, FrameError, HELLO_BYTES, Hello, HelloReply, Incarnation, MAX_PAYLOAD_BYTES,
     MAX_TRANSFER_BYTES, Opcode, REQUEST_HEADER_BYTES, Refusal, RequestHeader, ResponseHeader,
 };
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
+use super::attached::{Attached, Attachment};
 use super::rings::Ring;
 use crate::host::{AccessKind, Host, HostIdentity};
 
-/// Answers are sent once there is this much of them, and requests are not looked at while it waits: the client takes
-/// the first ones in while the next are made, they are still in the cache when the kernel copies them, and a client
-/// that does not read cannot fill us up.
-const SEND_AT_BYTES: usize = 64 << 10;
+/// Answers are sent once there is this much of them, and requests are not looked at while it waits: a system call
+/// costs as much as copying some KiB, but the answers should still be in the cache when the kernel copies them, and a
+/// client that does not read cannot fill us up.
+const SEND_AT_BYTES: usize = 256 << 10;
 /// Longest run of bytes kept unparsed: one request.
 const MAX_RECEIVED_BYTES: usize = REQUEST_HEADER_BYTES + MAX_PAYLOAD_BYTES;
 /// Received in one call at the least.
@@ -28,7 +28,7 @@ const RECEIVE_BYTES: usize = 64 << 10;
 /// Receives in one turn: then others have theirs, and what is left raises another event.
 const RECEIVES_PER_TURN: usize = 16;
 /// Buffers above this are given back when they are empty.
-const KEPT_BUFFER_BYTES: usize = 256 << 10;
+const KEPT_BUFFER_BYTES: usize = 2 * SEND_AT_BYTES;
 /// Regions attached on one connection: 4 Ki regions of 64 MiB are 256 GiB.
 const MAX_ATTACHED: usize = 4 << 10;
 
@@ -66,11 +66,13 @@ pub(super) struct Connection {
     received: Vec<u8>,
     /// How much of `received` has been served.
     served: usize,
+    /// Up to where the places that requests name are being fetched into the cache.
+    fetched: usize,
     unsent: Vec<u8>,
     sent: usize,
     /// Descriptors to go out with the byte at this place of `unsent`.
     descriptors: VecDeque<(usize, Vec<OwnedFd>)>,
-    attached: HashMap<u32, Attachment>,
+    attached: Attached,
     /// Something came in the last turn.
     active: bool,
     /// For calls, while nobody looks at it.
@@ -95,12 +97,6 @@ enum Room {
     Full,
 }
 
-struct Attachment {
-    epoch: Epoch,
-    /// Keeps shared memory marked as somebody's.
-    _holder: Option<Arc<dyn Send + Sync>>,
-}
-
 impl Connection {
     pub(super) fn new(stream: OwnedFd, passes_descriptors: bool) -> Self {
         Connection {
@@ -110,10 +106,11 @@ impl Connection {
             stage: Stage::Silent,
             received: Vec::new(),
             served: 0,
+            fetched: 0,
             unsent: Vec::new(),
             sent: 0,
             descriptors: VecDeque::new(),
-            attached: HashMap::new(),
+            attached: Attached::default(),
             active: false,
             ring: None,
             kicked: false,
@@ -257,6 +254,7 @@ impl Connection {
                 }
             });
         }
+        self.fetch_ahead();
         while self.stage == Stage::Open && self.unsent.len() - self.sent < SEND_AT_BYTES {
             let Decoded::Complete(header) = RequestHeader::decode(&self.received[self.served..])? else {
                 break;
@@ -283,6 +281,32 @@ impl Connection {
         Ok(None)
     }
 
+    /// Starts to fetch what requests behind the next one ask for: serving takes locks, which wait for all loads
+    /// before them, so that misses of different requests would not overlap by themselves.
+    fn fetch_ahead(&mut self) {
+        if self.stage != Stage::Open {
+            return;
+        }
+        let mut at = self.fetched.max(self.served);
+        while let Ok(Decoded::Complete(header)) = RequestHeader::decode(&self.received[at..]) {
+            let first = at == self.served;
+            at += REQUEST_HEADER_BYTES + header.payload as usize;
+            if at > self.received.len() {
+                break;
+            }
+            self.fetched = at;
+            let length = match header.opcode {
+                Opcode::Read => header.length,
+                Opcode::Write => header.payload,
+                Opcode::CompareAndSwap | Opcode::FetchAndAdd => 8,
+                Opcode::Attach | Opcode::Detach | Opcode::Call | Opcode::Look => continue,
+            };
+            if !first {
+                self.attached.prefetch(header.region, header.offset, length as usize);
+            }
+        }
+    }
+
     fn serve_request(&mut self, host: &dyn Host, header: &RequestHeader, payload: &[u8]) {
         let start = self.unsent.len();
         let blank = ResponseHeader { outcome: Ok(()), payload: 0, token: header.token, value: 0 };
@@ -306,17 +330,14 @@ impl Connection {
         match header.opcode {
             Opcode::Attach => self.attach(host, header, payload).map(|()| 0),
             Opcode::Detach => {
-                self.attached.remove(&header.region);
+                self.attached.remove(header.region);
                 self.last_active = Instant::now();
                 Ok(0)
             }
             Opcode::Call => host.call(payload, &mut self.unsent).map(|()| 0),
             Opcode::Read | Opcode::Write | Opcode::CompareAndSwap | Opcode::FetchAndAdd => {
-                match self.attached.get(&header.region) {
-                    None => Err(Refusal::NotAttached),
-                    Some(attached) if attached.epoch != header.epoch => Err(Refusal::StaleEpoch),
-                    Some(_) => self.access(host, header, payload),
-                }
+                self.attached.check(header.region, header.epoch)?;
+                self.access(host, header, payload)
             }
             Opcode::Look => unreachable!("not answered"),
         }
@@ -324,7 +345,7 @@ impl Connection {
 
     fn attach(&mut self, host: &dyn Host, header: &RequestHeader, payload: &[u8]) -> Result<(), Refusal> {
         let key = AccessKey::from_slice(payload).ok_or(Refusal::WrongKey)?;
-        if self.attached.len() >= MAX_ATTACHED && !self.attached.contains_key(&header.region) {
+        if self.attached.len() >= MAX_ATTACHED && !self.attached.contains(header.region) {
             return Err(Refusal::Exhausted);
         }
         let mut holder = None;
@@ -336,7 +357,7 @@ impl Connection {
         } else {
             host.attach(header.region, header.epoch, &key)?;
         }
-        self.attached.insert(header.region, Attachment { epoch: header.epoch, _holder: holder });
+        self.attached.insert(header.region, Attachment::new(header.epoch, holder));
         Ok(())
     }
 
@@ -348,9 +369,10 @@ impl Connection {
         let word =
             |at: usize| u64::from_le_bytes(payload[at..at + 8].try_into().expect("length checked in decode"));
         let kind = if header.opcode == Opcode::Read { AccessKind::Read } else { AccessKind::Write };
-        let unsent = &mut self.unsent;
+        let (unsent, attached) = (&mut self.unsent, &mut self.attached);
         let mut value = 0;
         host.with_region(header.region, header.epoch, kind, &mut |memory| {
+            attached.remember(header.region, memory);
             value = match header.opcode {
                 Opcode::Read => {
                     let start = unsent.len();
@@ -415,6 +437,7 @@ impl Connection {
     /// How many bytes came, and whether there was room for more.
     fn receive(&mut self) -> Result<(usize, Room), Errno> {
         self.received.drain(..self.served);
+        self.fetched = self.fetched.saturating_sub(self.served);
         self.served = 0;
         let old = self.received.len();
         let most = (MAX_RECEIVED_BYTES + RECEIVE_BYTES).saturating_sub(old);
@@ -448,6 +471,7 @@ impl Connection {
         if self.received.len() == self.served && self.received.capacity() > KEPT_BUFFER_BYTES {
             self.received = Vec::new();
             self.served = 0;
+            self.fetched = 0;
         }
         if self.unsent.capacity() > KEPT_BUFFER_BYTES {
             self.unsent.shrink_to(KEPT_BUFFER_BYTES);

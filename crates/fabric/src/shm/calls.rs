@@ -4,6 +4,8 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 
+use farpool_wire::Refusal;
+
 use crate::op::Uncertain;
 use crate::ring::{Broken, ClientEnd, Peer, RingMemory};
 use crate::seam::{Done, LinkClosed, LocalSlice, Outcome};
@@ -145,8 +147,8 @@ fn take_answer(ring: &mut ClientEnd<RingMemory>, local: LocalSlice) -> Result<Op
         Err(Broken) => return Err(BROKEN),
     };
     if answer.bytes > local.bytes {
-        tracing::warn!(answer.bytes, room = local.bytes, "an answer that does not fit its buffer");
-        return Err(BROKEN);
+        ring.skip();
+        return Ok(Some(Outcome::Refused(Refusal::TooLong)));
     }
     // SAFETY: in bounds: just checked. Exclusive and alive: the operation in flight owns its buffer.
     unsafe { ring.take(answer, local.start) };

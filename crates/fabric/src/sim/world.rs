@@ -71,7 +71,7 @@ impl World {
         let mut state = self.lock();
         state.note("node {} starts", &[node.0]);
         state.nodes.insert(node, NodeState::new(host, served, service, ready));
-        Peer { node, tcp: None, shm_socket: None, verbs: None }
+        Peer { node, tcp: None, verbs: None, shm_socket: None }
     }
 
     /// Ends a node's process.
@@ -86,7 +86,8 @@ impl World {
 
     /// A host's clock.
     pub fn clock(&self, host: HostId) -> SimClock {
-        SimClock { world: self.clone(), host }
+        let state = self.lock();
+        SimClock { time: state.time(), rate_ppm: state.wires.hosts[host.0].rate_ppm }
     }
 
     /// True time.

@@ -145,7 +145,10 @@ fn a_store_meets_a_fence<Client: Side, Node: Side>() {
             barrier::<Node::Word<'_>>();
             node.memory.load(Relaxed)
         });
-        let store = || Ok::<_, ()>(client.memory.store(AFTER, Relaxed));
+        let store = || {
+            client.memory.store(AFTER, Relaxed);
+            Ok::<_, ()>(())
+        };
         let counts = guarded(&Client::word(&client), STAMP, Touch::Store, store).is_ok();
         let copied = node.join().expect("it only loads");
         assert!(!counts || copied == AFTER, "a store counts that is not in the copy");

@@ -1,12 +1,12 @@
 //! The table against a model that remembers every lending ever made and what lies in each region, under random
 //! interleavings; and the table broken on purpose, to see that the model notices.
 
-use farpool_wire::{AccessKey, Epoch, OwnerId, Refusal};
+use farpool_wire::{AccessKey, Epoch, GrantMode, OwnerId, Refusal};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-use super::{LeaseRefusal, Lending, RegionTable, Released, State};
+use super::{GrantRefusal, LeaseRefusal, Lending, RegionTable, Released, RevokeRefusal, State, TableGrant};
 use crate::{LeaseClass, Millis};
 
 const REGIONS: u32 = 3;
@@ -26,7 +26,10 @@ enum Credentials {
 #[derive(Clone, Debug)]
 enum Step {
     Advance(u64),
-    Grant { owner: OwnerId, count: u32 },
+    Grant { owner: OwnerId, class: LeaseClass, count: u32 },
+    AddGrant { pick: prop::sample::Index, credentials: Credentials },
+    FenceGrant { pick: prop::sample::Index, grant: prop::sample::Index, credentials: Credentials },
+    Revoke { pick: prop::sample::Index, grace: u64 },
     Renew { pick: prop::sample::Index, credentials: Credentials },
     Release { pick: prop::sample::Index, credentials: Credentials },
     Check { pick: prop::sample::Index, credentials: Credentials },
@@ -48,14 +51,26 @@ enum Mutation {
     ExpiryForgotten,
     ReleaseUndone,
     KeyIgnored,
+    GrantEpochReused,
+    GrantSurvivesItsFence,
+    GrantSurvivesItsLease,
+    RevocationForgotten,
+    RevocationBreaksPromise,
+    PinnedRevoked,
 }
 
-/// A lending as the model remembers it.
+/// A grant as the model remembers it: the owner's own stands for its lease.
 struct Past {
     lending: Lending,
+    /// The lease that it belongs to: itself, for the owner's own.
+    lease: usize,
     owner: OwnerId,
+    class: LeaseClass,
     key: AccessKey,
+    /// Until when the lease was promised; of the owner's own only.
     until: Millis,
+    /// No answer may promise more than that; of the owner's own only.
+    end: Option<Millis>,
     fenced: bool,
 }
 
@@ -95,7 +110,18 @@ impl Model {
             |pick: &prop::sample::Index| (!self.history.is_empty()).then(|| pick.index(self.history.len()));
         match step {
             Step::Advance(span) => self.now = self.now.plus(Millis(*span)),
-            Step::Grant { owner, count } => self.grant(*owner, *count)?,
+            Step::Grant { owner, class, count } => self.grant(*owner, *class, *count)?,
+            Step::AddGrant { pick: at, credentials } => {
+                pick(at).map_or(Ok(()), |at| self.add_grant(at, *credentials))?
+            }
+            Step::FenceGrant { pick: at, grant, credentials } => {
+                let grant = pick(grant);
+                let both = pick(at).zip(grant);
+                both.map_or(Ok(()), |(at, grant)| self.fence_grant(at, grant, *credentials))?
+            }
+            Step::Revoke { pick: at, grace } => {
+                pick(at).map_or(Ok(()), |at| self.revoke(at, Millis(*grace)))?
+            }
             Step::Expire => self.expire()?,
             Step::Restart => self.restart(),
             Step::Renew { pick: at, credentials } => {
@@ -113,7 +139,7 @@ impl Model {
         self.counts_and_deadline_agree()
     }
 
-    fn grant(&mut self, owner: OwnerId, count: u32) -> Result<(), String> {
+    fn grant(&mut self, owner: OwnerId, class: LeaseClass, count: u32) -> Result<(), String> {
         let regions = self.table.regions.iter_mut();
         match self.mutation {
             Mutation::EpochReused => self.table.last_counter = self.table.last_counter.saturating_sub(1),
@@ -130,7 +156,7 @@ impl Model {
             *keys_made += 1;
             AccessKey::from_bytes(u128::from(*keys_made).to_le_bytes())
         };
-        let grants = self.table.grant(self.now, owner, LeaseClass::Revocable, count, &mut keys);
+        let grants = self.table.grant(self.now, owner, class, count, &mut keys);
         let clean = self.written_by.iter().filter(|writer| writer.is_none()).count() as u32;
         for grant in &grants {
             let lending = grant.lending;
@@ -148,7 +174,9 @@ impl Model {
             if until != self.now.0 + TTL.0 {
                 violated("a grant that does not last its time", lending)?;
             }
-            self.history.push(Past { lending, owner, key: grant.key, until: grant.until, fenced: false });
+            let lease = self.history.len();
+            let (key, until) = (grant.key, grant.until);
+            self.history.push(Past { lending, lease, owner, class, key, until, end: None, fenced: false });
         }
         if grants.len() as u32 != count.min(clean) {
             return Err(format!("{} regions lent; {count} asked for, {clean} clean", grants.len()));
@@ -164,7 +192,7 @@ impl Model {
             && credentials == Credentials::WrongKey
             && let State::Held(tenancy) = &mut self.table.regions[past.lending.region as usize].state
         {
-            tenancy.key = wrong_key;
+            tenancy.grants.iter_mut().for_each(|grant| grant.key = wrong_key);
         }
         match credentials {
             Credentials::Right => (past.owner, past.key),
@@ -174,7 +202,117 @@ impl Model {
     }
 
     fn is_live(&self, at: usize) -> bool {
-        !self.history[at].fenced && self.now < self.history[at].until
+        !self.history[at].fenced && self.now < self.history[self.history[at].lease].until
+    }
+
+    fn is_own(&self, at: usize) -> bool {
+        self.history[at].lease == at
+    }
+
+    fn add_grant(&mut self, at: usize, credentials: Credentials) -> Result<(), String> {
+        let (owner, key) = self.present(at, credentials);
+        let lease = self.history[at].lending;
+        if self.mutation == Mutation::GrantEpochReused {
+            self.table.last_counter = self.table.last_counter.saturating_sub(1);
+        }
+        self.keys_made += 1;
+        let new_key = AccessKey::from_bytes(u128::from(self.keys_made).to_le_bytes());
+        let expected = self.is_own(at) && self.is_live(at) && credentials == Credentials::Right;
+        match self.table.add_grant(self.now, owner, lease, &key, GrantMode::ReadWrite, new_key) {
+            Ok(grant) if expected => {
+                if self.history.iter().any(|past| past.lending.epoch >= grant.lending.epoch) {
+                    violated("L2: an epoch that is not above all earlier ones", grant.lending)?;
+                }
+                let (class, until) = (self.history[at].class, grant.until);
+                let lending = grant.lending;
+                let past =
+                    Past { lending, lease: at, owner, class, key: new_key, until, end: None, fenced: false };
+                self.history.push(past);
+                Ok(())
+            }
+            Ok(_) => violated("L4: a grant added to a lease that is over, or for a stranger", lease),
+            Err(GrantRefusal::Full | GrantRefusal::EpochsUsedUp) => {
+                violated("histories are too short for that", lease)
+            }
+            Err(_) if expected => violated("its owner could not add a grant", lease),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn fence_grant(&mut self, at: usize, grant: usize, credentials: Credentials) -> Result<(), String> {
+        let (owner, key) = self.present(at, credentials);
+        let lease = self.history[at].lending;
+        let epoch = self.history[grant].lending.epoch;
+        let may = self.is_own(at) && self.is_live(at) && credentials == Credentials::Right && grant != at;
+        let answer = self.table.fence_grant(self.now, owner, lease, &key, epoch);
+        match answer {
+            Ok(_) if !may => violated("a grant fenced by a stranger, or a lease by a fence", lease),
+            Ok(_) => {
+                if self.history[grant].lease != at {
+                    return Ok(()); // of another lease, or over long ago: nothing to end
+                }
+                if self.mutation == Mutation::GrantSurvivesItsFence
+                    && let State::Held(tenancy) = &mut self.table.regions[lease.region as usize].state
+                {
+                    tenancy.grants.push(TableGrant { epoch, key: self.history[grant].key });
+                }
+                self.history[grant].fenced = true;
+                Ok(())
+            }
+            Err(_) if may && self.history[grant].lease == at => {
+                violated("its owner could not fence a grant", lease)
+            }
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn revoke(&mut self, at: usize, grace: Millis) -> Result<(), String> {
+        let lease = self.history[at].lending;
+        if let State::Held(tenancy) = &mut self.table.regions[lease.region as usize].state
+            && self.mutation == Mutation::PinnedRevoked
+        {
+            tenancy.class = LeaseClass::Revocable;
+        }
+        let live = self.is_own(at) && self.is_live(at);
+        let answer = self.table.revoke(self.now, lease, grace);
+        match (self.mutation, &mut self.table.regions[lease.region as usize].state) {
+            (Mutation::RevocationForgotten, State::Held(tenancy)) => tenancy.revoked = None,
+            (Mutation::RevocationBreaksPromise, State::Held(tenancy)) if answer.is_ok() => {
+                tenancy.until = self.now.plus(grace);
+            }
+            _ => {}
+        }
+        let past = &mut self.history[at];
+        match answer {
+            Ok(_) if past.class == LeaseClass::Pinned => violated("L8: a pinned lease was revoked", lease),
+            Ok(_) if !live => violated("L4: a lease that ended was revoked", lease),
+            Ok(end) => {
+                let wanted = self.now.plus(grace).max(past.until);
+                let wanted = past.end.map_or(wanted, |before| before.min(wanted));
+                past.end = Some(wanted);
+                if end == wanted { Ok(()) } else { violated("L8: an end that is not the grace's", lease) }
+            }
+            Err(RevokeRefusal::Pinned) if past.class == LeaseClass::Pinned => Ok(()),
+            Err(_) if live => violated("a lease that could be revoked was not", lease),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// All grants of a lease end with it.
+    fn end(&mut self, lease: usize) {
+        self.history.iter_mut().filter(|past| past.lease == lease).for_each(|past| past.fenced = true);
+        if self.mutation == Mutation::GrantSurvivesItsLease {
+            let place = self.history[lease].lending.region as usize;
+            let clients = self.history.iter().filter(|past| past.lease == lease);
+            let grants: Vec<_> =
+                clients.map(|past| TableGrant { epoch: past.lending.epoch, key: past.key }).collect();
+            if grants.len() > 1 {
+                let Past { owner, class, .. } = self.history[lease];
+                let until = Millis(u64::MAX);
+                let tenancy = super::Tenancy { owner, class, until, revoked: None, grants };
+                self.table.regions[place].state = State::Held(tenancy);
+            }
+        }
     }
 
     fn renew(&mut self, at: usize, credentials: Credentials) -> Result<(), String> {
@@ -185,18 +323,27 @@ impl Model {
         {
             tenancy.until = tenancy.until.max(self.now.plus(Millis(1)));
         }
-        let live = self.is_live(at);
+        let own = self.is_own(at);
+        let live = own && self.is_live(at);
         match (self.table.renew(self.now, owner, lending, &key), credentials) {
+            (Ok(_), _) if !own => violated("a client's grant renewed its lease", lending),
             (Ok(_), _) if !live => violated("L4: a lease that ended was renewed", lending),
-            (Ok(until), Credentials::Right) if until < self.history[at].until => {
-                violated("L5: a renewal shortened its lease", lending)
-            }
-            (Ok(until), Credentials::Right) => {
-                self.history[at].until = until;
+            (Ok(term), Credentials::Right) => {
+                let past = &mut self.history[at];
+                let until = self.now.plus(term.remaining);
+                if until < past.until {
+                    return violated("L5: a renewal shortened its lease", lending);
+                }
+                if past.end.is_some_and(|end| until > end) || term.revoked != past.end.is_some() {
+                    return violated("L8: a renewal put the end off, or kept quiet about it", lending);
+                }
+                past.until = until;
                 Ok(())
             }
             (Ok(_), _) => violated("renewed for a stranger", lending),
-            (Err(LeaseRefusal::WrongKey), Credentials::Right) => violated("its own key refused", lending),
+            (Err(LeaseRefusal::WrongKey), Credentials::Right) if own => {
+                violated("its own key refused", lending)
+            }
             (Err(_), Credentials::Right) if live => violated("a live lease was not renewed", lending),
             (Err(_), _) => Ok(()),
         }
@@ -206,18 +353,19 @@ impl Model {
         let (owner, key) = self.present(at, credentials);
         let lending = self.history[at].lending;
         let fenced = self.history[at].fenced;
+        let own = self.is_own(at);
         match (self.table.release(owner, lending, &key), credentials) {
             (Ok(Released::Already), _) if fenced => Ok(()),
             (Ok(Released::Already), _) => violated("a lease in force was said to be over", lending),
-            (Ok(Released::Fence), Credentials::Right) if !fenced => {
-                self.history[at].fenced = true;
+            (Ok(Released::Fence), Credentials::Right) if !fenced && own => {
+                self.end(at);
                 if self.mutation == Mutation::ReleaseUndone {
                     self.table.regions[lending.region as usize].state = State::Free;
                 }
                 Ok(())
             }
             (Ok(Released::Fence), _) => violated("released for a stranger, or twice", lending),
-            (Err(_), Credentials::Right) => violated("its owner could not release it", lending),
+            (Err(_), Credentials::Right) if own => violated("its owner could not release it", lending),
             (Err(_), _) => Ok(()),
         }
     }
@@ -233,6 +381,7 @@ impl Model {
         };
         match self.table.check(self.now, lending, &key) {
             answer if answer == wanted => Ok(()),
+            Ok(()) => violated("L4: attached under a grant that is over, or with a wrong key", lending),
             answer => violated(&format!("attachment: {answer:?} instead of {wanted:?}"), lending),
         }
     }
@@ -242,12 +391,18 @@ impl Model {
         if self.mutation == Mutation::ExpiryForgotten {
             ended.pop();
         }
-        for past in &mut self.history {
+        for at in 0..self.history.len() {
+            let past = &self.history[at];
+            if past.lease != at {
+                continue;
+            }
             let due = !past.fenced && self.now >= past.until;
             if due != ended.contains(&past.lending) {
                 violated("expiry named too much or too little", past.lending)?;
             }
-            past.fenced |= due;
+            if due {
+                self.end(at);
+            }
         }
         Ok(())
     }
@@ -255,7 +410,10 @@ impl Model {
     fn begin_scrub(&mut self, at: usize) -> Result<(), String> {
         let Past { lending, fenced, .. } = self.history[at];
         let place = lending.region as usize;
-        let due = fenced && self.written_by[place] == Some(lending.epoch) && self.scrubbing[place].is_none();
+        let due = fenced
+            && self.is_own(at)
+            && self.written_by[place] == Some(lending.epoch)
+            && self.scrubbing[place].is_none();
         if self.table.begin_scrub(lending) != due {
             violated("L7: scrub begun out of turn, or not in turn", lending)?;
         }
@@ -290,12 +448,14 @@ impl Model {
     }
 
     fn counts_and_deadline_agree(&self) -> Result<(), String> {
-        let held = self.history.iter().filter(|past| !past.fenced);
-        let next = held.clone().map(|past| past.until).min();
+        let leases = self.history.iter().enumerate();
+        let held = leases.filter(|(at, past)| past.lease == *at && !past.fenced);
+        let held: Vec<Millis> = held.map(|(_, past)| past.until).collect();
+        let next = held.iter().min().copied();
         let counts = self.table.counts();
         let clean = self.written_by.iter().filter(|writer| writer.is_none()).count();
         let agree = (counts.held as usize, counts.free as usize, self.table.next_deadline())
-            == (held.count(), clean, next)
+            == (held.len(), clean, next)
             && counts.held + counts.free + counts.returning == REGIONS
             && self.table.statuses().count() == REGIONS as usize;
         if agree { Ok(()) } else { Err(format!("counts or deadline are off: {counts:?}, {next:?}")) }
@@ -314,9 +474,16 @@ fn histories() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Credentials::WrongOwner),
     ];
     let lease = (any::<prop::sample::Index>(), credentials);
+    let class = prop_oneof![3 => Just(LeaseClass::Revocable), 1 => Just(LeaseClass::Pinned)];
     let step = prop_oneof![
         4 => (0..TTL.0).prop_map(Step::Advance),
-        5 => (1u64..4, 0..REGIONS + 1).prop_map(|(owner, count)| Step::Grant { owner: OwnerId(owner), count }),
+        5 => (1u64..4, class, 0..REGIONS + 1)
+            .prop_map(|(owner, class, count)| Step::Grant { owner: OwnerId(owner), class, count }),
+        3 => lease.clone().prop_map(|(pick, credentials)| Step::AddGrant { pick, credentials }),
+        3 => (lease.clone(), any::<prop::sample::Index>())
+            .prop_map(|((pick, credentials), grant)| Step::FenceGrant { pick, grant, credentials }),
+        2 => (any::<prop::sample::Index>(), 0..3 * TTL.0)
+            .prop_map(|(pick, grace)| Step::Revoke { pick, grace }),
         4 => lease.clone().prop_map(|(pick, credentials)| Step::Renew { pick, credentials }),
         3 => lease.clone().prop_map(|(pick, credentials)| Step::Release { pick, credentials }),
         3 => lease.prop_map(|(pick, credentials)| Step::Check { pick, credentials }),
@@ -357,6 +524,12 @@ fn each_broken_table_is_caught_by_the_claim_it_breaks_and_the_sound_one_by_none(
         (Mutation::ExpiryForgotten, "expiry"),
         (Mutation::ReleaseUndone, "counts"),
         (Mutation::KeyIgnored, "renewed for a stranger"),
+        (Mutation::GrantEpochReused, "L2"),
+        (Mutation::GrantSurvivesItsFence, "L4: attached"),
+        (Mutation::GrantSurvivesItsLease, "counts"),
+        (Mutation::RevocationForgotten, "L8: a renewal"),
+        (Mutation::RevocationBreaksPromise, "expiry"),
+        (Mutation::PinnedRevoked, "L8: a pinned"),
     ] {
         assert!(caught(mutation, claim), "{mutation:?} went unnoticed in {MUTANT_HISTORIES} histories");
     }

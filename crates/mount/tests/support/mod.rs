@@ -70,6 +70,7 @@ impl TestPool {
             control_listen: loopback,
             data_listen: loopback,
             shm_socket: Some(files.path().join("node.sock")),
+            card: None,
             memory_bytes,
             region_bytes: REGION_BYTES,
             lock_memory: false,
@@ -88,7 +89,7 @@ impl TestPool {
         let config = PoolConfig {
             broker: self.broker.clone(),
             tls: None,
-            transport: TransportChoice::Auto,
+            transport: TransportChoice::Auto.into(),
             limit_bytes: None,
         };
         Pool::connect(config).unwrap()

@@ -11,11 +11,14 @@ use farpool_fabric::{
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::node_client::NodeClient;
 use farpool_wire::control::{
-    AcquireRequest, Lease, LeaseClass, LeaseRef, ReleaseRequest, RenewOutcome, RenewRequest,
+    self, AcquireRequest, AddGrantRequest, FenceGrantRequest, Lease, LeaseClass, LeaseRef, ReleaseRequest,
+    RenewOutcome, RenewRequest, RevokeRequest, RevokeResponse,
 };
-use farpool_wire::{AccessKey, Epoch, NodeId, RemoteAddr, SessionId};
+use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, RemoteAddr, SessionId};
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
+
+const DEADLINE: Duration = Duration::from_secs(20);
 
 /// One owner, with an endpoint of its own.
 pub struct Client {
@@ -29,11 +32,11 @@ impl Client {
     /// An owner of this name.
     pub fn new(broker: &str, owner: u64, transport: TransportChoice) -> Self {
         let endpoint = Endpoint::new(EndpointConfig {
-            transport: Rc::new(Negotiated(transport)),
+            transport: Rc::new(Negotiated::new(transport, DEADLINE)),
             clock: Rc::new(MonotonicClock::new()),
             session_ids: Box::new(|| SessionId(RandomState::new().hash_one(0))),
             arena_bytes: 1 << 20,
-            deadline: Duration::from_secs(20),
+            deadline: DEADLINE,
         });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         Client { runtime, broker: broker.to_owned(), owner, endpoint }
@@ -67,6 +70,28 @@ impl Client {
     pub fn release(&self, lease: &Lease) {
         let request = ReleaseRequest { owner: self.owner, leases: vec![reference(lease)] };
         self.runtime.block_on(self.node(lease).release(request)).unwrap();
+    }
+
+    /// Lets another client in: the lease as that client would see it.
+    pub fn let_in(&self, lease: &Lease, mode: GrantMode) -> Lease {
+        let mode = control::GrantMode::from(mode).into();
+        let request = AddGrantRequest { owner: self.owner, lease: Some(reference(lease)), mode };
+        let grant = self.runtime.block_on(self.node(lease).add_grant(request)).unwrap().into_inner();
+        Lease { epoch: grant.epoch, key: grant.key, ..lease.clone() }
+    }
+
+    /// Ends the access of a client that was let in.
+    pub fn fence(&self, lease: &Lease, client: &Lease) {
+        let lease = Some(reference(lease));
+        let request = FenceGrantRequest { owner: self.owner, lease, grant: client.epoch };
+        self.runtime.block_on(self.node(client).fence_grant(request)).unwrap();
+    }
+
+    /// Has the broker take leases of this owner back.
+    pub fn take_back(&self, count: u32, grace_ms: u64) -> RevokeResponse {
+        let request = RevokeRequest { owner: self.owner, count, grace_ms };
+        let mut broker = BrokerClient::new(self.channel(&self.broker));
+        self.runtime.block_on(broker.revoke(request)).unwrap().into_inner()
     }
 
     /// A connection to the node of a lease, with nothing attached.

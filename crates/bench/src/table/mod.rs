@@ -1,0 +1,129 @@
+//! All that is published about the fabric's speed, beside peers, measured in one go.
+//!
+//! T1. Every line is measured once per round, and so is every peer: figures of one round saw the same machine.
+//! T2. Every line is an invocation of `farpool bench io`, which the document names.
+//! T3. Peers are our own instances on free ports of loopback, ended by process id; services of the machine stay alone.
+
+mod document;
+mod lines;
+mod peers;
+mod plot;
+mod results;
+
+use std::fs;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::child::{Child, check_stop};
+use crate::report::IoReport;
+
+use document::About;
+use lines::{LINES, Line, PEER_LINES};
+use peers::Peers;
+use results::Results;
+
+/// The document's name in its folder.
+const DOCUMENT: &str = "io.md";
+/// The plot's.
+const PLOT: &str = "io.svg";
+
+/// How much to measure, and where to write it.
+#[derive(Clone, Debug)]
+pub struct TableOptions {
+    /// Folder of the document and the plot.
+    pub out_dir: PathBuf,
+    /// How often everything is measured.
+    pub rounds: usize,
+    /// How long each time.
+    pub seconds: f64,
+    /// Far memory, and what peers hold.
+    pub footprint_bytes: u64,
+}
+
+/// Measures everything, writes the document and the plot, and returns the tables. `farpool` is this program's file.
+pub fn run_table(options: &TableOptions, farpool: &Path, stop: &AtomicBool) -> Result<String> {
+    ensure!(options.rounds > 0, "nothing is measured in no rounds: give --rounds 1 or more");
+    fs::create_dir_all(&options.out_dir)
+        .with_context(|| format!("cannot make {}", options.out_dir.display()))?;
+    let mut progress = Progress::start(options.rounds * (LINES.len() + PEER_LINES.len()));
+    progress.step("starting and filling nbdkit, memcached and redis");
+    let peers = Peers::start(options.footprint_bytes, stop)?;
+    let mut results = Results::default();
+    let mut about = None;
+    for round in 1..=options.rounds {
+        for line in LINES {
+            progress.step(&format!("round {round}: {}", line.name));
+            let report = measure(line, options, farpool, stop)?;
+            about.get_or_insert_with(|| About::of(&report)).add(&report);
+            results.add(line.id, report.into());
+            progress.done();
+        }
+        for &(id, name) in PEER_LINES {
+            progress.step(&format!("round {round}: {name}"));
+            results.add(id, peers.measure(id, options.seconds, stop)?);
+            progress.done();
+        }
+    }
+    drop(peers);
+    let about = about.context("nothing was measured")?;
+    let document = document::write(&about, options, &results, PLOT);
+    write(&options.out_dir.join(PLOT), &plot::draw(&results))?;
+    write(&options.out_dir.join(DOCUMENT), &document)?;
+    Ok(format!("{}\n{}", document::table(&results), document::promises(&results)))
+}
+
+fn measure(line: &Line, options: &TableOptions, farpool: &Path, stop: &AtomicBool) -> Result<IoReport> {
+    check_stop(stop)?;
+    let mut command = Command::new(farpool);
+    command.args(["bench", "io", "--json"]).args(line.args.split(' '));
+    command.arg("--seconds").arg(options.seconds.to_string());
+    command.arg("--footprint").arg(options.footprint_bytes.to_string());
+    let said = Child::output("farpool bench io", command, stop).with_context(|| line.name)?;
+    serde_json::from_str(&said).with_context(|| format!("cannot understand what {} gave", line.name))
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// A moving bar on a terminal, lines elsewhere.
+struct Progress {
+    bar: Option<ProgressBar>,
+}
+
+impl Progress {
+    fn start(steps: usize) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| ProgressBar::new(steps as u64));
+        if let Some(bar) = &bar {
+            let style = ProgressStyle::with_template("[{wide_bar}] {percent} % {eta} {msg}");
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        }
+        Progress { bar }
+    }
+
+    fn step(&mut self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.set_message(text.to_owned()),
+            None => eprintln!("{text}"),
+        }
+    }
+
+    fn done(&self) {
+        if let Some(bar) = &self.bar {
+            bar.inc(1);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! `nbdkit memory` over TCP, driven by fio's nbd engine.
+
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::{START_DEADLINE, free_address, listens};
+use crate::child::{Child, tied};
+use crate::table::results::Figures;
+
+/// Not counted, before each measurement.
+const RAMP_SECONDS: u32 = 1;
+
+/// A running server with a full memory disk.
+pub struct Nbdkit {
+    address: SocketAddr,
+    bytes: u64,
+    _child: Child,
+}
+
+impl Nbdkit {
+    /// Starts it and writes all of it once: reading what was never written touches no memory.
+    pub fn start(bytes: u64, stop: &AtomicBool) -> Result<Self> {
+        let address = free_address()?;
+        let mut command = tied("nbdkit");
+        command.args(["--foreground", "--exit-with-parent", "--ipaddr", &address.ip().to_string()]);
+        command.args(["--port", &address.port().to_string(), "memory", &bytes.to_string()]);
+        command.stdout(Stdio::null());
+        let mut child = Child::start("nbdkit", command)?;
+        child.wait_until(START_DEADLINE, || listens(address))?;
+        let nbdkit = Nbdkit { address, bytes, _child: child };
+        let mut fill = nbdkit.fio("write", "512k", 4);
+        fill.arg("--output-format=json");
+        Child::output("fio", fill, stop).context("cannot fill nbdkit's memory")?;
+        Ok(nbdkit)
+    }
+
+    /// Reads for some time.
+    pub fn read(
+        &self,
+        how: &str,
+        block: &str,
+        depth: u32,
+        seconds: f64,
+        stop: &AtomicBool,
+    ) -> Result<Figures> {
+        let mut command = self.fio(how, block, depth);
+        command.args(["--output-format=json", "--time_based", "--norandommap", "--randrepeat=0"]);
+        command.arg(format!("--runtime={}ms", (seconds * 1000.0) as u64));
+        command.arg(format!("--ramp_time={RAMP_SECONDS}"));
+        let said = Child::output("fio", command, stop)?;
+        figures(&said).context("cannot understand what fio gave")
+    }
+
+    fn fio(&self, how: &str, block: &str, depth: u32) -> Command {
+        let mut command = tied("fio");
+        command.args(["--name=nbdkit", "--ioengine=nbd", "--thread"]);
+        command.arg(format!("--uri=nbd://{}", self.address)).arg(format!("--size={}", self.bytes));
+        command.args([format!("--rw={how}"), format!("--bs={block}"), format!("--iodepth={depth}")]);
+        command
+    }
+}
+
+/// The read side of fio's JSON; warnings may stand before it.
+fn figures(said: &str) -> Option<Figures> {
+    let json: Value = serde_json::from_str(&said[said.find('{')?..]).ok()?;
+    let read = &json["jobs"][0]["read"];
+    let percentile = |name: &str| Some(read["clat_ns"]["percentile"][name].as_f64()? / 1000.0);
+    Some(Figures {
+        iops: read["iops"].as_f64()?,
+        mib_s: read["bw_bytes"].as_f64()? / f64::from(1 << 20),
+        p50_us: percentile("50.000000")?,
+        p99_us: percentile("99.000000")?,
+        floor: None,
+        ratio_p50: None,
+        ratio_iops: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fio_is_understood_behind_its_warnings() {
+        let said = r#"note: something
+            {"jobs": [{"read": {"iops": 1000.5, "bw_bytes": 1048576,
+             "clat_ns": {"percentile": {"50.000000": 41000, "99.000000": 99000}}}}]}"#;
+        let figures = figures(said).unwrap();
+        assert_eq!((figures.iops, figures.mib_s, figures.p50_us, figures.p99_us), (1000.5, 1.0, 41.0, 99.0));
+        assert!(super::figures("fio: engine nbd not loadable").is_none());
+    }
+}

@@ -1,0 +1,235 @@
+//! One request from its first plan to its answer, without asking anybody: whom to ask next, and what an answer means.
+//!
+//! What one node does not give is asked of the others; a node that fails is not asked again.
+
+use std::collections::BTreeSet;
+
+use farpool_lease::{LeaseClass, Millis};
+use farpool_wire::control::{AcquireResponse, Lease, NodeAddress, RevokeResponse};
+use farpool_wire::{NodeId, OwnerId};
+
+use crate::state::Pool;
+
+/// What an owner asks for.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// Who asks.
+    pub owner: OwnerId,
+    /// Whether the leases may be taken back.
+    pub class: LeaseClass,
+    /// How many.
+    pub count: u32,
+    /// Nodes that the owner cannot reach at present.
+    pub avoid: BTreeSet<NodeId>,
+}
+
+/// A wish on its way to being granted.
+#[derive(Debug)]
+pub struct Placing {
+    owner: OwnerId,
+    class: LeaseClass,
+    count: u32,
+    passed_over: BTreeSet<NodeId>,
+    leases: Vec<Lease>,
+}
+
+impl Placing {
+    /// Nothing was asked yet.
+    pub fn new(wish: Wish) -> Self {
+        let Wish { owner, class, count, avoid } = wish;
+        Placing { owner, class, count, passed_over: avoid, leases: Vec::new() }
+    }
+
+    /// Whom to ask for how many regions now; nobody: answer with what there is.
+    pub fn next(&self, pool: &mut Pool, now: Millis) -> Vec<(NodeAddress, u32)> {
+        let missing = self.count - self.leases.len() as u32;
+        if missing == 0 { Vec::new() } else { pool.plan(now, self.owner, &self.passed_over, missing) }
+    }
+
+    /// A node lent these of the `asked` regions.
+    pub fn granted(&mut self, pool: &mut Pool, node: NodeId, asked: u32, leases: Vec<Lease>) {
+        pool.granted(node, self.owner, self.class, asked, &leases);
+        self.leases.extend(leases);
+    }
+
+    /// A node gave no usable answer. What it lent all the same ends by itself: nobody renews it.
+    pub fn failed(&mut self, pool: &mut Pool, now: Millis, node: NodeId) {
+        pool.failed(now, node);
+        self.passed_over.insert(node);
+    }
+
+    /// The answer to the owner.
+    pub fn answer(self, pool: &Pool, now: Millis) -> AcquireResponse {
+        let short = self.leases.len() < self.count as usize;
+        AcquireResponse {
+            leases: self.leases,
+            region_bytes: pool.region_bytes(now),
+            short_reason: if short { pool.why_short(now) } else { String::new() },
+        }
+    }
+}
+
+/// Whether a node's answer is what it was asked for: leases of its own, of this class, `asked` at most.
+pub fn are_sound(leases: &[Lease], node: NodeId, class: LeaseClass, asked: u32) -> bool {
+    let sound = |lease: &Lease| {
+        lease.region_id().is_some_and(|region| region.node == node)
+            && lease.access_key().is_some()
+            && lease.class == class.to_wire()
+    };
+    leases.len() <= asked as usize && leases.iter().all(sound)
+}
+
+/// Leases on their way back from an owner.
+#[derive(Debug)]
+pub struct TakingBack {
+    owner: OwnerId,
+    count: u32,
+    passed_over: BTreeSet<NodeId>,
+    answer: RevokeResponse,
+}
+
+impl TakingBack {
+    /// Nothing was asked yet.
+    pub fn new(owner: OwnerId, count: u32) -> Self {
+        TakingBack { owner, count, passed_over: BTreeSet::new(), answer: RevokeResponse::default() }
+    }
+
+    /// Whom to ask for how many leases now; nobody: answer with what there is.
+    pub fn next(&self, pool: &mut Pool, now: Millis) -> Vec<(NodeAddress, u32)> {
+        let missing = self.count.saturating_sub(self.answer.revoked);
+        if missing == 0 {
+            Vec::new()
+        } else {
+            pool.plan_revocation(now, self.owner, &self.passed_over, missing)
+        }
+    }
+
+    /// A node took back some of the `asked` leases.
+    pub fn revoked(&mut self, pool: &mut Pool, node: NodeId, asked: u32, said: &RevokeResponse) {
+        let revoked = said.revoked.min(asked);
+        pool.revoked(node, self.owner, asked, revoked);
+        self.answer.revoked += revoked;
+        self.answer.remaining_ms = self.answer.remaining_ms.max(said.remaining_ms);
+    }
+
+    /// A node gave no usable answer about `asked` leases: they may be on their way back or not.
+    pub fn failed(&mut self, pool: &mut Pool, now: Millis, node: NodeId, asked: u32) {
+        pool.revocation_unanswered(now, node, self.owner, asked);
+        self.passed_over.insert(node);
+    }
+
+    /// The answer.
+    pub fn answer(self, pool: &Pool, now: Millis) -> RevokeResponse {
+        let pinned = pool.pinned(now, self.owner);
+        let short_reason = match self.answer.revoked {
+            revoked if revoked >= self.count => String::new(),
+            _ if pinned > 0 => format!("{pinned} leases of this owner are pinned: only it gives them back"),
+            _ => {
+                "this owner has no more leases on nodes that answer, or they are being taken back".to_owned()
+            }
+        };
+        RevokeResponse { pinned, short_reason, ..self.answer }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farpool_wire::control::{RegionState, RegisterRequest};
+
+    use super::*;
+
+    const OWNER: OwnerId = OwnerId(7);
+
+    fn pool(classes: &[(u64, &[LeaseClass])]) -> Pool {
+        let mut pool = Pool::default();
+        for (node, classes) in classes {
+            let control = "127.0.0.1:1".to_owned();
+            let address = NodeAddress { node: *node, incarnation: 1, control, ..Default::default() };
+            let state = |(region, class): (u32, &LeaseClass)| RegionState {
+                region,
+                owner: OWNER.0,
+                class: class.to_wire(),
+                held: true,
+                ..Default::default()
+            };
+            let lent = (0..).zip(classes.iter()).map(state).collect();
+            let report = RegisterRequest { address: Some(address), region_bytes: 64, regions_total: 8, lent };
+            pool.report(Millis(0), &report).unwrap();
+        }
+        pool
+    }
+
+    fn lease(node: u64) -> Lease {
+        let address = NodeAddress { node, ..Default::default() };
+        let class = LeaseClass::Pinned.to_wire();
+        Lease { address: Some(address), key: vec![0; 16], class, ..Default::default() }
+    }
+
+    fn shares(plan: Vec<(NodeAddress, u32)>) -> Vec<(u64, u32)> {
+        plan.into_iter().map(|(address, share)| (address.node, share)).collect()
+    }
+
+    #[test]
+    fn what_a_failing_node_did_not_give_is_asked_of_the_others() {
+        let mut pool = pool(&[(1, &[]), (2, &[])]);
+        let wish = Wish { owner: OWNER, class: LeaseClass::Pinned, count: 4, avoid: BTreeSet::new() };
+        let mut placing = Placing::new(wish);
+        assert_eq!(shares(placing.next(&mut pool, Millis(0))), [(1, 2), (2, 2)]);
+        placing.granted(&mut pool, NodeId(1), 2, vec![lease(1), lease(1)]);
+        placing.failed(&mut pool, Millis(0), NodeId(2));
+        assert_eq!(shares(placing.next(&mut pool, Millis(0))), [(1, 2)]);
+        placing.granted(&mut pool, NodeId(1), 2, vec![lease(1)]);
+        assert_eq!(shares(placing.next(&mut pool, Millis(0))), []);
+        let answer = placing.answer(&pool, Millis(0));
+        assert_eq!(answer.leases.len(), 3);
+        assert!(!answer.short_reason.is_empty());
+    }
+
+    #[test]
+    fn leases_that_were_not_asked_for_are_unsound() {
+        let sound = |lease, asked| are_sound(&[lease], NodeId(1), LeaseClass::Pinned, asked);
+        assert!(sound(lease(1), 1));
+        assert!(!sound(lease(1), 0));
+        assert!(!sound(lease(2), 1));
+        assert!(!sound(Lease { key: vec![0; 15], ..lease(1) }, 1));
+        assert!(!sound(Lease { class: LeaseClass::Revocable.to_wire(), ..lease(1) }, 1));
+    }
+
+    #[test]
+    fn leases_are_taken_back_where_the_owner_has_most_and_pinned_ones_stay() {
+        use LeaseClass::{Pinned, Revocable};
+        let mut pool = pool(&[(1, &[Revocable, Pinned]), (2, &[Revocable, Revocable, Revocable])]);
+        let mut back = TakingBack::new(OWNER, 3);
+        assert_eq!(shares(back.next(&mut pool, Millis(0))), [(1, 1), (2, 2)]);
+        let said = |revoked, remaining_ms| RevokeResponse { revoked, remaining_ms, ..Default::default() };
+        back.revoked(&mut pool, NodeId(1), 1, &said(0, 0));
+        back.revoked(&mut pool, NodeId(2), 2, &said(2, 30_000));
+        assert_eq!(shares(back.next(&mut pool, Millis(0))), [(2, 1)], "the first has none after all");
+        back.revoked(&mut pool, NodeId(2), 1, &said(1, 9_000));
+        let answer = back.answer(&pool, Millis(0));
+        assert_eq!((answer.revoked, answer.pinned, answer.remaining_ms), (3, 1, 30_000));
+    }
+
+    #[test]
+    fn leases_of_a_node_that_gave_no_answer_are_taken_back_elsewhere_and_asked_for_again_later() {
+        use LeaseClass::Revocable;
+        let mut pool = pool(&[(1, &[Revocable]), (2, &[Revocable])]);
+        let mut back = TakingBack::new(OWNER, 1);
+        assert_eq!(shares(back.next(&mut pool, Millis(0))), [(2, 1)]);
+        back.failed(&mut pool, Millis(0), NodeId(2), 1);
+        assert_eq!(shares(back.next(&mut pool, Millis(0))), [(1, 1)]);
+        let said = RevokeResponse { revoked: 1, remaining_ms: 5, ..Default::default() };
+        back.revoked(&mut pool, NodeId(1), 1, &said);
+        assert_eq!(back.answer(&pool, Millis(0)).revoked, 1);
+        let again = TakingBack::new(OWNER, 2);
+        assert_eq!(shares(again.next(&mut pool, Millis(0))), [(2, 1)]);
+    }
+
+    #[test]
+    fn pinned_leases_are_named_when_nothing_else_is_left_to_take_back() {
+        let mut pool = pool(&[(1, &[LeaseClass::Pinned])]);
+        let more = TakingBack::new(OWNER, 1);
+        assert_eq!(shares(more.next(&mut pool, Millis(0))), []);
+        assert!(more.answer(&pool, Millis(0)).short_reason.contains("pinned"));
+    }
+}

@@ -1,0 +1,290 @@
+//! `farpool sim`: the system in a simulated world, over many seeds, or broken on purpose.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use clap::Subcommand;
+use farpool_sim::{Catch, RunReport, Scenario, Sweep, find_scenario, hunt, run_guarded, sweep};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::errors::UsageError;
+use crate::output::{say, say_json};
+
+/// Seeds unless told otherwise: some seconds.
+const DEFAULT_SEEDS: u64 = 1_000;
+/// Runs that are over sooner need no progress bar.
+const BAR_AFTER: Duration = Duration::from_millis(500);
+
+/// Run the system in a simulated world in which much goes wrong
+///
+/// One seed is one history, bit for bit. A seed that fails is named with the command that replays it.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool sim fabric --seeds 10000         operations, fences and incarnations under faults
+  farpool sim pool --seeds 10000           leases under faults
+  farpool sim pool --seed 17               one seed, with a readable trace
+  farpool sim pool --mutation all          break the code on purpose; each fault must be noticed")]
+pub struct SimArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// One-sided operations: order, visibility, refusals, fences, incarnations, torn copies
+    #[command(after_help = "\
+Mutations:
+  no-fence                           a fence stops nobody
+  no-scrub                           what an earlier holder wrote is there again
+  epoch-word-not-checked-after-copy  shared memory: an operation is done when its copy is
+  old-incarnation-still-applied      a node serves an older incarnation after answering a newer one
+  duplicate-completion               a completion is delivered twice
+  fence-flag-ignored                 a node lets fenced operations pass reads and atomics
+  reader-trusts-torn-copy            a reader takes a record without looking at its checksum")]
+    Fabric(SeedArgs),
+    /// Brokers, nodes, owners and clients: leases, grants, renewals, crashes, partitions, lost messages, wrong clocks
+    #[command(after_help = "\
+Mutations:
+  client-trusts-its-lease-past-its-own-clock  a client goes on until its node refuses it
+  new-broker-forgets-what-a-node-holds        a broker that was started again takes all regions for free
+  epoch-reused-after-restart                  a node that was started again counts from the beginning
+  region-lent-before-the-last-grant-is-gone   a lease's end fences its owner, not the clients that it let in
+  node-answers-a-renewal-it-does-not-count    a node says that a lease goes on, and does not tell its table")]
+    Pool(SeedArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct SeedArgs {
+    /// Run so many seeds, from zero on; with --mutation, at most so many for each
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_SEEDS, conflicts_with = "seed")]
+    seeds: u64,
+
+    /// Run this seed only and print what happened
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+
+    /// Break the code in this way (or in `all` of them) and see whether that is noticed
+    #[arg(long, value_name = "NAME|all")]
+    mutation: Option<String>,
+
+    /// Print facts for programs
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs what was asked for; an error if a checker found something, or missed a fault that was put there.
+pub fn run(args: SimArgs) -> Result<()> {
+    let (name, args) = match args.what {
+        What::Fabric(args) => ("fabric", args),
+        What::Pool(args) => ("pool", args),
+    };
+    let scenario = find_scenario(name).expect("every subcommand has its scenario");
+    let mutations = chosen(scenario, args.mutation.as_deref())?;
+    match (args.seed, mutations) {
+        (Some(seed), None) => replay(scenario, seed, None, args.json),
+        (Some(seed), Some(mutations)) if mutations.len() == 1 => {
+            replay(scenario, seed, Some(mutations[0]), args.json)
+        }
+        (Some(_), Some(_)) => Err(UsageError("--seed replays one mutation: name it".into()).into()),
+        (None, None) => sweep_all(scenario, args.seeds, args.json),
+        (None, Some(mutations)) => hunt_all(scenario, &mutations, args.seeds, args.json),
+    }
+}
+
+fn chosen(scenario: &Scenario, wanted: Option<&str>) -> Result<Option<Vec<&'static str>>> {
+    let Some(wanted) = wanted else { return Ok(None) };
+    if wanted == "all" {
+        return Ok(Some(scenario.mutations.to_vec()));
+    }
+    match scenario.mutations.iter().find(|mutation| **mutation == wanted) {
+        Some(mutation) => Ok(Some(vec![mutation])),
+        None => {
+            let known = scenario.mutations.join(", ");
+            Err(UsageError(format!("no mutation is called {wanted}: try all, {known}")).into())
+        }
+    }
+}
+
+fn replay(scenario: &Scenario, seed: u64, mutation: Option<&'static str>, json: bool) -> Result<()> {
+    let report = run_guarded(scenario, seed, mutation, !json);
+    if json {
+        say_json(&report)?;
+    } else {
+        report.trace.iter().for_each(say);
+        say(described(&report));
+        report.violations.iter().for_each(|violation| say(format!("violation: {violation}")));
+    }
+    match (report.violations.is_empty(), mutation) {
+        (true, None) | (false, Some(_)) => Ok(()),
+        (false, None) => bail!("seed {seed} broke a promise"),
+        (true, Some(mutation)) => bail!("seed {seed} does not notice {mutation}; others may"),
+    }
+}
+
+fn described(report: &RunReport) -> String {
+    let RunReport { seed, events, operations, virtual_us, trace_hash, .. } = report;
+    format!(
+        "seed {seed}: {operations} operations, {events} events in {virtual_us} us, history {trace_hash:016x}"
+    )
+}
+
+#[derive(Serialize)]
+struct SweepFacts<'a> {
+    scenario: &'a str,
+    seconds: f64,
+    #[serde(flatten)]
+    sweep: &'a Sweep,
+}
+
+fn sweep_all(scenario: &Scenario, seeds: u64, json: bool) -> Result<()> {
+    let started = Instant::now();
+    let bar = Bar::new(seeds, scenario.name);
+    let swept = sweep(scenario, 0..seeds, processors(), &|| bar.advance());
+    drop(bar);
+    let seconds = started.elapsed().as_secs_f64();
+    if json {
+        say_json(&SweepFacts { scenario: scenario.name, seconds, sweep: &swept })?;
+    } else {
+        let Sweep { operations, events, hash, .. } = &swept;
+        say(format!(
+            "{seeds} seeds in {seconds:.1} s: {operations} operations, {events} events, histories {hash:016x}"
+        ));
+        for failure in &swept.failures {
+            say(format!("seed {} fails: {}", failure.seed, failure.violations.join("; ")));
+            say(format!("  replay: farpool sim {} --seed {}", scenario.name, failure.seed));
+        }
+    }
+    match swept.failures.first() {
+        None => Ok(()),
+        Some(first) => bail!(
+            "{} of {seeds} seeds failed; replay the first: farpool sim {} --seed {}",
+            swept.failed,
+            scenario.name,
+            first.seed
+        ),
+    }
+}
+
+#[derive(Serialize)]
+struct HuntFacts<'a> {
+    scenario: &'a str,
+    mutations: &'a [Catch],
+}
+
+fn hunt_all(scenario: &Scenario, mutations: &[&'static str], seeds: u64, json: bool) -> Result<()> {
+    let mut catches = Vec::new();
+    for &mutation in mutations {
+        let bar = Bar::new(seeds, mutation);
+        // What a broken program panics with is a catch like others, not something to read.
+        let quiet = Quiet::new();
+        let catch = hunt(scenario, mutation, 0..seeds, processors(), &|| bar.advance());
+        drop((quiet, bar));
+        if !json {
+            say(match &catch.violation {
+                Some(violation) => format!("{mutation}: caught by seeds {:?}: {violation}", catch.caught_by),
+                None => format!("{mutation}: NOT noticed in {} seeds", catch.seeds_run),
+            });
+        }
+        catches.push(catch);
+    }
+    if json {
+        say_json(&HuntFacts { scenario: scenario.name, mutations: &catches })?;
+    }
+    let missed: Vec<&str> =
+        catches.iter().filter(|catch| catch.caught_by.is_empty()).map(|catch| catch.mutation).collect();
+    if missed.is_empty() { Ok(()) } else { bail!("went unnoticed: {}", missed.join(", ")) }
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// A progress bar for runs that take long, where somebody looks.
+struct Bar(ProgressBar);
+
+impl Bar {
+    fn new(seeds: u64, what: &str) -> Self {
+        let bar = ProgressBar::new(seeds).with_message(what.to_string());
+        let style = ProgressStyle::with_template("{msg} {bar:40} {pos}/{len} seeds, {eta} left");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        Bar(bar)
+    }
+
+    fn advance(&self) {
+        if self.0.elapsed() > BAR_AFTER {
+            self.0.inc(1);
+        } else {
+            self.0.update(|state| state.set_pos(state.pos() + 1));
+        }
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+type PanicHook = Box<dyn Fn(&std::panic::PanicHookInfo<'_>) + Sync + Send>;
+
+/// While it lives, panics are not printed.
+struct Quiet(Option<PanicHook>);
+
+impl Quiet {
+    fn new() -> Self {
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| {}));
+        Quiet(Some(hook))
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        if let Some(hook) = self.0.take() {
+            std::panic::set_hook(hook);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mutations_are_chosen_by_name_and_wrong_names_tell_the_right_ones() {
+        let scenario = find_scenario("fabric").unwrap();
+        assert_eq!(chosen(scenario, None).unwrap(), None);
+        assert_eq!(chosen(scenario, Some("no-fence")).unwrap(), Some(vec!["no-fence"]));
+        assert_eq!(chosen(scenario, Some("all")).unwrap().unwrap().len(), scenario.mutations.len());
+        let error = chosen(scenario, Some("nothing")).unwrap_err().to_string();
+        assert!(error.contains("no-fence"), "{error}");
+    }
+
+    #[test]
+    fn help_names_every_mutation() {
+        use clap::CommandFactory;
+        #[derive(clap::Parser)]
+        struct Program {
+            #[command(flatten)]
+            args: SimArgs,
+        }
+        let mut program = Program::command();
+        program.build();
+        for subcommand in program.get_subcommands_mut().filter(|command| command.get_name() != "help") {
+            let scenario = find_scenario(subcommand.get_name()).expect("each subcommand has its scenario");
+            let help = subcommand.render_long_help().to_string();
+            for mutation in scenario.mutations {
+                assert!(help.contains(mutation), "{mutation}: {help}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_mutation_that_a_seed_does_not_notice_is_a_failure() {
+        let scenario = find_scenario("fabric").unwrap();
+        assert!(hunt_all(scenario, &["no-scrub"], 0, true).is_err());
+        assert!(hunt_all(scenario, &["no-scrub"], 20, true).is_ok());
+    }
+}

@@ -1,0 +1,116 @@
+//! `farpool bench`: figures that are complete and checked, and nothing left behind. How fast is asserted nowhere.
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::support::{
+    Pool, PoolOptions, Process, assert_complaint, children_of, eventually, farpool, is_running, run,
+};
+
+const SMALL: [&str; 5] = ["--footprint", "64MiB", "--seconds", "1", "--json"];
+
+#[track_caller]
+fn report(args: &[&str]) -> Value {
+    let output = run(["bench", "io"].iter().chain(args).chain(&SMALL));
+    assert!(output.status.success(), "{}", output.stderr);
+    serde_json::from_str(&output.stdout).unwrap()
+}
+
+#[track_caller]
+fn assert_figures(report: &Value) {
+    for field in ["iops", "mib_s", "p50_us", "p99_us", "p999_us"] {
+        assert!(report[field].as_f64().unwrap() > 0.0, "{field}: {report}");
+    }
+    assert!([4, 2048].contains(&report["page_size_kib"].as_u64().unwrap()), "{report}");
+    assert_eq!(report["footprint_bytes"], 64 << 20);
+    assert!(report["checked"].as_u64().unwrap() > 0, "{report}");
+    assert!(report["machine"]["kernel"].is_string());
+}
+
+#[track_caller]
+fn assert_floor(report: &Value, kind: &str) {
+    assert_figures(report);
+    assert_eq!(report["floor"]["kind"], kind);
+    for figure in [&report["floor"]["p50_us"], &report["floor"]["iops"]] {
+        assert!(figure.as_f64().unwrap() > 0.0, "{report}");
+    }
+    for figure in [&report["ratio_p50"], &report["ratio_iops"]] {
+        assert!(figure.as_f64().unwrap() > 0.0, "{report}");
+    }
+}
+
+#[test]
+fn shared_memory_is_measured_beside_bare_accesses() {
+    let shm = ["--transport", "shm", "--floor", "--op"];
+    let with = |more: &[&str]| report(&[&shm, more].concat());
+    assert_floor(&with(&["read"]), "memcpy");
+    assert_floor(&with(&["read", "--block", "64", "--batch", "16"]), "bare loads");
+    assert_floor(&with(&["cas"]), "lock cmpxchg");
+    assert_floor(&with(&["faa", "--threads", "2"]), "lock xadd");
+    assert_floor(&with(&["call"]), "polling ping-pong over two cache lines");
+}
+
+#[test]
+fn tcp_is_measured_beside_a_bare_server() {
+    let tcp = ["--transport", "tcp", "--floor", "--op"];
+    let with = |more: &[&str]| report(&[&tcp, more].concat());
+    let kind = "polling TCP request and response";
+    assert_floor(&with(&["read", "--pattern", "random"]), kind);
+    assert_floor(&with(&["write", "--pattern", "sequential", "--block", "64KiB", "--depth", "4"]), kind);
+    assert_floor(&with(&["faa", "--batch", "4", "--depth", "2"]), kind);
+}
+
+#[test]
+fn a_running_pool_of_two_nodes_is_measured_when_it_is_named() {
+    let pool = Pool::start(PoolOptions { nodes: 2, memory: "64MiB", region_size: "8MiB" });
+    for transport in ["shm", "tcp"] {
+        let args = ["--op", "read", "--batch", "4", "--broker", &pool.address, "--transport", transport];
+        let report = report(&args);
+        assert!(report["floor"].is_null() && report["ratio_p50"].is_null(), "{report}");
+        assert!(report["checked"].as_u64().unwrap() > 0, "{report}");
+    }
+}
+
+#[test]
+fn interrupted_measurement_leaves_no_process() {
+    let args = ["bench", "io", "--transport", "tcp", "--op", "read", "--footprint", "16MiB"];
+    let mut command = farpool(args);
+    command.args(["--seconds", "600", "--floor"]);
+    let mut bench = Process::start("farpool bench io", command);
+    eventually("broker, node and floor run", || children_of(bench.id()).len() == 3);
+    let children = children_of(bench.id());
+    bench.signal(Signal::INT);
+    let output = bench.wait();
+    assert_complaint(&output, 1, "interrupted");
+    assert!(children.iter().all(|&id| !is_running(id)));
+}
+
+#[test]
+fn what_cannot_be_measured_is_a_usage_error_with_the_fix() {
+    let bad = |args: &[&str], fix: &str| {
+        let usual = ["bench", "io", "--seconds", "1"];
+        assert_complaint(&run(usual.iter().chain(args)), 2, fix);
+    };
+    bad(&["--transport", "carrier-pigeon", "--op", "read"], "shm or tcp");
+    bad(&["--transport", "shm", "--op", "append"], "read, write, cas, faa or call");
+    bad(&["--transport", "shm", "--op", "read", "--block", "12"], "--block");
+    bad(&["--transport", "shm", "--op", "read", "--depth", "64", "--batch", "64"], "--batch");
+    bad(&["--transport", "shm", "--op", "read", "--threads", "0"], "--threads");
+    bad(&["--transport", "shm", "--op", "read", "--footprint", "999TiB"], "--footprint");
+    bad(&["--op", "read"], "--transport");
+    let output = run(["bench", "io", "--transport", "tcp", "--op", "read", "--seconds", "0"]);
+    assert_complaint(&output, 2, "for instance 5");
+    let output = run([
+        "bench",
+        "io",
+        "--transport",
+        "tcp",
+        "--op",
+        "read",
+        "--seconds",
+        "1",
+        "--broker",
+        "127.0.0.1:1",
+    ]);
+    assert_complaint(&output, 1, "farpool up");
+}

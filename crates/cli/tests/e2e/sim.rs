@@ -1,0 +1,55 @@
+//! `farpool sim` from outside: exit status, replay, and the same history in every process.
+
+use serde_json::Value;
+
+use crate::support::{assert_complaint, run};
+
+const SCENARIOS: [&str; 2] = ["fabric", "pool"];
+
+fn facts(args: &[&str]) -> Value {
+    let output = run(["sim"].iter().chain(args).chain(&["--json"]));
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_str(&output.stdout).unwrap()
+}
+
+#[test]
+fn some_seeds_of_each_scenario_are_green_and_have_the_same_histories_in_every_process() {
+    for scenario in SCENARIOS {
+        let (once, again) = (facts(&[scenario, "--seeds", "40"]), facts(&[scenario, "--seeds", "40"]));
+        assert_eq!(once["failed"], 0, "{once}");
+        assert_eq!(once["seeds"], 40);
+        assert_eq!(once["hash"], again["hash"]);
+    }
+}
+
+#[test]
+fn a_seed_is_replayed_with_the_same_readable_trace() {
+    for scenario in SCENARIOS {
+        let once = run(["sim", scenario, "--seed", "7"]);
+        assert!(once.status.success(), "{once:?}");
+        assert!(once.stdout.lines().count() > 20, "{once:?}");
+        assert!(once.stdout.lines().last().unwrap().starts_with("seed 7: "), "{once:?}");
+        assert_eq!(once.stdout, run(["sim", scenario, "--seed", "7"]).stdout);
+    }
+}
+
+#[test]
+fn every_mutation_is_caught_and_the_seeds_are_named() {
+    for scenario in SCENARIOS {
+        let facts = facts(&[scenario, "--mutation", "all"]);
+        let mutations = facts["mutations"].as_array().unwrap();
+        assert!(mutations.len() >= 4, "{facts}");
+        for mutation in mutations {
+            assert!(!mutation["caught_by"].as_array().unwrap().is_empty(), "{mutation}");
+        }
+    }
+}
+
+#[test]
+fn what_does_not_exist_or_goes_unnoticed_is_a_complaint() {
+    assert_complaint(&run(["sim", "fabric", "--mutation", "nothing"]), 2, "no-fence");
+    assert_complaint(&run(["sim", "fabric", "--mutation", "all", "--seed", "1"]), 2, "name it");
+    let unnoticed = run(["sim", "fabric", "--mutation", "no-fence", "--seeds", "0"]);
+    assert_eq!(unnoticed.status.code(), Some(1), "{unnoticed:?}");
+    assert!(unnoticed.stderr.contains("went unnoticed: no-fence"), "{unnoticed:?}");
+}

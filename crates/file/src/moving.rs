@@ -1,0 +1,154 @@
+//! Moving out: what lies in regions that are being taken back goes elsewhere, before they are gone.
+//!
+//! M1. An extent moves under the locks of all its blocks, and its words go with it: nobody writes meanwhile. Who has waited
+//!     for such a lock looks whether the extent is still the file's before it writes.
+//! M2. A reader that still has the old extent reads what was the file's when it began: nobody writes there any more.
+//! M3. What cannot be moved stays where it is, and is tried again until the region is gone.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use farpool_pool::{EXTENT_BYTES, Extent, Session, SessionCore};
+use farpool_wire::{BLOCK_BYTES, BlockWord};
+
+use crate::blocks::{BLOCKS_PER_EXTENT, checksum};
+use crate::error::FileError;
+use crate::file::FileInner;
+use crate::split::Piece;
+use crate::store::StoreShared;
+use crate::write::Locks;
+
+/// How often the mover looks whether there is something to move, and tries again what could not be moved: a grace is
+/// tens of seconds.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// The thread that moves files out of regions that are being taken back; ends when dropped.
+pub(crate) struct Mover {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Mover {
+    /// Starts it for a store's files.
+    pub(crate) fn start(store: Arc<StoreShared>) -> std::io::Result<Self> {
+        let (stop, stopped) = channel();
+        let run = move || look_after(&store, &stopped);
+        let thread = std::thread::Builder::new().name("file-mover".into()).spawn(run)?;
+        Ok(Mover { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Mover {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the mover of files panicked");
+        }
+    }
+}
+
+fn look_after(store: &StoreShared, stopped: &Receiver<()>) {
+    let mut session = None;
+    let mut complained = false;
+    while stopped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+        if !store.pool.is_to_leave() {
+            (session, complained) = (None, false);
+            continue;
+        }
+        let session = session.get_or_insert_with(|| store.pool.session());
+        if let Err(error) = store.move_out(session, stopped)
+            && !complained
+        {
+            tracing::warn!(%error, "not everything can be moved out of regions that are being taken back; trying on");
+            complained = true;
+        }
+    }
+}
+
+impl StoreShared {
+    /// Moves what it can, and returns the last failure. Ends early when stopped, or when there is no room to move to.
+    fn move_out(&self, session: &Session, stopped: &Receiver<()>) -> Result<(), FileError> {
+        let mut result = Ok(());
+        for file in self.files().iter().filter_map(Weak::upgrade) {
+            for stripe in file.stripes_to_move() {
+                if !matches!(stopped.try_recv(), Err(TryRecvError::Empty)) {
+                    return Ok(());
+                }
+                let guard = session.lock();
+                // SAFETY: all buffers and futures end in `block_on`.
+                let core = unsafe { guard.core() };
+                match guard.block_on(file.move_extent(core, stripe)) {
+                    Ok(()) => {}
+                    Err(error @ FileError::NoSpace) => return Err(error),
+                    Err(error) => result = Err(error),
+                }
+            }
+        }
+        result
+    }
+}
+
+impl FileInner {
+    fn stripes_to_move(&self) -> Vec<u64> {
+        let map = self.map.read();
+        let to_move = |stripe: &u64| map.extent(*stripe).is_some_and(|extent| is_to_move(&extent));
+        map.stripes(0, u64::MAX).into_iter().filter(to_move).collect()
+    }
+
+    /// Moves one extent, if it has to be moved.
+    async fn move_extent(&self, core: &SessionCore, stripe: u64) -> Result<(), FileError> {
+        let Some(old) = self.map.read().extent(stripe).filter(is_to_move) else {
+            return Ok(());
+        };
+        let fresh = self.take_extent(stripe).await?;
+        let whole = Piece { stripe, start: 0, end: EXTENT_BYTES };
+        let words = &self.store.words;
+        let locks = Locks::take(words, core, &old, whole, 0..BLOCKS_PER_EXTENT).await?;
+        let mut kept = [BlockWord::EMPTY; BLOCKS_PER_EXTENT as usize];
+        for (block, word) in (0..).zip(&mut kept) {
+            *word = locks.word(block);
+        }
+        if kept.iter().any(|word| !word.is_empty()) {
+            self.copy(core, whole, &old, &fresh, &mut kept).await?;
+        }
+        for (block, word) in (0..).zip(kept) {
+            words.store(words.place(&fresh, block), word);
+        }
+        // Unless it was cut off meanwhile: then there is nothing to move.
+        let _in_place = self.map.write().replace(stripe, &old, fresh);
+        drop(locks); // only now: who waits for one of them finds the new extent
+        Ok(())
+    }
+
+    /// Copies an extent's contents whose locks we hold; blocks that are not what their word says become lost.
+    async fn copy(
+        &self,
+        core: &SessionCore,
+        whole: Piece,
+        old: &Extent,
+        fresh: &Extent,
+        kept: &mut [BlockWord],
+    ) -> Result<(), FileError> {
+        let start = whole.file_offset(0);
+        let buffer = core.buffer(EXTENT_BYTES as usize).map_err(|_| FileError::TooLong)?;
+        let (buffer, read) = core.read(old, 0, buffer).await;
+        read.map_err(|error| FileError::from_access(error, start))?;
+        for (block, (word, data)) in (0..).zip(kept.iter_mut().zip(buffer.chunks_exact(BLOCK_BYTES))) {
+            if !word.is_empty() && !word.is_lost() && !word.matches(checksum(data)) {
+                let _logged = self.damaged(old, whole.file_offset(block * BLOCK_BYTES as u64));
+                *word = word.lost();
+            }
+        }
+        let (_, written) = core.write(fresh, 0, buffer).await;
+        written.map_err(|error| FileError::from_access(error, start))
+    }
+}
+
+fn is_to_move(extent: &Arc<Extent>) -> bool {
+    let region = extent.region();
+    region.is_leaving() && !region.is_over()
+}

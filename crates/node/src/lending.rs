@@ -1,0 +1,363 @@
+//! What a node decides about its leases: the table, and which regions are on their way back. Takes the time and the
+//! keys, touches no memory, and says what is to be done to it.
+//!
+//! N1. The table says who may; its caller makes it so. A grant is opened in the memory only after the table has made
+//!     it and before anybody is told; a lease is fenced there before anybody is told that it ended.
+//! N2. A region comes back to the table as free only after its memory was scrubbed or replaced, and that begins only
+//!     when the caller has said that the lease is fenced and that nobody has to let go of its memory.
+//! N3. Leases end on time: the caller asks [`NodeCore::expire`] by [`NodeCore::next_deadline`].
+//! Not here: clocks, threads, random keys, memory, messages' ways.
+
+use farpool_lease::{
+    Grant, GrantRefusal, LeaseClass, LeaseRefusal, Lending, Millis, RegionCounts, RegionStatus, RegionTable,
+    Released, RevokeRefusal, Term,
+};
+use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState, RenewOutcome, RevokeResponse};
+use farpool_wire::{AccessKey, Epoch, GrantMode, OwnerId, Refusal};
+
+/// A node's lease table with the regions that are on their way back.
+///
+/// Its shell does what the answers say, in this order: `grant` and `add_grant`: open the grants, then answer.
+/// `release` and `expire`: fence, then [`fenced`](Self::fenced), then answer. `fence_grant`: fence it, then answer.
+pub struct NodeCore {
+    table: RegionTable,
+    returning: Vec<Returning>,
+}
+
+/// A fenced region on its way back to the free ones.
+struct Returning {
+    lease: Lending,
+    /// The table knows that it is being scrubbed.
+    scrubbing: bool,
+}
+
+impl NodeCore {
+    /// A node whose regions are all free and scrubbed. `incarnation` must be greater than at every earlier start of
+    /// this node.
+    pub fn new(incarnation: u32, regions: u32, ttl: Millis) -> Self {
+        NodeCore { table: RegionTable::new(incarnation, regions, ttl), returning: Vec::new() }
+    }
+
+    /// Lends up to `count` free regions. The caller opens each.
+    #[must_use]
+    pub fn grant(
+        &mut self,
+        now: Millis,
+        owner: OwnerId,
+        class: LeaseClass,
+        count: u32,
+        keys: &mut dyn FnMut() -> AccessKey,
+    ) -> Vec<Grant> {
+        self.table.grant(now, owner, class, count, keys)
+    }
+
+    /// Adds a client's grant, under a fresh `key`, to the lease that a message names. The caller opens it.
+    pub fn add_grant(
+        &mut self,
+        now: Millis,
+        owner: OwnerId,
+        lease: &LeaseRef,
+        mode: GrantMode,
+        key: AccessKey,
+    ) -> Result<Grant, GrantRefusal> {
+        let (lease, own_key) = named(lease)?;
+        self.table.add_grant(now, owner, lease, &own_key, mode, key)
+    }
+
+    /// Ends a client's grant. The caller fences it, again if it was asked before.
+    pub fn fence_grant(
+        &mut self,
+        now: Millis,
+        owner: OwnerId,
+        lease: &LeaseRef,
+        grant: Epoch,
+    ) -> Result<Lending, GrantRefusal> {
+        let (lease, own_key) = named(lease)?;
+        self.table.fence_grant(now, owner, lease, &own_key, grant)
+    }
+
+    /// Extends a lease.
+    pub fn renew(&mut self, now: Millis, owner: OwnerId, lease: &LeaseRef) -> Result<Term, LeaseRefusal> {
+        let (lease, key) = named(lease)?;
+        self.table.renew(now, owner, lease, &key)
+    }
+
+    /// Ends a lease at its owner's wish. The caller fences what is returned, if anything, and says so.
+    pub fn release(&mut self, owner: OwnerId, lease: &LeaseRef) -> Result<Option<Lending>, LeaseRefusal> {
+        let (lease, key) = named(lease)?;
+        Ok(match self.table.release(owner, lease, &key)? {
+            Released::Fence => Some(lease),
+            Released::Already => None,
+        })
+    }
+
+    /// Takes back up to `count` of an owner's revocable leases that are not being taken back: those lent last, since
+    /// what lies there has had the least time to become worth keeping.
+    pub fn revoke(&mut self, now: Millis, owner: OwnerId, count: u32, grace: Millis) -> RevokeResponse {
+        let mut answer = RevokeResponse::default();
+        let mut candidates = Vec::new();
+        for (region, status) in (0u32..).zip(self.table.statuses()) {
+            match status {
+                RegionStatus::Held { owner: whose, .. } if whose != owner => {}
+                RegionStatus::Held { class: LeaseClass::Pinned, .. } => answer.pinned += 1,
+                RegionStatus::Held { epoch, revoked: false, .. } => {
+                    candidates.push(Lending { region, epoch })
+                }
+                _ => {}
+            }
+        }
+        candidates.sort_by_key(|lease| std::cmp::Reverse(lease.epoch));
+        for lease in candidates {
+            if answer.revoked == count {
+                break;
+            }
+            match self.table.revoke(now, lease, grace) {
+                Ok(end) => {
+                    answer.revoked += 1;
+                    answer.remaining_ms = answer.remaining_ms.max(end.since(now).0);
+                }
+                Err(RevokeRefusal::Ended | RevokeRefusal::Pinned | RevokeRefusal::Unknown) => {}
+            }
+        }
+        answer
+    }
+
+    /// Whether whoever has `key` may use the region now.
+    pub fn check(&self, now: Millis, lending: Lending, key: &AccessKey) -> Result<(), Refusal> {
+        self.table.check(now, lending, key)
+    }
+
+    /// Ends the leases whose time is over. The caller fences each, and says so.
+    #[must_use]
+    pub fn expire(&mut self, now: Millis) -> Vec<Lending> {
+        self.table.expire(now)
+    }
+
+    /// When [`expire`](Self::expire) has something to do next.
+    pub fn next_deadline(&self) -> Option<Millis> {
+        self.table.next_deadline()
+    }
+
+    /// The caller has fenced a lease: from now on nothing of it takes effect.
+    pub fn fenced(&mut self, lease: Lending) {
+        self.returning.push(Returning { lease, scrubbing: false });
+    }
+
+    /// A fenced region of which nobody has the memory who must let go first, as `is_held` tells: the caller scrubs or replaces it, and
+    /// says what came of it.
+    pub fn begin_scrub(&mut self, mut is_held: impl FnMut(u32) -> bool) -> Option<Lending> {
+        loop {
+            let next = self.returning.iter().position(|returning| !is_held(returning.lease.region))?;
+            let Returning { lease, scrubbing } = self.returning.swap_remove(next);
+            if scrubbing || self.table.begin_scrub(lease) {
+                return Some(lease);
+            }
+            // Not this lease's turn: somebody else has seen to it.
+        }
+    }
+
+    /// The region holds nothing of its last lease any more: it is free again.
+    pub fn scrubbed(&mut self, lease: Lending) {
+        let _in_turn = self.table.scrubbed(lease);
+    }
+
+    /// The region could not be made clean: it will be [named again](Self::begin_scrub).
+    pub fn not_scrubbed(&mut self, lease: Lending) {
+        self.returning.push(Returning { lease, scrubbing: true });
+    }
+
+    /// How long a lease lasts unless renewed.
+    pub fn ttl(&self) -> Millis {
+        self.table.ttl()
+    }
+
+    /// How many regions are where.
+    pub fn counts(&self) -> RegionCounts {
+        self.table.counts()
+    }
+
+    /// The sum of the marks of all leases held, as a heartbeat says it: equal tables have equal sums.
+    pub fn table_sum(&self, now: Millis) -> u64 {
+        self.states(now).iter().fold(0, |sum, state| sum.wrapping_add(state.mark()))
+    }
+
+    /// The regions that are not free, as the broker is told.
+    pub fn states(&self, now: Millis) -> Vec<RegionState> {
+        let state = |(region, status): (u32, RegionStatus)| match status {
+            RegionStatus::Free => None,
+            RegionStatus::Held { epoch, owner, class, until, grants, revoked } => Some(RegionState {
+                region,
+                owner: owner.0,
+                epoch: epoch.0,
+                class: class.to_wire(),
+                remaining_ms: until.since(now).0,
+                held: true,
+                revoked,
+                grants,
+            }),
+            RegionStatus::Fenced { epoch } | RegionStatus::Scrubbing { epoch } => {
+                Some(RegionState { region, epoch: epoch.0, held: false, ..RegionState::default() })
+            }
+        };
+        (0u32..).zip(self.table.statuses()).filter_map(state).collect()
+    }
+}
+
+/// A fresh grant as its owner is told.
+pub fn lease_message(grant: &Grant, class: LeaseClass, ttl: Millis, address: NodeAddress) -> Lease {
+    Lease {
+        address: Some(address),
+        region: grant.lending.region,
+        epoch: grant.lending.epoch.0,
+        key: grant.key.as_bytes().to_vec(),
+        ttl_ms: ttl.0,
+        class: class.to_wire(),
+    }
+}
+
+/// What became of one lease's renewal, as its owner is told.
+pub fn renew_outcome(renewed: Result<Term, LeaseRefusal>) -> RenewOutcome {
+    match renewed {
+        Ok(term) => RenewOutcome {
+            renewed: true,
+            remaining_ms: term.remaining.0,
+            revoked: term.revoked,
+            ..RenewOutcome::default()
+        },
+        Err(refusal) => RenewOutcome { refusal: refusal.to_string(), ..RenewOutcome::default() },
+    }
+}
+
+fn named(lease: &LeaseRef) -> Result<(Lending, AccessKey), LeaseRefusal> {
+    let key = lease.access_key().ok_or(LeaseRefusal::WrongKey)?;
+    Ok((Lending { region: lease.region, epoch: Epoch(lease.epoch) }, key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWNER: OwnerId = OwnerId(5);
+    const TTL: Millis = Millis(1_000);
+    const KEY: AccessKey = AccessKey::from_bytes([1; 16]);
+
+    fn lend(core: &mut NodeCore, class: LeaseClass, count: u32) -> Vec<Lending> {
+        let grants = core.grant(Millis(0), OWNER, class, count, &mut || KEY);
+        grants.into_iter().map(|grant| grant.lending).collect()
+    }
+
+    fn reference(lease: Lending) -> LeaseRef {
+        LeaseRef::new(lease.region, lease.epoch, &KEY)
+    }
+
+    #[test]
+    fn a_region_comes_back_only_when_fenced_let_go_and_scrubbed() {
+        let mut core = NodeCore::new(1, 1, TTL);
+        let lease = lend(&mut core, LeaseClass::Revocable, 1)[0];
+        assert_eq!(core.release(OWNER, &reference(lease)), Ok(Some(lease)));
+        assert_eq!(core.begin_scrub(|_| false), None, "it is not fenced yet");
+        core.fenced(lease);
+        assert_eq!(core.begin_scrub(|_| true), None, "somebody holds it");
+        assert_eq!(core.begin_scrub(|_| false), Some(lease));
+        assert_eq!(core.begin_scrub(|_| false), None, "it is being scrubbed");
+        core.not_scrubbed(lease);
+        assert!(lend(&mut core, LeaseClass::Revocable, 1).is_empty());
+        assert_eq!(core.begin_scrub(|_| false), Some(lease));
+        core.scrubbed(lease);
+        assert_eq!(core.counts().free, 1);
+        assert_eq!(core.release(OWNER, &reference(lease)), Ok(None));
+    }
+
+    #[test]
+    fn what_was_lent_last_is_taken_back_first_and_pinned_leases_never() {
+        let mut core = NodeCore::new(1, 5, TTL);
+        lend(&mut core, LeaseClass::Pinned, 1);
+        let leases = lend(&mut core, LeaseClass::Revocable, 3);
+        let grace = Millis(5_000);
+        let answer = core.revoke(Millis(1), OWNER, 1, grace);
+        assert_eq!((answer.revoked, answer.pinned, answer.remaining_ms), (1, 1, 5_000));
+        let renewed = core.renew(Millis(1), OWNER, &reference(leases[2]));
+        assert_eq!(renewed, Ok(Term { remaining: grace, revoked: true }));
+        assert_eq!(core.revoke(Millis(1), OWNER, 9, grace).revoked, 2, "each is taken back once");
+        assert_eq!(core.revoke(Millis(1), OWNER, 9, grace).revoked, 0);
+        assert_eq!(core.revoke(Millis(1), OwnerId(6), 9, grace), RevokeResponse::default());
+        assert_eq!(core.states(Millis(1)).iter().filter(|state| state.revoked).count(), 3);
+    }
+
+    #[test]
+    fn a_message_with_a_damaged_key_names_nobody_s_lease() {
+        let mut core = NodeCore::new(1, 1, TTL);
+        let lease = lend(&mut core, LeaseClass::Revocable, 1)[0];
+        let damaged = LeaseRef { key: vec![1; 15], ..reference(lease) };
+        assert_eq!(core.renew(Millis(1), OWNER, &damaged), Err(LeaseRefusal::WrongKey));
+        assert_eq!(core.release(OWNER, &damaged), Err(LeaseRefusal::WrongKey));
+        let added = core.add_grant(Millis(1), OWNER, &damaged, GrantMode::ReadOnly, KEY);
+        assert_eq!(added, Err(GrantRefusal::Lease(LeaseRefusal::WrongKey)));
+    }
+
+    fn add(core: &mut NodeCore, lease: Lending) -> Lending {
+        let grant = core.add_grant(Millis(1), OWNER, &reference(lease), GrantMode::ReadWrite, KEY);
+        grant.unwrap().lending
+    }
+
+    #[test]
+    fn one_of_three_grants_is_fenced_and_the_others_go_on_to_the_lease_s_end() {
+        let mut core = NodeCore::new(1, 1, TTL);
+        let lease = lend(&mut core, LeaseClass::Pinned, 1)[0];
+        let (one, other) = (add(&mut core, lease), add(&mut core, lease));
+        assert!(lease.epoch < one.epoch && one.epoch < other.epoch);
+        for _ in 0..2 {
+            assert_eq!(core.fence_grant(Millis(2), OWNER, &reference(lease), one.epoch), Ok(one));
+        }
+        let check = |core: &NodeCore, grant| core.check(Millis(2), grant, &KEY);
+        assert_eq!(check(&core, one), Err(Refusal::StaleEpoch));
+        assert_eq!((check(&core, other), check(&core, lease)), (Ok(()), Ok(())));
+        let own = core.fence_grant(Millis(2), OWNER, &reference(lease), lease.epoch);
+        assert_eq!(own, Err(GrantRefusal::OwnersOwn));
+        assert_eq!(core.renew(Millis(2), OWNER, &reference(other)), Err(LeaseRefusal::WrongKey));
+        assert_eq!(core.release(OWNER, &reference(lease)), Ok(Some(lease)));
+        assert_eq!(check(&core, other), Err(Refusal::StaleEpoch));
+        let late = core.add_grant(Millis(2), OWNER, &reference(lease), GrantMode::ReadOnly, KEY);
+        assert_eq!(late, Err(GrantRefusal::Lease(LeaseRefusal::Ended)));
+    }
+
+    #[test]
+    fn a_lease_that_is_taken_back_lasts_its_grace_however_often_it_is_renewed() {
+        let mut core = NodeCore::new(1, 1, TTL);
+        let lease = lend(&mut core, LeaseClass::Revocable, 1)[0];
+        assert_eq!(core.revoke(Millis(500), OWNER, 1, Millis(2_000)).remaining_ms, 2_000);
+        for at in [600, 1_400, 2_499] {
+            let term = core.renew(Millis(at), OWNER, &reference(lease)).unwrap();
+            assert_eq!((term.remaining, term.revoked), (Millis(2_500 - at), true));
+            assert!(core.expire(Millis(at)).is_empty());
+        }
+        assert_eq!(core.next_deadline(), Some(Millis(2_500)));
+        assert_eq!(core.renew(Millis(2_500), OWNER, &reference(lease)), Err(LeaseRefusal::Ended));
+        assert_eq!(core.expire(Millis(2_500)), [lease]);
+    }
+
+    #[test]
+    fn a_short_grace_takes_nothing_back_that_was_promised() {
+        let mut core = NodeCore::new(1, 1, TTL);
+        let lease = lend(&mut core, LeaseClass::Revocable, 1)[0];
+        assert_eq!(core.revoke(Millis(400), OWNER, 1, Millis(0)).remaining_ms, 600);
+        assert_eq!(core.renew(Millis(999), OWNER, &reference(lease)).unwrap().remaining, Millis(1));
+    }
+
+    #[test]
+    fn a_node_that_was_restarted_knows_no_old_lease_and_repeats_no_epoch() {
+        let mut core = NodeCore::new(1, 2, TTL);
+        let old = lend(&mut core, LeaseClass::Pinned, 2);
+        let client = add(&mut core, old[0]);
+        let mut core = NodeCore::new(2, 2, TTL);
+        assert!(core.states(Millis(0)).is_empty(), "its memory is new, and all of it is free");
+        let new = lend(&mut core, LeaseClass::Pinned, 2);
+        for old in old.into_iter().chain([client]) {
+            assert!(new.iter().all(|new| new.epoch > old.epoch));
+            assert_eq!(core.check(Millis(1), old, &KEY), Err(Refusal::StaleEpoch));
+            assert_eq!(core.renew(Millis(1), OWNER, &reference(old)), Err(LeaseRefusal::Ended));
+            assert_eq!(core.release(OWNER, &reference(old)), Ok(None));
+        }
+        assert_eq!(core.counts().held, 2);
+    }
+}

@@ -1,0 +1,109 @@
+//! When to ask for more regions, and how long what the last attempt brought is taken for granted. Pure.
+
+use farpool_lease::Millis;
+
+use crate::holder::GrowthOutcome;
+
+/// How long a taker waits for an unreachable broker before it is told *no space*: a broker's restart fits in.
+pub(crate) const GROW_PATIENCE: Millis = Millis(3_000);
+/// How long *full* is taken for granted: a full pool is not asked again for each page that does not fit.
+const FULL_FOR: Millis = Millis(500);
+/// How long *unreachable* is taken for granted once the patience is used up: longer than an attempt on a broker that
+/// hangs.
+const UNREACHABLE_FOR: Millis = Millis(10_000);
+/// Pause after an attempt in vain, so that a full pool is not asked for every page.
+const RETRY_PAUSE: Millis = Millis(100);
+
+/// Attempts to get more regions.
+#[derive(Clone, Debug, Default)]
+pub struct Growth {
+    attempts: u64,
+    last: GrowthOutcome,
+    ended: Millis,
+    /// Since when none has brought anything.
+    failing_since: Option<Millis>,
+}
+
+impl Growth {
+    /// How many regions to ask for next when `held` are held: an eighth of that, at least two, within the `limit`.
+    pub fn wanted(held: u64, limit: Option<u64>) -> u32 {
+        const LEAST: u64 = 2;
+        const MOST: u64 = 64;
+        let room = limit.map_or(u64::MAX, |limit| limit.saturating_sub(held));
+        (held / 8).clamp(LEAST, MOST).min(room) as u32
+    }
+
+    /// Attempts that have ended.
+    pub fn attempts(&self) -> u64 {
+        self.attempts
+    }
+
+    /// What the last one brought.
+    pub fn last(&self) -> GrowthOutcome {
+        self.last
+    }
+
+    /// An attempt has ended. Returns how long to pause before the next.
+    pub fn ended(&mut self, now: Millis, outcome: GrowthOutcome) -> Millis {
+        self.attempts += 1;
+        (self.last, self.ended) = (outcome, now);
+        match outcome {
+            GrowthOutcome::Grown => {
+                self.failing_since = None;
+                Millis(0)
+            }
+            GrowthOutcome::Full | GrowthOutcome::Unreachable => {
+                self.failing_since.get_or_insert(now);
+                RETRY_PAUSE
+            }
+        }
+    }
+
+    /// Whether an attempt would bring nothing, as far as the last ones tell: one patience for an outage, not for each
+    /// taker.
+    pub fn is_hopeless(&self, now: Millis) -> bool {
+        match self.last {
+            GrowthOutcome::Grown => false,
+            GrowthOutcome::Full => self.attempts > 0 && now < self.ended.plus(FULL_FOR),
+            GrowthOutcome::Unreachable => {
+                let patience_used_up = |since: Millis| now >= since.plus(GROW_PATIENCE);
+                now < self.ended.plus(UNREACHABLE_FOR) && self.failing_since.is_some_and(patience_used_up)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_eighth_more_is_asked_for_within_the_limit() {
+        assert_eq!(Growth::wanted(0, None), 2);
+        assert_eq!(Growth::wanted(80, None), 10);
+        assert_eq!(Growth::wanted(10_000, None), 64);
+        assert_eq!(Growth::wanted(80, Some(83)), 3);
+        assert_eq!(Growth::wanted(80, Some(80)), 0);
+        assert_eq!(Growth::wanted(80, Some(10)), 0);
+    }
+
+    #[test]
+    fn a_full_pool_is_asked_again_after_half_a_second() {
+        let mut growth = Growth::default();
+        assert!(!growth.is_hopeless(Millis(0)));
+        assert!(growth.ended(Millis(1_000), GrowthOutcome::Full) > Millis(0));
+        assert!(growth.is_hopeless(Millis(1_499)) && !growth.is_hopeless(Millis(1_500)));
+    }
+
+    #[test]
+    fn an_outage_costs_one_patience_for_all_takers() {
+        let mut growth = Growth::default();
+        growth.ended(Millis(0), GrowthOutcome::Unreachable);
+        assert!(!growth.is_hopeless(Millis(2_999)), "a broker's restart fits in");
+        growth.ended(Millis(2_500), GrowthOutcome::Unreachable);
+        assert!(growth.is_hopeless(Millis(3_000)));
+        assert!(!growth.is_hopeless(Millis(12_500)), "time for another try");
+        assert_eq!(growth.ended(Millis(13_000), GrowthOutcome::Grown), Millis(0));
+        assert!(!growth.is_hopeless(Millis(13_000)));
+    }
+}

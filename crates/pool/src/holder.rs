@@ -1,0 +1,509 @@
+//! What a holder of leases decides: which to renew and when, what an answer means, when to stop, whether to ask for
+//! more. Takes the time and the answers; asks nobody.
+//!
+//! H1. A lease is used only while [`Holder::usable`] says so: by the holder's own clock, with a margin for both.
+//! H2. A lease is lost when its time is over here or its node has refused it, and by nothing else: brokers that die,
+//!     restart or forget cost no lease.
+//! H3. No answer makes a holder use a region longer than the node keeps it: times count from the question.
+//! H4. What cannot be used is given back.
+//! H5. A client that is let in stops no later than the holder would: it is told how long, and counts from its question.
+//! Not here: memory, extents, how messages travel.
+
+use std::collections::BTreeMap;
+
+use farpool_lease::{Holding, Holdings, LeaseClass, Millis, Term};
+use farpool_wire::control::{
+    self, AcquireRequest, AcquireResponse, AddGrantRequest, AddGrantResponse, FenceGrantRequest, Lease,
+    LeaseRef, ReleaseRequest, RenewRequest, RenewResponse,
+};
+use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, OwnerId, RegionId};
+
+/// A node that was given up is not asked for regions again before this has passed: by then the broker knows.
+const AVOID_FOR: Millis = Millis(15_000);
+
+/// The leases of one owner, as one process holds them.
+#[derive(Debug)]
+pub struct Holder {
+    owner: OwnerId,
+    region_bytes: u64,
+    holdings: Holdings,
+    avoid_until: BTreeMap<NodeId, Millis>,
+}
+
+/// A question to a node: more time for these leases.
+#[derive(Clone, Debug)]
+pub struct Renewal {
+    /// Whom to ask.
+    pub node: NodeId,
+    /// When, by the holder's clock.
+    pub asked_at: Millis,
+    leases: Vec<(u32, Holding)>,
+}
+
+/// What an answer changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// The lease lasts longer.
+    Extended {
+        /// The region.
+        region: RegionId,
+        /// Until when it may be used, by the holder's clock.
+        usable_until: Millis,
+    },
+    /// The region is being taken back: what lies there has to be elsewhere by then.
+    Leave {
+        /// The region.
+        region: RegionId,
+        /// Until when it may be used, by the holder's clock.
+        usable_until: Millis,
+    },
+    /// The lease is over: what lay there is gone.
+    Lost {
+        /// The region.
+        region: RegionId,
+        /// Under which lease.
+        epoch: Epoch,
+    },
+}
+
+/// What a broker's answer brought.
+#[derive(Debug)]
+pub struct Acquired {
+    /// Leases that are the holder's now.
+    pub leases: Vec<HeldLease>,
+    /// Leases to give back, and why.
+    pub unusable: Vec<(Lease, &'static str)>,
+    /// What it means for the next attempt.
+    pub outcome: GrowthOutcome,
+}
+
+/// A lease just acquired. An older one of its region, if there was any, is over.
+#[derive(Clone, Debug)]
+pub struct HeldLease {
+    /// The region.
+    pub region: RegionId,
+    /// The lease's number.
+    pub epoch: Epoch,
+    /// Opens the region.
+    pub key: AccessKey,
+    /// Until when it may be used unless renewed, by the holder's clock.
+    pub usable_until: Millis,
+    /// The lease as it came, with the node's addresses.
+    pub lease: Lease,
+}
+
+/// Another client's access to a region of the holder's, to be handed to that client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ClientGrant {
+    /// The region.
+    pub region: RegionId,
+    /// The grant's number: what fences it.
+    pub epoch: Epoch,
+    /// Opens the region to the client.
+    pub key: AccessKey,
+    /// What the client may do.
+    pub mode: GrantMode,
+}
+
+/// What an attempt to get more regions brought.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum GrowthOutcome {
+    /// Some regions.
+    #[default]
+    Grown,
+    /// The pool or this owner's share is used up.
+    Full,
+    /// No broker answered, or one that has not heard of its nodes yet.
+    Unreachable,
+}
+
+impl Holder {
+    /// Holds nothing yet. All regions have one size.
+    pub fn new(owner: OwnerId, region_bytes: u64) -> Self {
+        Holder { owner, region_bytes, holdings: Holdings::default(), avoid_until: BTreeMap::new() }
+    }
+
+    /// Under whose name it leases.
+    pub fn owner(&self) -> OwnerId {
+        self.owner
+    }
+
+    /// The lease of a region, if it may be used now (H1).
+    pub fn usable(&self, now: Millis, region: RegionId) -> Option<&Holding> {
+        self.holdings.usable(now, region)
+    }
+
+    /// For how long a client that asks now may use the region. It counts from when it asked, by its own clock, and needs
+    /// no margin of its own (see [`Holding::usable_for`]).
+    pub fn usable_for(&self, now: Millis, region: RegionId) -> Option<Millis> {
+        self.usable(now, region).map(|held| held.usable_for(now))
+    }
+
+    /// Every lease held, usable or not.
+    pub fn leases(&self) -> impl Iterator<Item = (RegionId, &Holding)> {
+        self.holdings.iter()
+    }
+
+    /// The regions that are being taken back.
+    pub fn to_leave(&self) -> impl Iterator<Item = (RegionId, &Holding)> {
+        self.holdings.revoked()
+    }
+
+    /// When [`lapsed`](Self::lapsed) or [`renewals`](Self::renewals) has something next.
+    pub fn next_deadline(&self) -> Option<Millis> {
+        self.holdings.next_deadline()
+    }
+
+    /// Leases whose time is over by the holder's clock. They are not the holder's any more.
+    #[must_use]
+    pub fn lapsed(&mut self, now: Millis) -> Vec<(RegionId, Epoch)> {
+        self.holdings.lapsed(now)
+    }
+
+    /// What to ask of which nodes now, at most `most` leases in one question. Not asked again before an answer has had
+    /// its time.
+    #[must_use]
+    pub fn renewals(&mut self, now: Millis, most: usize) -> Vec<Renewal> {
+        let mut renewals = Vec::new();
+        for (node, due) in self.holdings.due(now) {
+            let chunks = due.chunks(most).map(<[_]>::to_vec);
+            renewals.extend(chunks.map(|leases| Renewal { node, asked_at: now, leases }));
+        }
+        renewals
+    }
+
+    /// A node has answered a renewal. Leases that it did not mention stay as they are.
+    #[must_use]
+    pub fn renewal_answered(
+        &mut self,
+        now: Millis,
+        renewal: &Renewal,
+        answer: &RenewResponse,
+    ) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for (&(index, held), outcome) in renewal.leases.iter().zip(&answer.outcomes) {
+            let region = RegionId { node: renewal.node, index };
+            if !outcome.renewed {
+                if self.holdings.dropped(region, held.epoch) {
+                    changes.push(Change::Lost { region, epoch: held.epoch });
+                }
+                continue;
+            }
+            let term = Term { remaining: Millis(outcome.remaining_ms), revoked: outcome.revoked };
+            self.holdings.renewed(renewal.asked_at, term, region, held.epoch);
+            let held = self.holdings.usable(now, region).filter(|now_held| now_held.epoch == held.epoch);
+            let usable_until = held.map(Holding::usable_until);
+            changes.extend(usable_until.map(|usable_until| match outcome.revoked {
+                true => Change::Leave { region, usable_until },
+                false => Change::Extended { region, usable_until },
+            }));
+        }
+        changes
+    }
+
+    /// What to ask a broker for.
+    pub fn acquisition(&mut self, now: Millis, class: LeaseClass, count: u32) -> AcquireRequest {
+        self.avoid_until.retain(|_, until| *until > now);
+        let avoid = self.avoid_until.keys().map(|node| node.0).collect();
+        AcquireRequest { owner: self.owner.0, count, class: class.to_wire(), avoid }
+    }
+
+    /// What came of asking a broker at `asked_at`; `None`: no answer.
+    pub fn acquisition_answered(
+        &mut self,
+        now: Millis,
+        asked_at: Millis,
+        answer: Option<AcquireResponse>,
+    ) -> Acquired {
+        let nothing = |outcome| Acquired { leases: Vec::new(), unusable: Vec::new(), outcome };
+        let Some(answer) = answer else { return nothing(GrowthOutcome::Unreachable) };
+        if answer.leases.is_empty() {
+            // A broker that has just come back and has not heard of its nodes yet is no broker.
+            let unknown = answer.region_bytes == 0;
+            return nothing(if unknown { GrowthOutcome::Unreachable } else { GrowthOutcome::Full });
+        }
+        let mut acquired = nothing(GrowthOutcome::Full);
+        for lease in answer.leases {
+            if self.holds(&lease) {
+                continue; // an answer that came twice
+            }
+            match self.accept(now, asked_at, answer.region_bytes, &lease) {
+                Ok((region, key, usable_until)) => {
+                    let epoch = Epoch(lease.epoch);
+                    acquired.leases.push(HeldLease { region, epoch, key, usable_until, lease });
+                }
+                Err(reason) => acquired.unusable.push((lease, reason)),
+            }
+        }
+        if !acquired.leases.is_empty() {
+            acquired.outcome = GrowthOutcome::Grown;
+        }
+        acquired
+    }
+
+    fn holds(&self, lease: &Lease) -> bool {
+        let held = lease.region_id().and_then(|region| self.holdings.get(region));
+        held.is_some_and(|held| held.epoch.0 == lease.epoch)
+    }
+
+    /// Takes a lease as it came, if it can be used: which region, its key, and until when.
+    fn accept(
+        &mut self,
+        now: Millis,
+        asked_at: Millis,
+        region_bytes: u64,
+        lease: &Lease,
+    ) -> Result<(RegionId, AccessKey, Millis), &'static str> {
+        if region_bytes != self.region_bytes {
+            return Err("its region has another size than those before; reconnect to the pool");
+        }
+        let region = lease.region_id().ok_or("it names no node")?;
+        let key = lease.access_key().ok_or("its key has not 16 bytes")?;
+        let epoch = Epoch(lease.epoch);
+        let _of_use = self.holdings.acquired(now, asked_at, Millis(lease.ttl_ms), region, epoch, key);
+        let held = self.holdings.get(region).filter(|held| held.epoch == epoch);
+        let held = held.ok_or("its time was over when it came, or a later lease of its region is held")?;
+        Ok((region, key, held.usable_until()))
+    }
+
+    /// The holder lets go of a lease, or its node has refused it. `false`: it was not held any more.
+    pub fn dropped(&mut self, region: RegionId, epoch: Epoch) -> bool {
+        self.holdings.dropped(region, epoch)
+    }
+
+    /// What tells a node that leases are given back.
+    pub fn release<'a>(&self, leases: impl Iterator<Item = (u32, Epoch, &'a AccessKey)>) -> ReleaseRequest {
+        let leases = leases.map(|(region, epoch, key)| LeaseRef::new(region, epoch, key)).collect();
+        ReleaseRequest { owner: self.owner.0, leases }
+    }
+
+    /// What asks a region's node to let another client in. `None`: the region may not be used any more.
+    pub fn add_grant(&self, now: Millis, region: RegionId, mode: GrantMode) -> Option<AddGrantRequest> {
+        let held = self.usable(now, region)?;
+        let lease = Some(LeaseRef::new(region.index, held.epoch, &held.key));
+        Some(AddGrantRequest { owner: self.owner.0, lease, mode: control::GrantMode::from(mode) as i32 })
+    }
+
+    /// What the node's answer gives the client. `None`: the lease under which it was asked is over, or the answer is of
+    /// no use. A grant whose answer is lost is nobody's; it ends with the lease.
+    pub fn grant_added(
+        &self,
+        now: Millis,
+        region: RegionId,
+        asked: &AddGrantRequest,
+        answer: &AddGrantResponse,
+    ) -> Option<ClientGrant> {
+        let held = self.usable(now, region)?;
+        let (lease, epoch) = (asked.lease.as_ref()?, Epoch(answer.epoch));
+        if lease.epoch != held.epoch.0 || epoch <= held.epoch {
+            return None;
+        }
+        let mode = control::GrantMode::from_wire(asked.mode)?;
+        Some(ClientGrant { region, epoch, key: answer.access_key()?, mode })
+    }
+
+    /// What asks a region's node to shut a client out. `None`: the lease is over, and with it every grant. Until the node
+    /// has answered, the client may still be at work: ask again.
+    pub fn fence_grant(&self, now: Millis, region: RegionId, grant: Epoch) -> Option<FenceGrantRequest> {
+        let held = self.usable(now, region)?;
+        let lease = Some(LeaseRef::new(region.index, held.epoch, &held.key));
+        Some(FenceGrantRequest { owner: self.owner.0, lease, grant: grant.0 })
+    }
+
+    /// A node does not answer: its leases are given up, and it is not asked for others for a while.
+    pub fn node_lost(&mut self, now: Millis, node: NodeId) -> Vec<(RegionId, Epoch)> {
+        self.avoid(now, node);
+        let there = self.holdings.iter().filter(|(region, _)| region.node == node);
+        let gone: Vec<_> = there.map(|(region, held)| (region, held.epoch)).collect();
+        for (region, epoch) in &gone {
+            self.holdings.dropped(*region, *epoch);
+        }
+        gone
+    }
+
+    /// A node is not asked for regions for a while.
+    pub fn avoid(&mut self, now: Millis, node: NodeId) {
+        self.avoid_until.insert(node, now.plus(AVOID_FOR));
+    }
+}
+
+impl Renewal {
+    /// The question as sent.
+    pub fn request(&self, owner: OwnerId) -> RenewRequest {
+        let leases = self.leases.iter();
+        let leases = leases.map(|(region, held)| LeaseRef::new(*region, held.epoch, &held.key)).collect();
+        RenewRequest { owner: owner.0, leases }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farpool_wire::control::{NodeAddress, RenewOutcome};
+
+    use super::*;
+
+    const REGION_BYTES: u64 = 64 << 20;
+    const TTL: u64 = 10_000;
+
+    fn region(index: u32) -> RegionId {
+        RegionId { node: NodeId(1), index }
+    }
+
+    fn lease(index: u32, counter: u32) -> Lease {
+        let address = NodeAddress { node: 1, ..Default::default() };
+        let epoch = Epoch::new(1, counter).0;
+        Lease {
+            address: Some(address),
+            region: index,
+            epoch,
+            key: vec![1; 16],
+            ttl_ms: TTL,
+            ..Default::default()
+        }
+    }
+
+    fn answer(leases: Vec<Lease>) -> Option<AcquireResponse> {
+        Some(AcquireResponse { leases, region_bytes: REGION_BYTES, short_reason: String::new() })
+    }
+
+    fn holder_of(leases: Vec<Lease>) -> Holder {
+        let mut holder = Holder::new(OwnerId(7), REGION_BYTES);
+        let acquired = holder.acquisition_answered(Millis(10), Millis(0), answer(leases));
+        assert!(acquired.unusable.is_empty());
+        holder
+    }
+
+    fn renewed(remaining_ms: u64, revoked: bool) -> RenewOutcome {
+        RenewOutcome { renewed: true, remaining_ms, revoked, ..Default::default() }
+    }
+
+    fn ask(holder: &mut Holder, now: u64) -> Renewal {
+        holder.renewals(Millis(now), 100).pop().expect("something is due")
+    }
+
+    #[test]
+    fn an_answer_extends_what_it_renews_and_ends_what_it_refuses() {
+        let mut holder = holder_of(vec![lease(0, 1), lease(1, 2), lease(2, 3)]);
+        let renewal = ask(&mut holder, 4_000);
+        assert_eq!(renewal.request(holder.owner()).leases.len(), 3);
+        let outcomes = vec![renewed(TTL, false), RenewOutcome::default(), renewed(30_000, true)];
+        let changes = holder.renewal_answered(Millis(4_100), &renewal, &RenewResponse { outcomes });
+        assert_eq!(
+            changes,
+            [
+                Change::Extended { region: region(0), usable_until: Millis(12_000) },
+                Change::Lost { region: region(1), epoch: Epoch::new(1, 2) },
+                Change::Leave { region: region(2), usable_until: Millis(28_000) },
+            ]
+        );
+        assert_eq!(holder.to_leave().map(|(region, _)| region).collect::<Vec<_>>(), [region(2)]);
+        assert!(holder.usable(Millis(5_000), region(1)).is_none());
+    }
+
+    #[test]
+    fn an_answer_that_lacks_outcomes_changes_only_what_it_names() {
+        let mut holder = holder_of(vec![lease(0, 1), lease(1, 2)]);
+        let renewal = ask(&mut holder, 4_000);
+        let outcomes = vec![renewed(TTL, false)];
+        assert_eq!(holder.renewal_answered(Millis(4_100), &renewal, &RenewResponse { outcomes }).len(), 1);
+        assert_eq!(holder.leases().count(), 2);
+    }
+
+    #[test]
+    fn a_late_refusal_of_an_older_lease_does_not_end_the_present_one() {
+        let mut holder = holder_of(vec![lease(0, 1)]);
+        let renewal = ask(&mut holder, 4_000);
+        let _ = holder.acquisition_answered(Millis(4_001), Millis(4_000), answer(vec![lease(0, 9)]));
+        let outcomes = vec![RenewOutcome::default()];
+        assert!(holder.renewal_answered(Millis(4_100), &renewal, &RenewResponse { outcomes }).is_empty());
+        assert_eq!(holder.usable(Millis(4_100), region(0)).map(|held| held.epoch), Some(Epoch::new(1, 9)));
+    }
+
+    #[test]
+    fn leases_of_no_use_are_given_back() {
+        let mut holder = holder_of(vec![lease(0, 5)]);
+        let keyless = Lease { key: vec![1; 15], ..lease(1, 6) };
+        let nowhere = Lease { address: None, ..lease(2, 7) };
+        let bad = vec![keyless, nowhere, lease(0, 4)];
+        let acquired = holder.acquisition_answered(Millis(10), Millis(0), answer(bad));
+        assert_eq!((acquired.leases.len(), acquired.unusable.len()), (0, 3));
+        assert_eq!(acquired.outcome, GrowthOutcome::Full);
+        let late = holder.acquisition_answered(Millis(8_000), Millis(0), answer(vec![lease(3, 8)]));
+        assert_eq!((late.leases.len(), late.unusable.len()), (0, 1));
+        let odd = AcquireResponse { region_bytes: 1, leases: vec![lease(4, 9)], ..Default::default() };
+        assert_eq!(holder.acquisition_answered(Millis(10), Millis(0), Some(odd)).unusable.len(), 1);
+        assert_eq!(holder.leases().count(), 1);
+    }
+
+    #[test]
+    fn clients_are_let_into_leases_in_force_only() {
+        let holder = holder_of(vec![lease(0, 5)]);
+        let asked = holder.add_grant(Millis(100), region(0), GrantMode::ReadOnly).unwrap();
+        let sound = AddGrantResponse { epoch: Epoch::new(1, 6).0, key: vec![2; 16] };
+        let added =
+            |answer: &AddGrantResponse, now| holder.grant_added(Millis(now), region(0), &asked, answer);
+        let grant = added(&sound, 200).unwrap();
+        assert_eq!((grant.epoch, grant.mode), (Epoch::new(1, 6), GrantMode::ReadOnly));
+        assert_eq!(added(&sound, 8_000), None, "the lease is over by the holder's clock");
+        assert_eq!(added(&AddGrantResponse { key: vec![2; 15], ..sound.clone() }, 200), None);
+        assert_eq!(added(&AddGrantResponse { epoch: Epoch::new(1, 5).0, ..sound.clone() }, 200), None);
+        assert_eq!(holder.usable_for(Millis(200), region(0)), Some(Millis(7_800)));
+        assert!(holder.add_grant(Millis(8_000), region(0), GrantMode::ReadOnly).is_none());
+        assert!(holder.fence_grant(Millis(200), region(0), grant.epoch).is_some());
+        assert!(holder.fence_grant(Millis(200), region(1), grant.epoch).is_none());
+    }
+
+    #[test]
+    fn a_grant_asked_for_under_an_older_lease_is_not_taken_for_one_of_the_present() {
+        let mut holder = holder_of(vec![lease(0, 5)]);
+        let asked = holder.add_grant(Millis(100), region(0), GrantMode::ReadWrite).unwrap();
+        let _ = holder.acquisition_answered(Millis(200), Millis(150), answer(vec![lease(0, 9)]));
+        let late = AddGrantResponse { epoch: Epoch::new(1, 10).0, key: vec![2; 16] };
+        assert_eq!(holder.grant_added(Millis(300), region(0), &asked, &late), None);
+    }
+
+    #[test]
+    fn a_region_to_leave_is_not_renewed_and_lapses_at_its_end() {
+        let mut holder = holder_of(vec![lease(0, 1)]);
+        let renewal = ask(&mut holder, 4_000);
+        let outcomes = vec![renewed(20_000, true)];
+        let changes = holder.renewal_answered(Millis(4_100), &renewal, &RenewResponse { outcomes });
+        assert_eq!(changes, [Change::Leave { region: region(0), usable_until: Millis(20_000) }]);
+        assert!(holder.renewals(Millis(19_999), 100).is_empty());
+        assert!(holder.usable(Millis(19_999), region(0)).is_some());
+        assert_eq!(holder.lapsed(Millis(20_000)), [(region(0), Epoch::new(1, 1))]);
+    }
+
+    #[test]
+    fn an_answer_that_comes_twice_gives_nothing_back_that_is_held() {
+        let mut holder = holder_of(vec![lease(0, 5)]);
+        let twice = holder.acquisition_answered(Millis(20), Millis(0), answer(vec![lease(0, 5)]));
+        assert_eq!((twice.leases.len(), twice.unusable.len()), (0, 0));
+        let renewal = ask(&mut holder, 4_000);
+        let said = RenewResponse { outcomes: vec![renewed(TTL, false)] };
+        let extended = [Change::Extended { region: region(0), usable_until: Millis(12_000) }];
+        for _ in 0..2 {
+            assert_eq!(holder.renewal_answered(Millis(4_100), &renewal, &said), extended);
+        }
+    }
+
+    #[test]
+    fn a_broker_that_knows_no_node_counts_as_unreachable() {
+        let mut holder = holder_of(Vec::new());
+        let mut outcome = |answer| holder.acquisition_answered(Millis(0), Millis(0), answer).outcome;
+        assert_eq!(outcome(None), GrowthOutcome::Unreachable);
+        assert_eq!(outcome(Some(AcquireResponse::default())), GrowthOutcome::Unreachable);
+        assert_eq!(outcome(answer(Vec::new())), GrowthOutcome::Full);
+    }
+
+    #[test]
+    fn a_lost_node_is_avoided_for_a_while_and_its_leases_are_gone() {
+        let mut holder = holder_of(vec![lease(0, 1), lease(1, 2)]);
+        assert_eq!(holder.node_lost(Millis(100), NodeId(1)).len(), 2);
+        assert_eq!(holder.leases().count(), 0);
+        let avoided =
+            |holder: &mut Holder, now| holder.acquisition(Millis(now), LeaseClass::Revocable, 1).avoid;
+        assert_eq!(avoided(&mut holder, 15_099), [1]);
+        assert!(avoided(&mut holder, 15_100).is_empty());
+    }
+}

@@ -1,0 +1,195 @@
+//! `sim fabric`: clients, queues, regions and grants on the simulated fabric, with faults; judged by what the
+//! fabric's contract promises (`docs/src/fabric.md`).
+
+mod client;
+mod director;
+mod history;
+mod host;
+mod judge;
+mod layout;
+mod nemesis;
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::time::Duration;
+
+use farpool_fabric::sim::{
+    Executor, Faults, HostId, Mutation, Network, Path, ProcessId, Random, RunEnd, Service, Span, Tasks,
+    World, WorldConfig,
+};
+
+use crate::runner::{RunReport, Scenario, described};
+use director::{Board, Node};
+use history::History;
+
+/// The fabric's scenario.
+pub const FABRIC: Scenario = Scenario { name: "fabric", mutations: MUTATIONS, run };
+
+const NO_FENCE: &str = "no-fence";
+const NO_SCRUB: &str = "no-scrub";
+const EPOCH_WORD: &str = "epoch-word-not-checked-after-copy";
+const OLD_INCARNATION: &str = "old-incarnation-still-applied";
+const DUPLICATE: &str = "duplicate-completion";
+const FENCE_FLAG: &str = "fence-flag-ignored";
+const TORN_COPY: &str = "reader-trusts-torn-copy";
+const MUTATIONS: &[&str] =
+    &[NO_FENCE, NO_SCRUB, EPOCH_WORD, OLD_INCARNATION, DUPLICATE, FENCE_FLAG, TORN_COPY];
+
+/// Far more than any run takes: whoever has not ended by then hangs.
+const RUN_NS: u64 = 1_000_000_000;
+/// From posting to *unknown*, by the client's clock.
+const DEADLINE: Duration = Duration::from_micros(100);
+/// Operations (or batches) of each client task.
+const ROUNDS: u64 = 22;
+
+/// What all parts of one run share.
+struct Run {
+    world: World,
+    tasks: Tasks,
+    seed: u64,
+    mutation: Option<&'static str>,
+    history: RefCell<History>,
+    board: RefCell<Board>,
+    nodes: Vec<Rc<Node>>,
+    /// The present process of each client.
+    clients: RefCell<Vec<ProcessId>>,
+    /// Client tasks that have not ended; when there are none, the nodes stop lending.
+    clients_left: RefCell<u32>,
+    /// Names clients' streams of randomness, and sessions.
+    names: RefCell<u64>,
+}
+
+/// Where a client lives and how it reaches the nodes.
+#[derive(Clone, Copy)]
+struct Place {
+    index: u32,
+    host: HostId,
+    path: Path,
+}
+
+impl Run {
+    fn random(&self, stream: u64) -> Random {
+        Random::new(self.seed, stream)
+    }
+
+    fn next_name(&self) -> u64 {
+        *self.names.borrow_mut() += 1;
+        *self.names.borrow()
+    }
+
+    fn is_broken(&self, mutation: &str) -> bool {
+        self.mutation == Some(mutation)
+    }
+
+    fn is_over(&self) -> bool {
+        *self.clients_left.borrow() == 0
+    }
+
+    fn complain(&self, what: String) {
+        self.world.note("violation", &[]);
+        self.history.borrow_mut().complain(what);
+    }
+}
+
+/// The kind of world that a seed gets: any subset of faults, so that some seeds look at each of them alone.
+fn world_of(seed: u64, mutation: Option<&'static str>, trace: bool, random: &mut Random) -> World {
+    let mut some = |permille: u32| if random.chance(600) { permille } else { 0 };
+    let faults = Faults {
+        late_permille: some(35),
+        late: Some(Span::new(60_000, 400_000)),
+        stall_permille: some(25),
+        stall: Some(Span::new(2_000, 300_000)),
+        lost_permille: 0,
+        duplicated_permille: 0,
+        silent_permille: some(300),
+    };
+    let mutation = match mutation {
+        Some(EPOCH_WORD) => Some(Mutation::EpochWordNotCheckedAfterCopy),
+        Some(OLD_INCARNATION) => Some(Mutation::OldIncarnationStillApplied),
+        Some(DUPLICATE) => Some(Mutation::DuplicateCompletion),
+        Some(FENCE_FLAG) => Some(Mutation::FenceFlagIgnored),
+        _ => None,
+    };
+    World::new(WorldConfig { network: Network::default(), faults, mutation, trace, ..WorldConfig::new(seed) })
+}
+
+/// A clock up to 10 % off.
+fn clock_rate(random: &mut Random) -> u64 {
+    900_000 + random.below(200_001)
+}
+
+fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
+    let mut random = Random::new(seed, 10);
+    let world = world_of(seed, mutation, trace, &mut random);
+    let mut executor = Executor::new(world.clone());
+    let tasks = executor.tasks();
+    let nodes: Vec<Rc<Node>> = (0..1 + random.below(2))
+        .map(|index| {
+            let host = world.add_host(clock_rate(&mut random));
+            let service = if random.chance(500) { Service::Whole } else { Service::Torn };
+            Rc::new(Node::new(index, host, service, world.add_process(host)))
+        })
+        .collect();
+    let places = places(&world, &nodes, &mut random);
+    let nowhere = world.add_process(world.add_host(1_000_000));
+    let run = Rc::new(Run {
+        world: world.clone(),
+        tasks,
+        seed,
+        mutation,
+        history: RefCell::new(History::new(places.len())),
+        board: RefCell::new(Board::new(places.len())),
+        nodes,
+        clients: RefCell::new(vec![nowhere; places.len()]),
+        clients_left: RefCell::new(0),
+        names: RefCell::new(1_000),
+    });
+    for node in &run.nodes {
+        director::start(&run, node);
+    }
+    for &place in &places {
+        client::start(&run, place, false);
+    }
+    nemesis::start(&run, &places, &mut random);
+    // Caught here, so that a run that panics has a trace as well.
+    match catch_unwind(AssertUnwindSafe(|| executor.run(RUN_NS))) {
+        Ok(RunEnd::Finished) => {}
+        Ok(end) => {
+            run.complain(format!("somebody hangs: {end:?} with {} clients left", run.clients_left.borrow()));
+        }
+        Err(panic) => run.complain(described(&*panic)),
+    }
+    drop(executor);
+    let history = run.history.take();
+    let operations = history.operations();
+    let violations = judge::judge(history);
+    RunReport {
+        seed,
+        violations,
+        trace_hash: world.trace_hash(),
+        events: world.trace_events(),
+        operations,
+        virtual_us: world.now_ns() / 1_000,
+        trace: world.trace_lines(),
+    }
+}
+
+/// Two to four clients: some on a node's host with its memory in their hands, the others across the network.
+fn places(world: &World, nodes: &[Rc<Node>], random: &mut Random) -> Vec<Place> {
+    let count = 2 + random.below(3) as u32;
+    (0..count)
+        .map(|index| {
+            if random.chance(450) {
+                Place { index, host: nodes[random.index(nodes.len())].host, path: Path::Shared }
+            } else {
+                Place { index, host: world.add_host(clock_rate(random)), path: Path::Checked }
+            }
+        })
+        .collect()
+}
+
+/// A process of a client; a new one after each crash.
+fn new_process(run: &Run, place: Place) -> ProcessId {
+    run.world.add_process(place.host)
+}

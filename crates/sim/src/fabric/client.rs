@@ -1,0 +1,192 @@
+//! Clients: real endpoints and queues, each task with connections of its own, doing what the seed says and writing
+//! down what was asked and answered.
+
+mod connection;
+mod work;
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use farpool_fabric::sim::{Path, Random};
+use farpool_fabric::{Endpoint, EndpointConfig, Link, OpError, Peer, Transport};
+use farpool_wire::{Hello, NodeId, SessionId};
+
+use super::director::Offer;
+use super::history::{Actor, End};
+use super::{DEADLINE, Place, ROUNDS, Run, new_process};
+use connection::Connection;
+
+/// Staging memory of a client: a few pages for each of its tasks.
+const ARENA_BYTES: usize = 24 * 4096;
+/// Tasks of each client, with their own queues.
+const TASKS: u64 = 2;
+/// Two clocks are read for each end of a wait; each rounds once.
+const ROUNDING_NS: u64 = 4;
+
+/// Keeps a run from being over.
+pub(super) struct Staying(Rc<Run>);
+
+impl Staying {
+    pub(super) fn new(run: &Rc<Run>) -> Self {
+        *run.clients_left.borrow_mut() += 1;
+        Staying(run.clone())
+    }
+}
+
+impl Drop for Staying {
+    fn drop(&mut self) {
+        *self.0.clients_left.borrow_mut() -= 1;
+    }
+}
+
+/// Starts a client's process; `again` after a crash.
+pub(super) fn start(run: &Rc<Run>, place: Place, again: bool) {
+    let process = new_process(run, place);
+    let session = Rc::new(Cell::new(0));
+    let given = session.clone();
+    let namer = run.clone();
+    let here = run.nodes.iter().find(|node| node.host == place.host).map(|node| node.id);
+    let endpoint = Endpoint::new(EndpointConfig {
+        transport: Rc::new(Routed {
+            shared: run.world.transport(process, Path::Shared),
+            checked: run.world.transport(process, Path::Checked),
+            here: here.filter(|_| place.path == Path::Shared),
+        }),
+        clock: Rc::new(run.world.clock(place.host)),
+        session_ids: Box::new(move || {
+            given.set(namer.next_name());
+            SessionId(given.get())
+        }),
+        arena_bytes: ARENA_BYTES,
+        deadline: DEADLINE,
+    });
+    run.tasks.adopt(process, endpoint.clone());
+    for number in 0..TASKS {
+        let client = Client {
+            run: run.clone(),
+            place,
+            process,
+            endpoint: endpoint.clone(),
+            session: session.clone(),
+            random: run.random(run.next_name()),
+            connections: run.nodes.iter().map(|_| None).collect(),
+            // What a dead predecessor had under way may still arrive: order is promised to one queue only.
+            owns_stream: number == 0 && !again,
+            last: None,
+            read_back: None,
+        };
+        let staying = Staying::new(run);
+        run.tasks.spawn(process, async move {
+            client.live().await;
+            drop(staying);
+        });
+    }
+    run.clients.borrow_mut()[place.index as usize] = process;
+}
+
+/// Nodes of this host by their memory, the others by packets.
+struct Routed {
+    shared: Rc<dyn Transport>,
+    checked: Rc<dyn Transport>,
+    here: Option<NodeId>,
+}
+
+impl Transport for Routed {
+    fn open(&self, peer: &Peer, hello: Hello) -> std::io::Result<Box<dyn Link>> {
+        let transport = if self.here == Some(peer.node) { &self.shared } else { &self.checked };
+        transport.open(peer, hello)
+    }
+}
+
+/// One task of a client.
+struct Client {
+    run: Rc<Run>,
+    place: Place,
+    process: farpool_fabric::sim::ProcessId,
+    endpoint: Endpoint,
+    /// The session that the endpoint named last.
+    session: Rc<Cell<u64>>,
+    random: Random,
+    connections: Vec<Option<Connection>>,
+    owns_stream: bool,
+    /// What was worked on last, perhaps fenced meanwhile.
+    last: Option<Offer>,
+    /// After *unknown*: once the node has answered a new incarnation, reading tells.
+    read_back: Option<Offer>,
+}
+
+impl Client {
+    async fn live(mut self) {
+        for _ in 0..ROUNDS {
+            let Some(offer) = self.choose() else {
+                let a_while = Duration::from_nanos(5_000 + self.random.below(20_000));
+                self.endpoint.sleep(a_while).await;
+                continue;
+            };
+            if !self.connect(offer.node).await || !self.attach(&offer).await {
+                let a_while = Duration::from_nanos(2_000 + self.random.below(60_000));
+                self.endpoint.sleep(a_while).await;
+                continue;
+            }
+            self.last = Some(offer);
+            if self.read_back.take().is_some() {
+                // Twice, for what an older incarnation might still do in between.
+                self.read_all(&offer).await;
+                let a_while = Duration::from_nanos(20_000 + self.random.below(150_000));
+                self.endpoint.sleep(a_while).await;
+                self.read_all(&offer).await;
+            } else {
+                self.work(&offer).await;
+            }
+        }
+    }
+
+    fn choose(&mut self) -> Option<Offer> {
+        if let Some(offer) = self.read_back.or(self.last.filter(|_| self.random.chance(400))) {
+            return Some(offer);
+        }
+        let board = self.run.board.borrow();
+        let offers = &board.offers[self.place.index as usize];
+        (!offers.is_empty()).then(|| offers[self.random.index(offers.len())])
+    }
+
+    fn actor(&self, offer: &Offer) -> Actor {
+        let connection = self.connections[offer.node].as_ref().expect("connected before");
+        let (session, incarnation) = (connection.session, connection.incarnation);
+        Actor { lease: offer.lease, grant: offer.grant, session, incarnation }
+    }
+
+    /// Waits for an operation, and sees that it ends in time.
+    async fn timed<T>(&self, operation: impl Future<Output = T>) -> T {
+        let (started_ns, true_ns) = (self.endpoint.now_ns(), self.run.world.now_ns());
+        let output = operation.await;
+        let waited_ns = self.endpoint.now_ns() - started_ns;
+        let was_paused = self.run.world.paused_until_ns(self.process) > true_ns;
+        if waited_ns > DEADLINE.as_nanos() as u64 + ROUNDING_NS && !was_paused {
+            self.run.complain(format!("an operation took {waited_ns} ns"));
+        }
+        output
+    }
+
+    /// Draws the consequences of how an operation ended.
+    fn note_end<T>(&mut self, offer: &Offer, result: &Result<T, OpError>) -> End {
+        let connection = self.connections[offer.node].as_mut().expect("connected before");
+        match result {
+            Ok(_) => End::Done,
+            Err(OpError::NotSent { .. }) => {
+                connection.lost = true;
+                End::Refused
+            }
+            Err(OpError::Unknown { .. }) => {
+                connection.lost = true;
+                self.read_back = Some(*offer);
+                End::Unknown
+            }
+            Err(OpError::Refused(refusal)) => {
+                self.note_refusal(offer, *refusal);
+                End::Refused
+            }
+        }
+    }
+}

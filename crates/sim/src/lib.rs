@@ -1,0 +1,18 @@
+//! Whole-system simulation: production code in a seeded world, judged by checkers that live apart from it.
+//!
+//! - A [`Scenario`] runs one seed: it builds a world, lets clients and faults loose in it, and hands the history of
+//!   what was asked and answered to its checker.
+//! - [`sweep`] runs many seeds on all processors; each seed is single-threaded and independent of the others.
+//! - [`hunt`] breaks the code under test on purpose and looks for the first seeds that notice. A checker that cannot
+//!   fail proves nothing.
+//!
+//! Not here: the simulated world itself (`farpool_fabric::sim`), the command line (crate `cli`).
+
+mod fabric;
+mod pool;
+mod register;
+mod runner;
+
+pub use fabric::FABRIC;
+pub use pool::POOL;
+pub use runner::{Catch, RunReport, Scenario, Sweep, find_scenario, hunt, run_guarded, sweep};

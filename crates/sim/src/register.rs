@@ -1,0 +1,140 @@
+//! Whether the history of one word could have been that of an atomic register.
+//!
+//! Every write stores a value that no other does. A value's *cluster* is its write and all reads of it. Gibbons and
+//! Korach ("Testing shared memories", 1997): let a cluster's zone reach from the first end of one of its operations to
+//! the last start of one. It is *forward* if it begins before it ends, that is, if the value was certainly there all
+//! that time; else *backward*. The history is atomic if and only if no two forward zones overlap, no backward zone lies
+//! within a forward one, and no read ends before its write starts. That takes sorting, not search.
+
+use std::collections::BTreeMap;
+
+/// Never.
+pub(crate) const NEVER: u64 = u64::MAX;
+
+/// One operation on the word.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Touch {
+    /// The value written or read.
+    pub value: u64,
+    pub writes: bool,
+    pub start: u64,
+    /// When it had taken effect if at all; [`NEVER`] when nothing bounds that. Before its start: it took none.
+    pub end: u64,
+    /// It took effect. Otherwise it counts only if its value was seen.
+    pub certain: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Cluster {
+    written_at: Option<u64>,
+    first_end: u64,
+    last_start: u64,
+    certain: bool,
+}
+
+/// Judges a history that starts with the word holding `initial`.
+pub(crate) fn check(initial: u64, touches: &[Touch]) -> Result<(), String> {
+    let mut clusters: BTreeMap<u64, Cluster> = BTreeMap::new();
+    let absent = Cluster { written_at: None, first_end: NEVER, last_start: 0, certain: false };
+    clusters.insert(initial, Cluster { written_at: Some(0), first_end: 0, last_start: 0, certain: true });
+    for touch in touches {
+        let cluster = clusters.entry(touch.value).or_insert(absent);
+        cluster.first_end = cluster.first_end.min(touch.end);
+        cluster.last_start = cluster.last_start.max(touch.start);
+        cluster.certain |= touch.certain;
+        if touch.writes {
+            cluster.written_at = Some(touch.start);
+        }
+    }
+    for read in touches.iter().filter(|touch| !touch.writes) {
+        match clusters[&read.value].written_at {
+            None => return Err(format!("{:#x} was read, which nobody wrote here", read.value)),
+            Some(start) if read.end < start => {
+                return Err(format!("{:#x} was read before it was written", read.value));
+            }
+            Some(_) => {}
+        }
+    }
+    let too_late = |touch: &&Touch| touch.writes && touch.end < touch.start && clusters[&touch.value].certain;
+    if let Some(write) = touches.iter().find(too_late) {
+        return Err(format!("{:#x} was written by what could take no effect any more", write.value));
+    }
+    let seen = || clusters.iter().filter(|(_, cluster)| cluster.certain);
+    let mut forward: Vec<(u64, u64, u64)> = seen()
+        .filter(|(_, cluster)| cluster.first_end < cluster.last_start)
+        .map(|(&value, cluster)| (cluster.first_end, cluster.last_start, value))
+        .collect();
+    forward.sort_unstable();
+    if let Some([one, other]) = forward.array_windows().find(|[one, other]| other.0 < one.1) {
+        return Err(format!("{:#x} and {:#x} were both there at the same time", one.2, other.2));
+    }
+    for (&value, cluster) in seen().filter(|(_, cluster)| cluster.first_end >= cluster.last_start) {
+        // The only forward zone that can hold it is the last to begin before it.
+        let before = forward.partition_point(|&(begin, ..)| begin < cluster.last_start);
+        if let Some(&(_, end, other)) = before.checked_sub(1).map(|place| &forward[place])
+            && cluster.first_end < end
+        {
+            return Err(format!("{value:#x} was written while {other:#x} was there before and after"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(value: u64, start: u64, end: u64) -> Touch {
+        Touch { value, writes: true, start, end, certain: true }
+    }
+
+    fn maybe(value: u64, start: u64, end: u64) -> Touch {
+        Touch { certain: false, ..write(value, start, end) }
+    }
+
+    fn read(value: u64, start: u64, end: u64) -> Touch {
+        Touch { writes: false, ..write(value, start, end) }
+    }
+
+    #[test]
+    fn what_was_acknowledged_is_read_until_it_is_overwritten() {
+        assert!(check(0, &[write(1, 1, 2), read(1, 3, 4), write(2, 5, 6), read(2, 7, 8)]).is_ok());
+        assert!(check(0, &[write(1, 1, 2), read(0, 3, 4)]).is_err());
+        assert!(check(0, &[write(1, 1, 2), write(2, 3, 4), read(1, 5, 6)]).is_err());
+        assert!(check(0, &[write(1, 1, 2), write(2, 3, 4), read(2, 5, 6), read(1, 7, 8)]).is_err());
+    }
+
+    #[test]
+    fn concurrent_operations_may_go_either_way_but_not_both() {
+        assert!(check(0, &[write(1, 1, 10), read(0, 2, 3)]).is_ok());
+        assert!(check(0, &[write(1, 1, 10), read(1, 2, 3)]).is_ok());
+        assert!(check(0, &[write(1, 1, 10), read(1, 2, 3), read(0, 4, 5)]).is_err());
+        assert!(check(0, &[write(1, 1, 10), write(2, 1, 10), read(1, 11, 12)]).is_ok());
+        assert!(check(0, &[write(1, 1, 10), write(2, 1, 10), read(1, 11, 12), read(2, 13, 14)]).is_err());
+    }
+
+    #[test]
+    fn an_unknown_write_may_have_happened_or_not_but_not_after_its_verdict() {
+        assert!(check(0, &[maybe(1, 1, NEVER), read(0, 5, 6), read(1, 50, 51)]).is_ok());
+        assert!(check(0, &[maybe(1, 1, NEVER), read(0, 5, 6)]).is_ok());
+        assert!(check(0, &[maybe(1, 1, 4), read(0, 5, 6), read(1, 50, 51)]).is_err());
+    }
+
+    #[test]
+    fn a_write_that_began_when_it_could_take_no_effect_any_more_is_noticed_once_it_is_seen() {
+        assert!(check(0, &[maybe(1, 5, 4)]).is_ok());
+        assert!(check(0, &[maybe(1, 5, 4), read(0, 6, 7)]).is_ok());
+        assert!(check(0, &[maybe(1, 5, 4), read(1, 6, 7)]).is_err());
+    }
+
+    #[test]
+    fn values_out_of_nowhere_are_noticed() {
+        assert!(check(0, &[read(7, 1, 2)]).is_err());
+        assert!(check(0, &[read(7, 1, 2), write(7, 3, 4)]).is_err());
+    }
+
+    #[test]
+    fn a_write_that_vanished_between_two_reads_of_another_is_noticed() {
+        assert!(check(0, &[write(1, 1, 2), read(1, 3, 4), write(2, 5, 6), read(1, 7, 8)]).is_err());
+    }
+}

@@ -1,0 +1,177 @@
+//! Runs scenarios over seeds.
+
+use std::any::Any;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use serde::Serialize;
+
+/// Failing seeds that are kept: one is enough to work on, a few show whether they are alike.
+const FAILURES_KEPT: usize = 10;
+/// Seeds that are named for each fault that was caught.
+const CATCHES_KEPT: usize = 3;
+
+/// What one seed came to.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct RunReport {
+    /// The seed.
+    pub seed: u64,
+    /// What the checker found; empty when all is well.
+    pub violations: Vec<String>,
+    /// Hash of the whole history.
+    pub trace_hash: u64,
+    /// How much has happened in the world.
+    pub events: u64,
+    /// How many operations were judged.
+    pub operations: u64,
+    /// How much time has passed in the world.
+    pub virtual_us: u64,
+    /// What has happened, when it was asked for.
+    #[serde(skip)]
+    pub trace: Vec<String>,
+}
+
+/// Something to be simulated, with the ways to break it.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    /// As on the command line.
+    pub name: &'static str,
+    /// Names of the faults that its checker must notice.
+    pub mutations: &'static [&'static str],
+    /// Runs a seed, broken in one of these ways or in none, and keeps a readable trace if asked to.
+    pub run: fn(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport,
+}
+
+/// All scenarios.
+const SCENARIOS: &[Scenario] = &[crate::FABRIC, crate::POOL];
+
+/// The scenario of a name.
+pub fn find_scenario(name: &str) -> Option<&'static Scenario> {
+    SCENARIOS.iter().find(|scenario| scenario.name == name)
+}
+
+/// Runs one seed; a panic of the code under test is a violation like others.
+pub fn run_guarded(scenario: &Scenario, seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
+    // Nothing of a run is looked at after it has panicked.
+    catch_unwind(AssertUnwindSafe(|| (scenario.run)(seed, mutation, trace))).unwrap_or_else(|panic| {
+        RunReport { seed, violations: vec![described(&*panic)], ..RunReport::default() }
+    })
+}
+
+/// A panic as a violation.
+pub(crate) fn described(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("panicked: {}", text.unwrap_or_default())
+}
+
+/// What many seeds came to.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Sweep {
+    /// How many were run.
+    pub seeds: u64,
+    /// How many of them failed.
+    pub failed: u64,
+    /// The first few that failed.
+    pub failures: Vec<RunReport>,
+    /// Operations judged, over all seeds.
+    pub operations: u64,
+    /// Events, over all seeds.
+    pub events: u64,
+    /// Hash over the hashes of all histories, whatever the order in which they were run.
+    pub hash: u64,
+}
+
+impl Sweep {
+    fn add(&mut self, report: RunReport) {
+        self.seeds += 1;
+        self.operations += report.operations;
+        self.events += report.events;
+        self.hash = self.hash.wrapping_add(report.trace_hash ^ report.seed);
+        if !report.violations.is_empty() {
+            self.failed += 1;
+            self.failures.push(report);
+            self.failures.sort_by_key(|failure| failure.seed);
+            self.failures.truncate(FAILURES_KEPT);
+        }
+    }
+}
+
+/// Runs all `seeds` on `threads` threads; `progress` is told of each that is done.
+pub fn sweep(scenario: &Scenario, seeds: Range<u64>, threads: usize, progress: &(dyn Fn() + Sync)) -> Sweep {
+    let total = Mutex::new(Sweep::default());
+    in_parallel(seeds, threads, |seed| {
+        let report = run_guarded(scenario, seed, None, false);
+        total.lock().expect("runs are guarded").add(report);
+        progress();
+        true
+    });
+    total.into_inner().expect("runs are guarded")
+}
+
+/// A fault and who noticed it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Catch {
+    /// The fault.
+    pub mutation: &'static str,
+    /// Seeds run before enough had noticed it.
+    pub seeds_run: u64,
+    /// The first few seeds that noticed; none: the checker is blind.
+    pub caught_by: Vec<u64>,
+    /// What the first of them said.
+    pub violation: Option<String>,
+}
+
+/// Breaks the code under test in one way and looks for seeds that notice.
+pub fn hunt(
+    scenario: &Scenario,
+    mutation: &'static str,
+    seeds: Range<u64>,
+    threads: usize,
+    progress: &(dyn Fn() + Sync),
+) -> Catch {
+    let caught: Mutex<Vec<RunReport>> = Mutex::default();
+    let run = AtomicU64::new(0);
+    in_parallel(seeds, threads, |seed| {
+        let report = run_guarded(scenario, seed, Some(mutation), false);
+        run.fetch_add(1, Ordering::Relaxed); // a count, ordered by joining the threads
+        progress();
+        let mut caught = caught.lock().expect("runs are guarded");
+        if !report.violations.is_empty() {
+            caught.push(report);
+        }
+        caught.len() < CATCHES_KEPT
+    });
+    let mut caught = caught.into_inner().expect("runs are guarded");
+    caught.sort_by_key(|report| report.seed);
+    Catch {
+        mutation,
+        seeds_run: run.into_inner(),
+        caught_by: caught.iter().map(|report| report.seed).take(CATCHES_KEPT).collect(),
+        violation: caught.first().and_then(|report| report.violations.first().cloned()),
+    }
+}
+
+/// Calls `body` for each seed, in order as far as several threads allow, until it says that it is enough.
+fn in_parallel(seeds: Range<u64>, threads: usize, body: impl Fn(u64) -> bool + Sync) {
+    let next = AtomicU64::new(seeds.start);
+    let enough = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(|| {
+                // Relaxed: the threads share nothing but these two words, and joining orders the rest.
+                while !enough.load(Ordering::Relaxed) {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds.end {
+                        return;
+                    }
+                    if !body(seed) {
+                        enough.store(true, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+}

@@ -1,0 +1,67 @@
+//! Each scenario is reproducible, green, and able to fail.
+
+use farpool_sim::{Scenario, find_scenario, hunt, run_guarded, sweep};
+
+/// Enough to see every kind of fault of a scenario at work; `farpool sim` runs ten thousand.
+const SEEDS: u64 = 150;
+/// Within so many seeds each mutation must be noticed; `farpool sim` allows a thousand.
+const HUNTED_SEEDS: u64 = 400;
+const THREADS: usize = 2;
+
+fn scenario(name: &str) -> &'static Scenario {
+    find_scenario(name).expect("a scenario of this crate")
+}
+
+fn one_seed_is_one_history(name: &str) {
+    let scenario = scenario(name);
+    let mutations = scenario.mutations.iter().copied().map(Some);
+    for mutation in mutations.chain([None]) {
+        for seed in 0..5 {
+            let once = run_guarded(scenario, seed, mutation, false);
+            let again = run_guarded(scenario, seed, mutation, true);
+            assert_eq!(once.trace_hash, again.trace_hash, "seed {seed}, {mutation:?}");
+            assert_eq!(once.violations, again.violations, "seed {seed}, {mutation:?}");
+            assert!(!again.trace.is_empty());
+        }
+    }
+    let (one, other) = (run_guarded(scenario, 1, None, false), run_guarded(scenario, 2, None, false));
+    assert_ne!(one.trace_hash, other.trace_hash);
+}
+
+fn seeds_are_green(name: &str) {
+    let swept = sweep(scenario(name), 0..SEEDS, THREADS, &|| {});
+    assert_eq!(swept.seeds, SEEDS);
+    let seeds: Vec<_> = swept.failures.iter().map(|failure| (failure.seed, &failure.violations)).collect();
+    assert!(seeds.is_empty(), "replay with `farpool sim {name} --seed N`: {seeds:#?}");
+}
+
+fn every_mutation_is_caught(name: &str) {
+    let scenario = scenario(name);
+    for mutation in scenario.mutations {
+        let catch = hunt(scenario, mutation, 0..HUNTED_SEEDS, THREADS, &|| {});
+        assert!(!catch.caught_by.is_empty(), "{mutation} went unnoticed in {} seeds", catch.seeds_run);
+    }
+}
+
+macro_rules! scenarios {
+    ($($name:ident),*) => {
+        $(mod $name {
+            #[test]
+            fn one_seed_is_one_history() {
+                super::one_seed_is_one_history(stringify!($name));
+            }
+
+            #[test]
+            fn seeds_are_green() {
+                super::seeds_are_green(stringify!($name));
+            }
+
+            #[test]
+            fn every_mutation_is_caught() {
+                super::every_mutation_is_caught(stringify!($name));
+            }
+        })*
+    };
+}
+
+scenarios!(fabric, pool);
