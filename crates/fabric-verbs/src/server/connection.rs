@@ -200,7 +200,7 @@ impl Connection {
             Opcode::CompareAndSwap | Opcode::FetchAndAdd if self.atomics_by_message => {
                 self.atomic(host, header, payload).map(|value| (value, None))
             }
-            Opcode::Read | Opcode::Write | Opcode::CompareAndSwap | Opcode::FetchAndAdd => {
+            Opcode::Read | Opcode::Write | Opcode::CompareAndSwap | Opcode::FetchAndAdd | Opcode::Look => {
                 return Err(Ended::Malformed);
             }
         })

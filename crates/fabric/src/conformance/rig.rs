@@ -32,7 +32,9 @@ pub struct SuiteHost {
 }
 
 impl SuiteHost {
-    pub(crate) fn new() -> Arc<Self> {
+    /// A node with its regions, the first of which is lent.
+    #[allow(clippy::new_without_default)] // it is shared from the start
+    pub fn new() -> Arc<Self> {
         let regions = RegionSet::create(REGIONS, REGION_BYTES, false, |_| {}).expect("a few MiB of memory");
         regions.open(0, EPOCH, KEY);
         Arc::new(SuiteHost { regions, stalled: AtomicBool::new(false), rejected: AtomicU64::new(0) })
