@@ -38,6 +38,14 @@ bench-io: ## the fabric beside its floors and beside nbdkit, memcached and redis
 test: setup ## everything that needs no special hardware
 	cargo test --locked
 
+.PHONY: sim
+sim: setup ## 10,000 seeds of each simulation, then each of them broken on purpose
+	cargo build --locked --release --package farpool-cli
+	for scenario in fabric pool; do \
+	  target/release/farpool sim $$scenario --seeds 10000; \
+	  target/release/farpool sim $$scenario --mutation all; \
+	done
+
 .PHONY: test-rdma
 test-rdma: ## the suite over RDMA, in emulated machines with a soft device: a few minutes
 	@scripts/setup rdma

@@ -2,7 +2,7 @@
 //!
 //! Question: how much of the hardware's speed is left when memory is reached by the fabric?
 //! Sketch: shm adds a look at an epoch word to a copy; tcp adds a header to a request and a response.
-//! Method: operation and floor in short slices by turns, ratios as medians over the pairs (design, section 11).
+//! Method: operation and floor in short slices by turns, ratios as medians over the pairs.
 //! Check: every atomic, and transfers from time to time; one wrong byte fails the measurement.
 //!
 //! [`run_io`] is one measurement, [`run_table`] all that are published, beside peers. Not here: the command line.

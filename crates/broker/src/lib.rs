@@ -2,7 +2,7 @@
 //!
 //! B1. Only a node lends a region: the broker never answers with a lease that no node granted.
 //! B2. What the broker believes is replaced whole whenever a node reports, and a node reports again whenever its
-//!     counts disagree; nothing here is needed for a lease to go on.
+//!     heartbeat disagrees; nothing here is needed for a lease to go on.
 //! B3. A node that dies or stalls costs a request one deadline, and the request goes on with the others.
 //! B4. What the store holds only saves time after a restart: it says whom to ask, not what is so.
 //! B5. Everything that a peer can make the broker keep, send or wait for is bounded by a named constant.

@@ -48,7 +48,7 @@ impl Placing {
 
     /// A node lent these of the `asked` regions.
     pub fn granted(&mut self, pool: &mut Pool, node: NodeId, asked: u32, leases: Vec<Lease>) {
-        pool.granted(node, self.owner, self.class, asked, leases.len() as u32);
+        pool.granted(node, self.owner, self.class, asked, &leases);
         self.leases.extend(leases);
     }
 

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use farpool_control::limits::{MAX_ADDRESS_BYTES, MAX_REGIONS_PER_NODE};
 use farpool_lease::{LeaseClass, Millis};
 use farpool_wire::control::{
-    HeartbeatRequest, NodeAddress, NodeStatus, OwnerStatus, RegisterRequest, RegisterResponse, StatusResponse,
+    HeartbeatRequest, Lease, NodeAddress, NodeStatus, OwnerStatus, RegisterRequest, RegisterResponse,
+    StatusResponse,
 };
 use farpool_wire::{NodeId, OwnerId};
 
@@ -67,6 +68,8 @@ struct Known {
     regions_total: u32,
     free: u32,
     holdings: BTreeMap<OwnerId, Held>,
+    /// Sum of the marks of all leases held: what a heartbeat is compared with.
+    table: u64,
     frames_rejected: u64,
     /// Its last sign of life; of a node read from the store, when that was.
     last_seen: Millis,
@@ -139,7 +142,7 @@ impl Pool {
         Ok(RegisterResponse { heartbeat_interval_ms: HEARTBEAT_INTERVAL.0 })
     }
 
-    /// Notes a sign of life. `false`: the node shall report, since it is not known or the counts disagree.
+    /// Notes a sign of life. `false`: the node shall report, since it is not known, or other leases are held than believed.
     #[must_use]
     pub fn heartbeat(&mut self, now: Millis, beat: &HeartbeatRequest) -> bool {
         let known = self.nodes.get_mut(&NodeId(beat.node));
@@ -150,7 +153,9 @@ impl Pool {
         known.last_seen = now;
         known.free = beat.regions_free.min(known.regions_total);
         known.frames_rejected = beat.frames_rejected;
-        known.held() == beat.regions_lent
+        // Numbers alone may agree by accident: one lease has ended, and an answer with another was lost; or an old
+        // report came late.
+        known.held() == beat.regions_lent && known.table == beat.table
     }
 
     /// Chooses whom to ask for `count` regions, and counts these as no longer free.
@@ -181,9 +186,11 @@ impl Pool {
             .collect()
     }
 
-    /// A node lent `granted` of the `asked` regions.
-    pub fn granted(&mut self, node: NodeId, owner: OwnerId, class: LeaseClass, asked: u32, granted: u32) {
+    /// A node lent these of the `asked` regions.
+    pub fn granted(&mut self, node: NodeId, owner: OwnerId, class: LeaseClass, asked: u32, leases: &[Lease]) {
+        let granted = leases.len() as u32;
         if let Some(known) = self.nodes.get_mut(&node) {
+            known.table = leases.iter().fold(known.table, |sum, lease| sum.wrapping_add(lease.mark()));
             if granted > 0 {
                 known.holdings.entry(owner).or_default().add(class, granted);
             }
@@ -333,6 +340,7 @@ fn known_from(now: Millis, address: &NodeAddress, report: &RegisterRequest) -> K
         regions_total: report.regions_total,
         free: report.regions_total - report.lent.len() as u32, // no more than the total: `validate`
         holdings,
+        table: report.lent.iter().fold(0, |sum, region| sum.wrapping_add(region.mark())),
         frames_rejected: 0,
         last_seen: now,
         heard: true,

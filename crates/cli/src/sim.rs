@@ -23,8 +23,9 @@ const BAR_AFTER: Duration = Duration::from_millis(500);
 #[command(after_long_help = "\
 Examples:
   farpool sim fabric --seeds 10000         operations, fences and incarnations under faults
-  farpool sim fabric --seed 17             one seed, with a readable trace
-  farpool sim fabric --mutation all        break the code on purpose; each fault must be noticed")]
+  farpool sim pool --seeds 10000           leases under faults
+  farpool sim pool --seed 17               one seed, with a readable trace
+  farpool sim pool --mutation all          break the code on purpose; each fault must be noticed")]
 pub struct SimArgs {
     #[command(subcommand)]
     what: What,
@@ -40,8 +41,18 @@ Mutations:
   epoch-word-not-checked-after-copy  shared memory: an operation is done when its copy is
   old-incarnation-still-applied      a node serves an older incarnation after answering a newer one
   duplicate-completion               a completion is delivered twice
+  fence-flag-ignored                 a node lets fenced operations pass reads and atomics
   reader-trusts-torn-copy            a reader takes a record without looking at its checksum")]
     Fabric(SeedArgs),
+    /// Brokers, nodes, owners and clients: leases, grants, renewals, crashes, partitions, lost messages, wrong clocks
+    #[command(after_help = "\
+Mutations:
+  client-trusts-its-lease-past-its-own-clock  a client goes on until its node refuses it
+  new-broker-forgets-what-a-node-holds        a broker that was started again takes all regions for free
+  epoch-reused-after-restart                  a node that was started again counts from the beginning
+  region-lent-before-the-last-grant-is-gone   a lease's end fences its owner, not the clients that it let in
+  node-answers-a-renewal-it-does-not-count    a node says that a lease goes on, and does not tell its table")]
+    Pool(SeedArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -67,6 +78,7 @@ struct SeedArgs {
 pub fn run(args: SimArgs) -> Result<()> {
     let (name, args) = match args.what {
         What::Fabric(args) => ("fabric", args),
+        What::Pool(args) => ("pool", args),
     };
     let scenario = find_scenario(name).expect("every subcommand has its scenario");
     let mutations = chosen(scenario, args.mutation.as_deref())?;

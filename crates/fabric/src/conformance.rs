@@ -1,7 +1,7 @@
 //! The contract, as tests that every transport passes unchanged.
 //!
 //! A transport's test file implements [`Carrier`] and lists [`CHECKS`] with [`conformance_tests!`]. A check
-//! panics when the transport breaks its promise. What is promised is written in `docs/fabric.md`.
+//! panics when the transport breaks its promise. What is promised is written in `docs/src/fabric.md`.
 
 // The checks' names say what they claim.
 #[allow(missing_docs)]

@@ -3,7 +3,7 @@
 //! C1. Far bytes are touched only by atomics and by one machine instruction (`rep movsq` / `rep stosq`) that
 //!     the compiler treats as a black box: a peer's concurrent stores are no data race of the language.
 //! C2. An aligned far word is moved by one 8-byte access, whatever the alignment of the private side.
-//! C3. Nothing is said about the order of words (design, section 3: anything above a word may tear).
+//! C3. Nothing is said about the order of words: anything above a word may tear.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 

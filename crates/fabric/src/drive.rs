@@ -19,7 +19,8 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 
 /// Runs `future` to its end, polling `endpoint`, spinning a little and then sleeping while nothing happens.
 ///
-/// Wakers may be called from any thread: a sleeping `block_on` is woken through its [`Parker`].
+/// Wakers may be called from any thread: a sleeping `block_on` is woken through its [`Parker`]. That is the thread's: a
+/// `block_on` inside of another may take a wake that is meant for the outer one, which therefore looks again.
 pub fn block_on<F: Future>(endpoint: &Endpoint, future: F) -> F::Output {
     let mut future = pin!(future);
     let parker = PARKER.with(Arc::clone);
@@ -31,6 +32,7 @@ pub fn block_on<F: Future>(endpoint: &Endpoint, future: F) -> F::Output {
         if parker.woken.swap(false, Ordering::AcqRel)
             && let Poll::Ready(output) = future.as_mut().poll(&mut context)
         {
+            parker.woken.store(true, Ordering::Relaxed); // for a `block_on` around this one, on this thread
             return output;
         }
         if endpoint.poll() > 0 || parker.woken.load(Ordering::Relaxed) {
@@ -119,4 +121,34 @@ fn wait_for_descriptors(endpoint: &Endpoint, parker: &Parker) {
     let timeout = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos() as i64 };
     // EINTR and the like only mean an earlier look.
     let _ = rustix::event::poll(&mut fds, Some(&timeout));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use farpool_wire::SessionId;
+
+    use super::*;
+    use crate::{EndpointConfig, MonotonicClock, TcpTransport};
+
+    #[test]
+    fn a_wake_that_comes_while_another_block_on_runs_inside_is_not_lost() {
+        let endpoint = Endpoint::new(EndpointConfig {
+            transport: Rc::new(TcpTransport),
+            clock: Rc::new(MonotonicClock::new()),
+            session_ids: Box::new(|| SessionId(1)),
+            arena_bytes: 1,
+            deadline: Duration::from_secs(1),
+        });
+        let mut polls = 0;
+        let outer = std::future::poll_fn(|context| {
+            polls += 1;
+            context.waker().wake_by_ref();
+            block_on(&endpoint, endpoint.yield_now());
+            if polls == 2 { Poll::Ready(()) } else { Poll::Pending }
+        });
+        block_on(&endpoint, outer);
+        assert_eq!(polls, 2);
+    }
 }

@@ -10,6 +10,7 @@
 mod batch;
 mod operation;
 mod queue;
+mod sleep;
 mod table;
 
 use std::cell::RefCell;
@@ -25,6 +26,7 @@ use crate::clock::Clock;
 use crate::seam::{Peer, Readiness, Transport};
 pub use batch::Batch;
 pub use queue::Queue;
+use sleep::Sleep;
 use table::{QueueState, Table};
 
 /// Operations in flight per endpoint (paper 1, section 4.2: 128 transfers per staging buffer).
@@ -68,6 +70,11 @@ impl Shared {
     }
 }
 
+/// A duration as the clock counts; one that is longer than any clock runs never ends.
+fn in_ns(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
 impl Endpoint {
     /// An endpoint without queues.
     pub fn new(config: EndpointConfig) -> Self {
@@ -79,7 +86,7 @@ impl Endpoint {
                 transport: config.transport,
                 clock: config.clock,
                 arena,
-                deadline_ns: config.deadline.as_nanos() as u64,
+                deadline_ns: in_ns(config.deadline),
             }),
         }
     }
@@ -119,15 +126,7 @@ impl Endpoint {
 
     /// Sleeps by the endpoint's clock.
     pub async fn sleep(&self, duration: Duration) {
-        let until = self.now_ns().saturating_add(duration.as_nanos() as u64);
-        std::future::poll_fn(|context| {
-            if self.now_ns() >= until {
-                return Poll::Ready(());
-            }
-            self.shared.table.borrow_mut().sleep_until(until, context.waker().clone());
-            Poll::Pending
-        })
-        .await;
+        Sleep::new(self, self.now_ns().saturating_add(in_ns(duration))).await;
     }
 
     /// Whether any operation is in flight.

@@ -2,7 +2,7 @@
 //!
 //! A program opens an [`Endpoint`] per thread, a [`Queue`] per node, attaches the regions it has leased, and
 //! posts READ, WRITE, compare-and-swap, fetch-and-add and CALL. What a caller may rely on is stated in
-//! `docs/fabric.md` and tested by [`conformance`] on every transport.
+//! `docs/src/fabric.md` and tested by [`conformance`] on every transport.
 //!
 //! - [`Transport`] and [`Link`] are the seam: a transport opens links, a link carries operations. Both are
 //!   poll-based and never block, so that a simulated transport fits as well as a network card.

@@ -1,6 +1,6 @@
 //! Memory that several processes read and write at once: region memory, and pages of words.
 //!
-//! M1. No Rust reference into the memory ever exists: bytes go in and out by copies only.
+//! M1. No Rust reference to its bytes ever exists: they go in and out by copies, and single words by atomics.
 //! M2. Every access is checked against the mapping's length.
 //! M3. An aligned 8-byte word is moved whole by every copy and every atomic; more than a word may tear.
 //! Not here: who may access what (leases), and what the bytes mean.
@@ -30,11 +30,7 @@ pub enum AccessError {
 /// Anonymous memory with a descriptor that can be handed to other processes; its size is sealed. Who was handed a
 /// read-only descriptor cannot open it anew for writing, unless it runs as the same user or as root.
 pub fn create_sealed(name: &str, bytes: u64) -> io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&fd, bytes)?;
-    rustix::fs::fchmod(&fd, Mode::RUSR)?;
-    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(fd)
+    create_sealed_as(name, bytes, MemfdFlags::empty())
 }
 
 /// Size of a large page: one entry of the processor's table of translations instead of 512.
@@ -42,9 +38,14 @@ const LARGE_PAGE_BYTES: u64 = 2 << 20;
 
 /// Like [`create_sealed`], in large pages.
 fn create_sealed_large(name: &str, bytes: u64) -> io::Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-    let fd = rustix::fs::memfd_create(name, flags)?;
+    create_sealed_as(name, bytes, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)
+}
+
+fn create_sealed_as(name: &str, bytes: u64, pages: MemfdFlags) -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | pages)?;
     rustix::fs::ftruncate(&fd, bytes)?;
+    // Memory files are born open to all: through /proc a read-only descriptor would be as good as a writable one.
+    rustix::fs::fchmod(&fd, Mode::RUSR)?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(fd)
 }
@@ -377,6 +378,17 @@ mod tests {
     }
 
     #[test]
+    fn other_users_cannot_open_memory_anew_whatever_its_pages() {
+        let small = create_sealed("test", 4096).unwrap();
+        // A kernel without large pages has none to look at; a file of them needs no pages as long as it is not mapped.
+        let large = create_sealed_large("test", LARGE_PAGE_BYTES).ok();
+        for fd in [Some(small), large].into_iter().flatten() {
+            assert_eq!(rustix::fs::fstat(&fd).unwrap().st_mode & 0o777, Mode::RUSR.bits());
+            assert!(reopen_read_only(fd.as_fd()).is_ok());
+        }
+    }
+
+    #[test]
     fn a_mapping_longer_than_its_memory_is_refused() {
         let fd = create_sealed("test", 4096).unwrap();
         assert!(Mapping::new(fd.as_fd(), 8192, Protection::ReadWrite).is_err());
@@ -389,10 +401,16 @@ mod tests {
         for offset in 0..17 {
             for length in [0, 1, 7, 8, 9, 63, 64, 100, 1000] {
                 let data: Vec<u8> = (0..length).map(|i| (i * 7 + offset) as u8).collect();
-                memory.mapping().write(offset as u64, &data).unwrap();
+                let around = vec![0xEE; length + 16];
+                memory.mapping().write(offset as u64, &around).unwrap();
+                memory.mapping().write(offset as u64 + 8, &data).unwrap();
                 let mut back = vec![0; length];
-                memory.mapping().read(offset as u64, &mut back).unwrap();
+                memory.mapping().read(offset as u64 + 8, &mut back).unwrap();
                 assert_eq!(back, data, "offset {offset}, length {length}");
+                let mut all = around.clone();
+                memory.mapping().read(offset as u64, &mut all).unwrap();
+                let edges = [&all[..8], &all[length + 8..]].concat();
+                assert_eq!(edges, [0xEE; 16], "beside offset {offset}, length {length}");
             }
         }
         memory.mapping().scrub().unwrap();

@@ -2,7 +2,7 @@
 
 use farpool_wire::{NodeId, Refusal};
 
-/// Why an operation did not succeed, as far as anybody here knows (design, section 3).
+/// Why an operation did not succeed, as far as anybody here knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpError {
     /// The node said no: nothing happened.
@@ -14,7 +14,7 @@ pub enum OpError {
         /// The queue's node.
         node: NodeId,
     },
-    /// It may have happened or not. Reconnect; once the node answers the new incarnation, reading tells.
+    /// It may have happened or not. Reconnect if the queue is closed; once the node has answered, reading tells.
     #[error("node {node}: unknown whether the operation happened: {cause}")]
     Unknown {
         /// The queue's node.
@@ -33,8 +33,8 @@ pub enum Uncertain {
     /// No completion in time; the queue is closed.
     #[error("no answer before the deadline")]
     Deadline,
-    /// The lease was fenced while the operation ran.
-    #[error("the lease ended meanwhile")]
+    /// The grant was fenced while the operation ran, or the memory moved because another was: attaching again tells.
+    #[error("the grant ended or its memory moved meanwhile")]
     EpochMoved,
     /// The peer broke the protocol; the queue is closed.
     #[error("the peer broke the protocol")]

@@ -3,7 +3,7 @@
 //! R1. An access takes effect only while its grant is open; a fence returns only when no access of the grant through
 //!     this process is under way and every later one is refused.
 //! R2. Accesses by shared memory are not stopped but found out: the grant's word changes before the fence returns,
-//!     so that they end as *unknown* (design, section 3).
+//!     so that they end as *unknown* (`docs/src/fabric.md`, shared memory).
 //! R3. Memory that was handed to other processes is never lent again: the next lease gets new memory, and the old
 //!     one's pages go back to the system before, whoever still maps them. (In large pages, only once every holder has
 //!     let go: touching them again could kill it.) Memory that was not handed out is overwritten with zeros.

@@ -44,7 +44,7 @@ pub trait Transport {
 pub trait Link {
     /// Hands over an operation. It may complete at once; else it completes in a later [`Link::poll`].
     ///
-    /// Operations take effect in the order posted. `posted.local` stays valid and untouched by others until
+    /// Operations take effect in the order posted, as far as the contract promises it. `posted.local` stays valid and untouched by others until
     /// the operation completes or the link is dropped.
     fn post(&mut self, posted: Posted) -> Option<Outcome>;
 

@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(node.release(stranger).await.unwrap().into_inner().released, 0);
         let owner = ReleaseRequest { owner: 7, leases: named[1..].iter().cloned().chain([forged]).collect() };
         assert_eq!(node.release(owner).await.unwrap().into_inner().released, 2);
-        assert_eq!(lender.counts().held, 1);
+        assert_eq!(lender.counts().0.held, 1);
     }
 
     #[tokio::test]

@@ -197,8 +197,9 @@ impl Lender for Core {
         self.leases.lock().states(self.now())
     }
 
-    fn counts(&self) -> RegionCounts {
-        self.leases.lock().counts()
+    fn counts(&self) -> (RegionCounts, u64) {
+        let leases = self.leases.lock();
+        (leases.counts(), leases.table_sum(self.now()))
     }
 
     fn frames_rejected(&self) -> u64 {
@@ -246,7 +247,7 @@ mod tests {
         let epoch = Epoch(lease.epoch);
         core.with_region(lease.region, epoch, AccessKind::Write, &mut |memory| memory.write(0, &[1; 64]))
             .unwrap();
-        wait_until(|| core.counts().free == 2);
+        wait_until(|| core.counts().0.free == 2);
         let access =
             core.with_region(lease.region, epoch, AccessKind::Write, &mut |memory| memory.write(0, &[2; 64]));
         assert_eq!(access, Err(Refusal::StaleEpoch));
@@ -273,10 +274,10 @@ mod tests {
         let key = AccessKey::from_slice(&lease.key).unwrap();
         let lent = core.lend(lease.region, Epoch(lease.epoch), &key, Arc::new(Obedient)).unwrap();
         core.release(OWNER, &reference(&lease)).unwrap();
-        assert_eq!(core.counts(), RegionCounts { free: 1, held: 0, returning: 1 });
+        assert_eq!(core.counts().0, RegionCounts { free: 1, held: 0, returning: 1 });
         assert_eq!(core.grant(OWNER, LeaseClass::Revocable, 2).len(), 1);
         drop(lent);
-        wait_until(|| core.counts().free == 1);
+        wait_until(|| core.counts().0.free == 1);
     }
 
     #[test]
@@ -297,7 +298,7 @@ mod tests {
         let own = core.fence_grant(OWNER, &reference(&lease), Epoch(lease.epoch));
         assert!(matches!(own, Err(FenceError::Refused(_))), "{own:?}");
         core.release(OWNER, &reference(&lease)).unwrap();
-        wait_until(|| core.counts().free == 2);
+        wait_until(|| core.counts().0.free == 2);
     }
 
     /// Tells that a fence has come so far, and holds it up until told to go on.
@@ -344,7 +345,7 @@ mod tests {
         let lease = core.grant(OWNER, LeaseClass::Revocable, 1).remove(0);
         assert_eq!(core.revoke(OWNER, 1, Millis(0)).revoked, 1);
         wait_until(|| core.renew(OWNER, &reference(&lease)).is_err());
-        wait_until(|| core.counts().free == 2);
+        wait_until(|| core.counts().0.free == 2);
     }
 
     #[test]

@@ -49,8 +49,8 @@ pub trait Lender: Send + Sync + 'static {
     /// The regions that are not free.
     fn states(&self) -> Vec<RegionState>;
 
-    /// How many regions are where.
-    fn counts(&self) -> RegionCounts;
+    /// How many regions are where, and the sum of the marks of all leases held.
+    fn counts(&self) -> (RegionCounts, u64);
 
     /// Connections cut off for malformed input, on any port, since the node started.
     fn frames_rejected(&self) -> u64;
@@ -131,8 +131,9 @@ pub(crate) mod fake {
             self.leases.lock().states(Millis(0))
         }
 
-        fn counts(&self) -> RegionCounts {
-            self.leases.lock().counts()
+        fn counts(&self) -> (RegionCounts, u64) {
+            let leases = self.leases.lock();
+            (leases.counts(), leases.table_sum(Millis(0)))
         }
 
         fn frames_rejected(&self) -> u64 {

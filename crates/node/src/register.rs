@@ -92,13 +92,14 @@ impl<L: Lender> Registration<L> {
     async fn beat(&mut self, interval: Duration) -> Result<(), Status> {
         loop {
             sleep(interval).await;
-            let (address, counts) = (self.lender.address(), self.lender.counts());
+            let (address, (counts, table)) = (self.lender.address(), self.lender.counts());
             let beat = HeartbeatRequest {
                 node: address.node,
                 incarnation: address.incarnation,
                 regions_free: counts.free,
                 regions_lent: counts.held,
                 frames_rejected: self.lender.frames_rejected(),
+                table,
             };
             let answer = timeout(ANSWER_DEADLINE, self.broker.heartbeat(beat)).await.map_err(late)??;
             if answer.into_inner().register_again {

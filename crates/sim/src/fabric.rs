@@ -1,5 +1,5 @@
 //! `sim fabric`: clients, queues, regions and grants on the simulated fabric, with faults; judged by what the
-//! fabric's contract promises (`docs/fabric.md`).
+//! fabric's contract promises (`docs/src/fabric.md`).
 
 mod client;
 mod director;
@@ -10,6 +10,7 @@ mod layout;
 mod nemesis;
 
 use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use farpool_fabric::sim::{
     World, WorldConfig,
 };
 
-use crate::runner::{RunReport, Scenario};
+use crate::runner::{RunReport, Scenario, described};
 use director::{Board, Node};
 use history::History;
 
@@ -30,8 +31,10 @@ const NO_SCRUB: &str = "no-scrub";
 const EPOCH_WORD: &str = "epoch-word-not-checked-after-copy";
 const OLD_INCARNATION: &str = "old-incarnation-still-applied";
 const DUPLICATE: &str = "duplicate-completion";
+const FENCE_FLAG: &str = "fence-flag-ignored";
 const TORN_COPY: &str = "reader-trusts-torn-copy";
-const MUTATIONS: &[&str] = &[NO_FENCE, NO_SCRUB, EPOCH_WORD, OLD_INCARNATION, DUPLICATE, TORN_COPY];
+const MUTATIONS: &[&str] =
+    &[NO_FENCE, NO_SCRUB, EPOCH_WORD, OLD_INCARNATION, DUPLICATE, FENCE_FLAG, TORN_COPY];
 
 /// Far more than any run takes: whoever has not ended by then hangs.
 const RUN_NS: u64 = 1_000_000_000;
@@ -105,6 +108,7 @@ fn world_of(seed: u64, mutation: Option<&'static str>, trace: bool, random: &mut
         Some(EPOCH_WORD) => Some(Mutation::EpochWordNotCheckedAfterCopy),
         Some(OLD_INCARNATION) => Some(Mutation::OldIncarnationStillApplied),
         Some(DUPLICATE) => Some(Mutation::DuplicateCompletion),
+        Some(FENCE_FLAG) => Some(Mutation::FenceFlagIgnored),
         _ => None,
     };
     World::new(WorldConfig { network: Network::default(), faults, mutation, trace, ..WorldConfig::new(seed) })
@@ -148,9 +152,13 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         client::start(&run, place, false);
     }
     nemesis::start(&run, &places, &mut random);
-    let end = executor.run(RUN_NS);
-    if end != RunEnd::Finished {
-        run.complain(format!("somebody hangs: {end:?} with {} clients left", run.clients_left.borrow()));
+    // Caught here, so that a run that panics has a trace as well.
+    match catch_unwind(AssertUnwindSafe(|| executor.run(RUN_NS))) {
+        Ok(RunEnd::Finished) => {}
+        Ok(end) => {
+            run.complain(format!("somebody hangs: {end:?} with {} clients left", run.clients_left.borrow()));
+        }
+        Err(panic) => run.complain(described(&*panic)),
     }
     drop(executor);
     let history = run.history.take();

@@ -18,7 +18,7 @@ pub(crate) struct Touch {
     pub value: u64,
     pub writes: bool,
     pub start: u64,
-    /// When it had taken effect if at all; [`NEVER`] when nothing bounds that.
+    /// When it had taken effect if at all; [`NEVER`] when nothing bounds that. Before its start: it took none.
     pub end: u64,
     /// It took effect. Otherwise it counts only if its value was seen.
     pub certain: bool,
@@ -54,6 +54,10 @@ pub(crate) fn check(initial: u64, touches: &[Touch]) -> Result<(), String> {
             }
             Some(_) => {}
         }
+    }
+    let too_late = |touch: &&Touch| touch.writes && touch.end < touch.start && clusters[&touch.value].certain;
+    if let Some(write) = touches.iter().find(too_late) {
+        return Err(format!("{:#x} was written by what could take no effect any more", write.value));
     }
     let seen = || clusters.iter().filter(|(_, cluster)| cluster.certain);
     let mut forward: Vec<(u64, u64, u64)> = seen()
@@ -114,6 +118,13 @@ mod tests {
         assert!(check(0, &[maybe(1, 1, NEVER), read(0, 5, 6), read(1, 50, 51)]).is_ok());
         assert!(check(0, &[maybe(1, 1, NEVER), read(0, 5, 6)]).is_ok());
         assert!(check(0, &[maybe(1, 1, 4), read(0, 5, 6), read(1, 50, 51)]).is_err());
+    }
+
+    #[test]
+    fn a_write_that_began_when_it_could_take_no_effect_any_more_is_noticed_once_it_is_seen() {
+        assert!(check(0, &[maybe(1, 5, 4)]).is_ok());
+        assert!(check(0, &[maybe(1, 5, 4), read(0, 6, 7)]).is_ok());
+        assert!(check(0, &[maybe(1, 5, 4), read(1, 6, 7)]).is_err());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Runs scenarios over seeds.
 
+use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -44,7 +45,7 @@ pub struct Scenario {
 }
 
 /// All scenarios.
-const SCENARIOS: &[Scenario] = &[crate::FABRIC];
+const SCENARIOS: &[Scenario] = &[crate::FABRIC, crate::POOL];
 
 /// The scenario of a name.
 pub fn find_scenario(name: &str) -> Option<&'static Scenario> {
@@ -55,11 +56,15 @@ pub fn find_scenario(name: &str) -> Option<&'static Scenario> {
 pub fn run_guarded(scenario: &Scenario, seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     // Nothing of a run is looked at after it has panicked.
     catch_unwind(AssertUnwindSafe(|| (scenario.run)(seed, mutation, trace))).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
-        let violation = format!("panicked: {}", text.unwrap_or_default());
-        RunReport { seed, violations: vec![violation], ..RunReport::default() }
+        RunReport { seed, violations: vec![described(&*panic)], ..RunReport::default() }
     })
+}
+
+/// A panic as a violation.
+pub(crate) fn described(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("panicked: {}", text.unwrap_or_default())
 }
 
 /// What many seeds came to.

@@ -64,4 +64,4 @@ macro_rules! scenarios {
     };
 }
 
-scenarios!(fabric);
+scenarios!(fabric, pool);

@@ -7,13 +7,28 @@ const OWNER: OwnerId = OwnerId(7);
 fn report(node: u64, regions_total: u32, held: u32) -> RegisterRequest {
     let address =
         NodeAddress { node, incarnation: 1, control: "127.0.0.1:1".to_owned(), ..Default::default() };
-    let lent =
-        (0..held).map(|region| RegionState { region, owner: OWNER.0, held: true, ..Default::default() });
-    RegisterRequest { address: Some(address), region_bytes: 64, regions_total, lent: lent.collect() }
+    let lent = table(held);
+    RegisterRequest { address: Some(address), region_bytes: 64, regions_total, lent }
+}
+
+fn table(held: u32) -> Vec<RegionState> {
+    let held = (0..held).map(|region| RegionState {
+        region,
+        owner: OWNER.0,
+        epoch: u64::from(region) + 1,
+        held: true,
+        ..Default::default()
+    });
+    held.collect()
 }
 
 fn beat(node: u64, regions_free: u32, regions_lent: u32) -> HeartbeatRequest {
-    HeartbeatRequest { node, incarnation: 1, regions_free, regions_lent, frames_rejected: 0 }
+    let table = sum(&table(regions_lent));
+    HeartbeatRequest { node, incarnation: 1, regions_free, regions_lent, frames_rejected: 0, table }
+}
+
+fn sum(table: &[RegionState]) -> u64 {
+    table.iter().fold(0, |sum, region| sum.wrapping_add(region.mark()))
 }
 
 fn pool_of(reports: &[RegisterRequest]) -> Pool {
@@ -50,6 +65,25 @@ fn a_node_is_told_to_report_when_it_is_unknown_restarted_or_its_counts_disagree(
 }
 
 #[test]
+fn a_node_is_told_to_report_when_other_leases_are_held_than_believed_though_they_are_as_many() {
+    let mut pool = pool_of(&[report(1, 8, 2)]);
+    // One has ended, and another was lent, the answer with it lost.
+    let mut other = table(2);
+    other[1].epoch = 3;
+    assert!(!pool.heartbeat(Millis(1), &HeartbeatRequest { table: sum(&other), ..beat(1, 6, 2) }));
+    other[1].owner = OWNER.0 + 1;
+    pool.report(Millis(2), &RegisterRequest { lent: other.clone(), ..report(1, 8, 2) }).unwrap();
+    assert!(pool.heartbeat(Millis(3), &HeartbeatRequest { table: sum(&other), ..beat(1, 6, 2) }));
+    // An old report comes late and replaces the new one.
+    pool.report(Millis(4), &report(1, 8, 2)).unwrap();
+    assert!(!pool.heartbeat(Millis(5), &HeartbeatRequest { table: sum(&other), ..beat(1, 6, 2) }));
+    // One is being taken back: the broker must not take it for one that it can have.
+    pool.report(Millis(6), &RegisterRequest { lent: other.clone(), ..report(1, 8, 2) }).unwrap();
+    other[0].revoked = true;
+    assert!(!pool.heartbeat(Millis(7), &HeartbeatRequest { table: sum(&other), ..beat(1, 6, 2) }));
+}
+
+#[test]
 fn a_report_replaces_all_that_was_believed() {
     let mut pool = pool_of(&[report(1, 8, 5)]);
     pool.report(Millis(1), &report(1, 8, 2)).unwrap();
@@ -81,7 +115,7 @@ fn avoided_and_shunned_nodes_get_nothing() {
 fn a_node_that_lent_less_than_asked_counts_as_full_until_it_says_otherwise() {
     let mut pool = pool_of(&[report(1, 4, 0)]);
     assert_eq!(shares(pool.plan(Millis(0), OWNER, &BTreeSet::new(), 2)), [(1, 2)]);
-    pool.granted(NodeId(1), OWNER, LeaseClass::Revocable, 2, 1);
+    pool.granted(NodeId(1), OWNER, LeaseClass::Revocable, 2, &[Lease { epoch: 1, ..Default::default() }]);
     assert!(pool.plan(Millis(0), OWNER, &BTreeSet::new(), 1).is_empty());
     assert!(pool.heartbeat(Millis(1), &beat(1, 3, 1)));
     assert_eq!(shares(pool.plan(Millis(1), OWNER, &BTreeSet::new(), 1)), [(1, 1)]);

@@ -119,6 +119,7 @@ impl FakeNode {
             regions_free: counts.free,
             regions_lent: counts.held,
             frames_rejected: 3,
+            table: self.states().iter().fold(0, |sum, state| sum.wrapping_add(state.mark())),
         };
         broker.client().heartbeat(beat).await.unwrap().into_inner().register_again
     }

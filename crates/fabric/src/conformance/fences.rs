@@ -1,18 +1,19 @@
 //! A lease that ends: what was acknowledged stays, and nothing follows.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use farpool_wire::{Epoch, Refusal};
 
 use super::Carrier;
-use super::rig::{DEADLINE, EPOCH, KEY, Rig, at, endpoint, refused, region, wait_until};
+use super::rig::{EPOCH, KEY, Member, Raise, Rig, at, refused, region, wait_until};
 use crate::{AccessKind, Mapping, OpError, Peer, block_on};
 
 pub fn what_was_acknowledged_before_a_fence_stays_and_nothing_follows_it(carrier: &dyn Carrier) {
     let rig = Rig::new(carrier);
-    let acknowledged = AtomicU64::new(0);
+    let (acknowledged, over) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let writer = scope.spawn(|| write_counters_until_refused(carrier, &rig.peer, &acknowledged));
+        let _stops_if_the_check_fails = Raise(&over);
+        let writer = scope.spawn(|| write_counters_until_refused(carrier, &rig.peer, &acknowledged, &over));
         wait_until(|| acknowledged.load(Ordering::Acquire) > 100);
         let before = acknowledged.load(Ordering::Acquire);
         let mut found = 0;
@@ -20,13 +21,12 @@ pub fn what_was_acknowledged_before_a_fence_stays_and_nothing_follows_it(carrier
         rig.host.regions.with_region(0, EPOCH, AccessKind::Read, look).unwrap();
         rig.host.regions.fence(0);
         let at_fence = acknowledged.load(Ordering::Acquire);
-        let error = writer.join().expect("the writer ends");
         assert!(found >= before, "an acknowledged write is gone");
         // One acknowledgement may have been on its way while the fence was raised; no second one follows.
-        assert!(
-            acknowledged.load(Ordering::Acquire) <= at_fence + 1,
-            "a write was acknowledged after the fence"
-        );
+        let is_broken = || acknowledged.load(Ordering::Acquire) > at_fence + 1;
+        wait_until(|| writer.is_finished() || is_broken());
+        assert!(!is_broken(), "a write was acknowledged after the fence");
+        let error = writer.join().expect("the writer ends").expect("it ends by a failure");
         let ended = matches!(
             error,
             OpError::Refused(Refusal::StaleEpoch | Refusal::NotAttached) | OpError::Unknown { .. }
@@ -55,20 +55,19 @@ pub fn a_lent_again_region_shows_nothing_of_its_last_holder(carrier: &dyn Carrie
     assert!(buffer.iter().all(|&byte| byte == 0));
 }
 
-/// Writes 1, 2, 3 … to a word until an operation fails; returns that failure.
-fn write_counters_until_refused(carrier: &dyn Carrier, peer: &Peer, acknowledged: &AtomicU64) -> OpError {
-    let endpoint = endpoint(carrier, DEADLINE);
-    let queue = endpoint.open(peer.clone()).expect("the node listens");
-    block_on(&endpoint, queue.attach(region(0), EPOCH, KEY)).expect("the key is right");
-    let mut buffer = endpoint.arena().take(8).expect("an empty arena");
-    for counter in 1u64.. {
-        buffer.copy_from_slice(&counter.to_le_bytes());
-        let (returned, result) = block_on(&endpoint, queue.write(at(0), EPOCH, buffer));
-        buffer = returned;
-        match result {
-            Ok(()) => acknowledged.store(counter, Ordering::Release),
-            Err(error) => return error,
+/// Writes 1, 2, 3 … to a word until an operation fails, and returns that failure; `None` when told to stop.
+fn write_counters_until_refused(
+    carrier: &dyn Carrier,
+    peer: &Peer,
+    acknowledged: &AtomicU64,
+    over: &AtomicBool,
+) -> Option<OpError> {
+    let writer = Member::join(carrier, peer, EPOCH, KEY);
+    (1u64..).take_while(|_| !over.load(Ordering::Relaxed)).find_map(|counter| {
+        let result = writer.write(0, &counter.to_le_bytes());
+        if result.is_ok() {
+            acknowledged.store(counter, Ordering::Release); // pairs with the looks of the check
         }
-    }
-    unreachable!("a u64 does not run out")
+        result.err()
+    })
 }

@@ -1,9 +1,10 @@
 //! In which order a queue's operations take effect, with the fence flag and without.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 use super::Carrier;
-use super::rig::{EPOCH, KEY, Member, Raise, Rig, at};
+use super::rig::{DEADLINE, EPOCH, KEY, Member, Raise, Rig, at};
 use crate::{Batch, block_on};
 
 /// More than one word, so that a transport that tears has something to tear.
@@ -11,12 +12,15 @@ const DATA_BYTES: usize = 512;
 const DATA_AT: u64 = 8192;
 /// Far from the data: another page, another cache line.
 const FLAG_AT: u64 = 64 << 10;
+/// At least so many rounds are published, and so many looks taken meanwhile: on a fast transport the writer would
+/// be done before the reader has begun.
 const PUBLISHED: u64 = 500;
+const LOOKS: u64 = 200;
 const ROUNDS: u64 = 300;
 
 pub fn whoever_sees_a_later_write_sees_the_earlier_ones(carrier: &dyn Carrier) {
     let rig = Rig::new(carrier);
-    let over = AtomicBool::new(false);
+    let (over, looks) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             let reader = Member::join(carrier, &rig.peer, EPOCH, KEY);
@@ -28,12 +32,22 @@ pub fn whoever_sees_a_later_write_sees_the_earlier_ones(carrier: &dyn Carrier) {
                 assert!(oldest >= flag, "{oldest} was read after {flag} had been announced");
                 assert!(flag >= seen, "{flag} was read after {seen}");
                 seen = flag;
+                looks.fetch_add(1, Ordering::Relaxed); // a count that orders nothing
             }
         });
         let _stops_if_the_check_fails = Raise(&over);
         let writer = Member::join(carrier, &rig.peer, EPOCH, KEY);
         let mut batch = Batch::new(writer.endpoint.arena().take(DATA_BYTES + 8).expect("an empty arena"));
-        for round in 1..=PUBLISHED {
+        let started = Instant::now();
+        for round in 1.. {
+            if reader.is_finished() || round > PUBLISHED && looks.load(Ordering::Relaxed) >= LOOKS {
+                break;
+            }
+            assert!(
+                started.elapsed() < DEADLINE,
+                "{} looks in {round} rounds",
+                looks.load(Ordering::Relaxed)
+            );
             batch.clear();
             batch.buffer_mut().chunks_mut(8).for_each(|word| word.copy_from_slice(&round.to_le_bytes()));
             batch.write(at(DATA_AT), EPOCH, 0..DATA_BYTES);

@@ -16,7 +16,8 @@ pub fn out_of_bounds_is_refused_and_changes_nothing(carrier: &dyn Carrier) {
     }
     let swap = queue.compare_and_swap(at(REGION_BYTES), EPOCH, 0, 1);
     assert_eq!(block_on(&rig.endpoint, swap).unwrap_err(), refused(Refusal::OutOfBounds));
-    assert_eq!(rig.far_byte(REGION_BYTES - 1), 0);
+    let changed = (REGION_BYTES - 8192..REGION_BYTES).find(|&offset| rig.far_byte(offset) != 0);
+    assert_eq!(changed, None, "a part of what was refused has happened");
     assert!(rig.write(&queue, REGION_BYTES - 8192, &data).is_ok(), "the queue goes on");
 }
 
@@ -27,7 +28,7 @@ pub fn misaligned_atomics_are_refused(carrier: &dyn Carrier) {
     assert_eq!(swap.unwrap_err(), refused(Refusal::Misaligned));
     let add = block_on(&rig.endpoint, queue.fetch_and_add(at(9), EPOCH, 1));
     assert_eq!(add.unwrap_err(), refused(Refusal::Misaligned));
-    assert_eq!(rig.far_byte(4), 0);
+    assert_eq!((0..24).find(|&offset| rig.far_byte(offset) != 0), None);
 }
 
 pub fn a_region_that_was_not_attached_is_refused(carrier: &dyn Carrier) {

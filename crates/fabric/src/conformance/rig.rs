@@ -32,7 +32,7 @@ pub struct SuiteHost {
 }
 
 impl SuiteHost {
-    pub(super) fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         let regions = RegionSet::create(REGIONS, REGION_BYTES, false, |_| {}).expect("a few MiB of memory");
         regions.open(0, EPOCH, KEY);
         Arc::new(SuiteHost { regions, stalled: AtomicBool::new(false), rejected: AtomicU64::new(0) })

@@ -12,8 +12,14 @@ pub fn bytes_written_are_read_back(carrier: &dyn Carrier) {
     let queue = rig.attached();
     for (bytes, offset) in [(1, 5), (8, 64), (100, 1001), (8192, 8192), (8193, 3), (300_000, 7)] {
         let data = pattern(bytes, offset as u8);
+        let around = [[0xEE; 3].as_slice(), &data, &[0xEE; 3]].concat();
+        rig.write(&queue, offset - 3, &vec![0xEE; bytes + 6]).unwrap();
         rig.write(&queue, offset, &data).unwrap();
         assert!(rig.read(&queue, offset, bytes).unwrap() == data, "{bytes} bytes at {offset}");
+        assert!(
+            rig.read(&queue, offset - 3, bytes + 6).unwrap() == around,
+            "beside {bytes} bytes at {offset}"
+        );
     }
 }
 
@@ -83,13 +89,20 @@ pub fn more_answers_than_a_connection_may_hold_back_all_come(carrier: &dyn Carri
     const BYTES: usize = 256 << 10;
     let rig = Rig::new(carrier);
     let queue = rig.attached();
+    let blocks: Vec<_> = (0..READS).map(|place| pattern(BYTES, place as u8)).collect();
+    for (place, block) in (0..).zip(&blocks) {
+        rig.write(&queue, place * BYTES as u64, block).unwrap();
+    }
     for round in 0..20 {
         let all = join_all((0..READS).map(|place| {
-            let buffer = rig.endpoint.arena().take(BYTES).expect("buffers came back");
+            let mut buffer = rig.endpoint.arena().take(BYTES).expect("buffers came back");
+            buffer.fill(0);
             queue.read(at(place * BYTES as u64), EPOCH, buffer)
         }));
-        let ended = block_on(&rig.endpoint, all);
-        assert!(ended.iter().all(|(_, result)| result.is_ok()), "round {round}");
+        for ((buffer, result), block) in block_on(&rig.endpoint, all).into_iter().zip(&blocks) {
+            assert_eq!(result, Ok(()), "round {round}");
+            assert!(buffer[..] == block[..], "wrong bytes in round {round}");
+        }
     }
 }
 

@@ -128,7 +128,7 @@ impl Batch {
         table.posting_places.clear();
         let local = self.buffer.as_local();
         for (place, planned) in (0u32..).zip(&self.operations) {
-            debug_assert_eq!(planned.at.region.node, node, "an address of another node");
+            assert_eq!(planned.at.region.node, node, "an address of another node");
             if planned.range.len() > MAX_TRANSFER_BYTES {
                 self.results[place as usize] = Err(OpError::Refused(Refusal::TooLong));
                 continue;

@@ -53,7 +53,8 @@ impl<'a> Operating<'a> {
         buffer: Option<ArenaBuf>,
         fence: bool,
     ) -> Self {
-        debug_assert_eq!(target.region.node, queue.node, "an address of another node");
+        // Also in production: another node may have lent a region of the same number under the same epoch.
+        assert_eq!(target.region.node, queue.node, "an address of another node");
         Operating { queue, op, target, fence, stage: Stage::Unposted(buffer, None) }
     }
 }

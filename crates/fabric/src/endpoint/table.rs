@@ -37,8 +37,7 @@ pub(super) struct Table {
     free_batches: Vec<u32>,
     waiting: VecDeque<Waiter>,
     last_ticket: u64,
-    /// Who sleeps, and until when.
-    sleeping: Vec<(u64, Waker)>,
+    sleeping: Vec<Sleeper>,
     /// Scratch: completions, the operations of a batch, and their places in it.
     done: Vec<Done>,
     pub(super) posting: Vec<Posted>,
@@ -98,6 +97,12 @@ struct Waiter {
     waker: Waker,
 }
 
+struct Sleeper {
+    ticket: u64,
+    until_ns: u64,
+    waker: Waker,
+}
+
 /// What a finished single operation gives back.
 pub(super) type Settled = (Outcome, Option<ArenaBuf>);
 
@@ -145,8 +150,8 @@ impl Table {
         self.done = done;
         if !self.sleeping.is_empty() {
             self.sleeping
-                .extract_if(.., |&mut (until, _)| until <= now_ns)
-                .for_each(|(_, waker)| waker.wake());
+                .extract_if(.., |sleeper| sleeper.until_ns <= now_ns)
+                .for_each(|sleeper| sleeper.waker.wake());
         }
         ended + self.close_overdue(now_ns)
     }
@@ -164,11 +169,30 @@ impl Table {
     /// The earliest deadline or end of a sleep.
     pub(super) fn next_deadline_ns(&self) -> Option<u64> {
         let oldest = self.operations.get(self.oldest as usize).map(|operation| operation.deadline_ns);
-        self.sleeping.iter().map(|&(until, _)| until).chain(oldest).min()
+        self.sleeping.iter().map(|sleeper| sleeper.until_ns).chain(oldest).min()
     }
 
-    pub(super) fn sleep_until(&mut self, until_ns: u64, waker: Waker) {
-        self.sleeping.push((until_ns, waker));
+    /// Wakes who holds `ticket` once the time has come.
+    pub(super) fn sleep_until(&mut self, until_ns: u64, ticket: &mut Option<u64>, waker: &Waker) {
+        let known = ticket.and_then(|ticket| self.sleeping.iter_mut().find(|known| known.ticket == ticket));
+        match known {
+            Some(sleeper) => sleeper.waker.clone_from(waker),
+            None => {
+                self.last_ticket += 1;
+                *ticket = Some(self.last_ticket);
+                self.sleeping.push(Sleeper { ticket: self.last_ticket, until_ns, waker: waker.clone() });
+            }
+        }
+    }
+
+    /// Who held `ticket` sleeps no longer.
+    pub(super) fn stop_sleeping(&mut self, ticket: u64) {
+        self.sleeping.retain(|sleeper| sleeper.ticket != ticket);
+    }
+
+    #[cfg(test)]
+    pub(super) fn sleepers(&self) -> usize {
+        self.sleeping.len()
     }
 
     pub(super) fn is_waiting(&self) -> bool {

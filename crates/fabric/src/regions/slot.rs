@@ -72,7 +72,7 @@ impl Slot {
 
     /// Whether the region may be lent to a new owner.
     pub(super) fn is_clean(&self) -> bool {
-        self.grants.is_empty() && !self.handed_out && !self.is_held()
+        self.memory.is_some() && self.grants.is_empty() && !self.handed_out && !self.is_held()
     }
 
     /// Somebody has the memory, or had the former one, who must let go of it before the region is lent again.

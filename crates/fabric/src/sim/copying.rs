@@ -3,12 +3,14 @@
 //! C1. Operations are carried out one after the other, in the order posted.
 //! C2. Nobody refuses a store. The grant's word is looked at before the first part and after the last; if it has
 //!     changed in between, the outcome is *unknown*, and either way the memory is let go of.
-//! C3. A paused process copies nothing until it runs again, and then goes on in the middle.
+//! C3. A copy goes on in the memory in which it began, even if its link attaches the region anew meanwhile.
+//! C4. A paused process copies nothing until it runs again, and then goes on in the middle.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use farpool_wire::{Epoch, GrantMode, Refusal};
 
@@ -24,7 +26,7 @@ use crate::sim::state::State;
 /// A link's own mappings, and the operations it has yet to carry out.
 #[derive(Default)]
 pub(super) struct Copier {
-    attached: BTreeMap<u32, Mapped>,
+    attached: BTreeMap<u32, Arc<Mapped>>,
     queue: VecDeque<Copying>,
 }
 
@@ -39,7 +41,8 @@ struct Mapped {
 struct Copying {
     id: u64,
     order: Order,
-    begun: bool,
+    /// The memory that it copies to or from, once it has begun.
+    begun: Option<Arc<Mapped>>,
     parts: Vec<Range<usize>>,
     gathered: Vec<u8>,
     value: u64,
@@ -67,8 +70,8 @@ impl Copier {
         let memory = Mapping::new(handed.memory.as_fd(), layout.region_bytes, protection)?;
         let words = Mapping::new(handed.words.as_fd(), layout.word_offset + 8, Protection::ReadOnly)?;
         let (word_offset, stamp) = (layout.word_offset, layout.stamp);
-        self.attached
-            .insert(handed.region, Mapped { epoch: handed.epoch, memory, words, word_offset, stamp });
+        let mapped = Mapped { epoch: handed.epoch, memory, words, word_offset, stamp };
+        self.attached.insert(handed.region, Arc::new(mapped));
         Ok(())
     }
 }
@@ -81,10 +84,13 @@ impl Mapped {
 
 impl Copying {
     /// Goes one step further on memory that this process maps.
-    fn go_on(&mut self, mapped: Option<&Mapped>, looks_again: bool) -> Progress {
-        let Some(mapped) = mapped else { return Progress::Ends(Outcome::Refused(Refusal::NotAttached)) };
-        if !self.begun {
-            self.begun = true;
+    fn go_on(&mut self, attached: Option<&Arc<Mapped>>, looks_again: bool) -> Progress {
+        let begins = self.begun.is_none();
+        let Some(mapped) = self.begun.as_ref().or(attached).cloned() else {
+            return Progress::Ends(Outcome::Refused(Refusal::NotAttached));
+        };
+        self.begun = Some(mapped.clone());
+        if begins {
             if self.order.epoch != mapped.epoch {
                 return Progress::Ends(Outcome::Refused(Refusal::StaleEpoch));
             }
@@ -118,7 +124,7 @@ impl State {
         let parts = order.parts(self.config.network.parts, &mut self.random);
         let gathered = vec![0; if let Op::Read = order.op { order.length } else { 0 }];
         let Some(copier) = self.copier(connection) else { return };
-        copier.queue.push_back(Copying { id, order, begun: false, parts, gathered, value: 0 });
+        copier.queue.push_back(Copying { id, order, begun: None, parts, gathered, value: 0 });
         if copier.queue.len() == 1 {
             self.schedule_copy(connection, id);
         }
@@ -152,9 +158,11 @@ impl State {
             self.copy_next(connection);
             return;
         }
-        let mapped = copier.attached.get(&copying.order.region);
-        let progress = copying.go_on(mapped, looks_again);
-        if let Progress::Moved(_) = progress {
+        let attached = copier.attached.get(&copying.order.region);
+        let progress = copying.go_on(attached, looks_again);
+        if let Progress::Moved(_) = progress
+            && attached.zip(copying.begun.as_ref()).is_some_and(|(now, begun)| Arc::ptr_eq(now, begun))
+        {
             let region = copying.order.region;
             copier.attached.remove(&region);
         }

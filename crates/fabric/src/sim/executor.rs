@@ -240,7 +240,7 @@ impl Executor {
         }
         match due {
             Some((at_ns, place)) if event_ns.is_none_or(|event_ns| at_ns < event_ns) => {
-                state.now_ns = state.now_ns.max(at_ns);
+                state.advance_to(at_ns);
                 drop(state);
                 self.endpoints[place].1.poll();
             }

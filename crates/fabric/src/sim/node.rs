@@ -155,18 +155,20 @@ impl State {
 
     /// Starts every operation whose turn it is (N1).
     fn start_what_may(&mut self, id: NodeId, connection: u64) {
+        let mutation = self.config.mutation;
         let Some(node) = self.nodes.get_mut(&id) else { return };
         let Some(served) = node.connections.get_mut(&connection) else { return };
         let mut starting = Vec::new();
         let mut only_passable = true;
         for (place, running) in served.pipeline.iter_mut().enumerate() {
-            let may = if running.order.waits_for_all() { place == 0 } else { only_passable };
+            let waits_for_all = running.order.waits_for_all(mutation);
+            let may = if waits_for_all { place == 0 } else { only_passable };
             if may && !running.started {
                 running.started = true;
                 starting.push(running.id);
             }
             // What waits for all holds back what comes after it, too.
-            only_passable &= running.order.may_be_passed() && (may || !running.order.waits_for_all());
+            only_passable &= running.order.may_be_passed() && (may || !waits_for_all);
         }
         for operation in starting {
             let at_ns = self.now_ns + self.gap_ns();
@@ -282,8 +284,14 @@ impl Served {
             }
             Op::Call { .. } => {
                 running.parts.clear();
-                let called = host.call(&order.data, &mut running.gathered);
-                (called.map(|()| running.gathered.len() as u64), None)
+                let answered = host.call(&order.data, &mut running.gathered).and_then(|()| {
+                    let bytes = running.gathered.len();
+                    if bytes <= order.length { Ok(bytes as u64) } else { Err(Refusal::TooLong) }
+                });
+                if answered.is_err() {
+                    running.gathered.clear();
+                }
+                (answered, None)
             }
             _ => match self.attached.get(&order.region) {
                 None => (Err(Refusal::NotAttached), None),
@@ -344,6 +352,35 @@ impl Order {
             Op::CompareAndSwap { expected, new } => memory.compare_and_swap(at, expected, new),
             Op::FetchAndAdd { addend } => memory.fetch_and_add(at, addend),
             Op::Attach(_) | Op::Detach | Op::Call { .. } => unreachable!("no access to memory"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::SuiteHost;
+
+    #[test]
+    fn an_answer_that_does_not_fit_the_callers_buffer_is_refused() {
+        let (host, data) = (SuiteHost::new(), b"echo hello");
+        for (length, expected) in [(5, Ok(5)), (4, Err(Refusal::TooLong))] {
+            let order = Order {
+                slot: 0,
+                op: Op::Call { request: data.len() },
+                region: 0,
+                epoch: Epoch(0),
+                offset: 0,
+                length,
+                data: data.to_vec(),
+                fence: false,
+            };
+            let parts = std::iter::once(0..length).collect();
+            let running =
+                Running { id: 1, order, started: true, touched: false, parts, gathered: Vec::new() };
+            let mut served = Served { pipeline: vec![running], ..Served::default() };
+            assert_eq!(served.carry_out(&*host, 0, false).0, expected);
+            assert_eq!(served.pipeline[0].gathered.is_empty(), expected.is_err());
         }
     }
 }

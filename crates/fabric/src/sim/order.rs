@@ -9,6 +9,7 @@ use crate::host::AccessKind;
 use crate::op::Uncertain;
 use crate::seam::{Op, Outcome, Posted};
 use crate::sim::Random;
+use crate::sim::settings::Mutation;
 
 /// Bytes of a packet besides its payload.
 pub(super) const HEADER_BYTES: usize = 48;
@@ -44,7 +45,7 @@ pub(super) struct Order {
     pub(super) region: u32,
     pub(super) epoch: Epoch,
     pub(super) offset: u64,
-    /// Bytes to read; for the others the length of `data`.
+    /// Bytes to read, or room for a call's answer; for the others the length of `data`.
     pub(super) length: usize,
     /// Bytes to write, or a call's request.
     pub(super) data: Vec<u8>,
@@ -65,7 +66,10 @@ impl Order {
             // to the operation, which is just being posted.
             unsafe { std::ptr::copy_nonoverlapping(posted.local.start, data.as_mut_ptr(), from_local) };
         }
-        let length = if let Op::Read = posted.op { posted.local.bytes } else { from_local };
+        let length = match posted.op {
+            Op::Read | Op::Call { .. } => posted.local.bytes,
+            _ => from_local,
+        };
         let Posted { slot, op, region, epoch, offset, fence, .. } = *posted;
         Order { slot, op, region, epoch, offset, length, data, fence }
     }
@@ -81,8 +85,9 @@ impl Order {
     }
 
     /// It waits for all that was posted before.
-    pub(super) fn waits_for_all(&self) -> bool {
-        self.fence || matches!(self.op, Op::Attach(_) | Op::Detach)
+    pub(super) fn waits_for_all(&self, mutation: Option<Mutation>) -> bool {
+        let is_fenced = self.fence && mutation != Some(Mutation::FenceFlagIgnored);
+        is_fenced || matches!(self.op, Op::Attach(_) | Op::Detach)
     }
 
     /// Cuts the transfer into at most `most` parts at aligned far words, in an order of the seed; the first to be

@@ -91,6 +91,8 @@ pub enum Mutation {
     OldIncarnationStillApplied,
     /// A completion is delivered twice; the second may meet another operation in its place.
     DuplicateCompletion,
+    /// A node lets fenced operations pass READs and atomics.
+    FenceFlagIgnored,
 }
 
 /// What a world is made of.

@@ -1,6 +1,8 @@
 //! The world's state: all that its parts share.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use farpool_wire::NodeId;
 
@@ -11,13 +13,20 @@ use crate::sim::mail::{Letter, Mailbox};
 use crate::sim::network::{HostId, Packet, Wires};
 use crate::sim::node::NodeState;
 use crate::sim::order::{Reply, Request};
-use crate::sim::settings::WorldConfig;
+use crate::sim::settings::{Faults, WorldConfig};
 use crate::sim::trace::Trace;
 use crate::sim::{Random, Span};
 
 /// A program of the world: it has tasks and links, is paused and killed as one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ProcessId(pub(super) usize);
+
+impl ProcessId {
+    /// As in the trace.
+    pub fn number(self) -> u64 {
+        self.0 as u64
+    }
+}
 
 pub(super) struct ProcessState {
     pub(super) host: HostId,
@@ -42,6 +51,8 @@ pub(super) struct LinkState {
 
 pub(super) struct State {
     pub(super) now_ns: u64,
+    /// The same, for clocks.
+    time: Arc<AtomicU64>,
     pub(super) config: WorldConfig,
     pub(super) random: Random,
     pub(super) events: Events,
@@ -58,6 +69,7 @@ impl State {
     pub(super) fn new(config: WorldConfig) -> Self {
         State {
             now_ns: 0,
+            time: Arc::default(),
             random: Random::new(config.seed, 1),
             events: Events::new(),
             wires: Wires::new(),
@@ -79,10 +91,21 @@ impl State {
         self.trace.note(self.now_ns, what, numbers);
     }
 
+    /// Time goes on, and never back.
+    pub(super) fn advance_to(&mut self, at_ns: u64) {
+        self.now_ns = self.now_ns.max(at_ns);
+        self.time.store(self.now_ns, Ordering::Relaxed); // one thread at a time: whoever has the world's lock
+    }
+
+    /// What clocks read.
+    pub(super) fn time(&self) -> Arc<AtomicU64> {
+        self.time.clone()
+    }
+
     /// Lets the next event happen; false when there is none.
     pub(super) fn step(&mut self) -> bool {
         let Some((at_ns, event)) = self.events.pop() else { return false };
-        self.now_ns = self.now_ns.max(at_ns);
+        self.advance_to(at_ns);
         match event {
             Event::ToNode { node, connection, request } => self.reach_node(node, connection, request),
             Event::ToClient { connection, reply } => self.reach_client(connection, reply),
@@ -139,7 +162,8 @@ impl State {
         }
     }
 
-    /// Sends a control message, which may be lost or doubled.
+    /// Sends a control message, which may be lost or doubled. It is not held back: a scenario that wants that sends it
+    /// later, and knows that it did.
     pub(super) fn send_mail(&mut self, to: ProcessId, letter: Letter) {
         let (from_host, to_host) = (self.processes[letter.from.0].host, self.processes[to.0].host);
         let faults = &self.config.faults;
@@ -151,7 +175,9 @@ impl State {
         let copies = if self.random.chance(duplicated) { 2 } else { 1 };
         for _ in 0..copies {
             let event = Event::Mail { to, letter: letter.clone() };
-            self.send_packet(Packet { from: from_host, to: to_host, bytes: 0, after_ns: 0, event });
+            let packet = Packet { from: from_host, to: to_host, bytes: 0, after_ns: 0, event };
+            let settings = (&self.config.network, &Faults::default());
+            self.wires.send(self.now_ns, packet, settings, &mut self.random, &mut self.events);
         }
     }
 

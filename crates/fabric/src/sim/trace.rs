@@ -51,6 +51,11 @@ impl Trace {
     }
 }
 
+/// What stands for bytes in a note.
+pub(super) fn digest(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(OFFSET, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME))
+}
+
 fn filled(what: &str, numbers: &[u64]) -> String {
     let mut numbers = numbers.iter();
     let mut parts = what.split("{}");

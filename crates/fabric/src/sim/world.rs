@@ -86,7 +86,8 @@ impl World {
 
     /// A host's clock.
     pub fn clock(&self, host: HostId) -> SimClock {
-        SimClock { world: self.clone(), host }
+        let state = self.lock();
+        SimClock { time: state.time(), rate_ppm: state.wires.hosts[host.0].rate_ppm }
     }
 
     /// True time.

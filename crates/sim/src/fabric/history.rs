@@ -151,6 +151,19 @@ impl History {
         lease.is_some_and(|of| of.lost || of.ended.is_some() || of.fenced.contains_key(&grant))
     }
 
+    /// The time by which all that was noticed is ordered.
+    pub(super) fn now(&self) -> u64 {
+        self.last
+    }
+
+    /// Whether memory of a lease may have moved, or become nobody's, after a time.
+    pub(super) fn was_disturbed_after(&self, lease: LeaseName, time: u64) -> bool {
+        self.leases.get(&lease).is_some_and(|of| {
+            let ended = of.ended.as_ref().map(|&(at, _)| at);
+            of.lost || of.fenced.values().copied().chain(ended).any(|at| at > time)
+        })
+    }
+
     pub(super) fn complain(&mut self, what: String) {
         self.complaints.push(what);
     }

@@ -8,6 +8,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+#[cfg(test)]
+use super::history::Actor;
 use super::history::{Access, End, History, LeaseName, What};
 use super::layout::{ADDED, SWAPPED};
 use crate::register::{self, NEVER, Touch};
@@ -32,7 +34,8 @@ pub(super) fn judge(history: History) -> Vec<String> {
         let verdict = if ADDED.contains(&word) {
             additions(&history, lease, word, accesses)
         } else {
-            swaps(word, accesses).and_then(|()| register::check(0, &touches(&history, lease, word, accesses)))
+            swaps(&history, lease, word, accesses)
+                .and_then(|()| register::check(0, &touches(&history, lease, word, accesses)))
         };
         if let Err(what) = verdict {
             found.push(format!("lease {}, word {word}: {what}", lease.0));
@@ -106,36 +109,54 @@ fn touches(history: &History, lease: LeaseName, word: u64, accesses: &[Access]) 
     touches
 }
 
-/// Each value is followed by at most one that was swapped in for it.
-fn swaps(word: u64, accesses: &[Access]) -> Result<(), String> {
+/// What a word held when its lease was fenced.
+fn word_at_end(history: &History, lease: LeaseName, word: u64) -> Option<u64> {
+    let (_, words) = history.leases.get(&lease)?.ended.as_ref()?;
+    Some(words[word as usize])
+}
+
+/// Each value is followed by at most one that was swapped in for it. A swap of unknown fate whose value was seen has
+/// taken place.
+fn swaps(history: &History, lease: LeaseName, word: u64, accesses: &[Access]) -> Result<(), String> {
     if !SWAPPED.contains(&word) {
         return Ok(());
     }
+    let done = accesses.iter().filter(|access| access.end == End::Done);
+    let seen: BTreeSet<u64> =
+        done.map(|access| access.found).chain(word_at_end(history, lease, word)).collect();
     let mut followed = BTreeSet::new();
-    for access in accesses.iter().filter(|access| access.end == End::Done) {
-        if let What::Swap { expected, .. } = access.what
-            && access.found == expected
-            && !followed.insert(expected)
-        {
+    for access in accesses {
+        let What::Swap { expected, new } = access.what else { continue };
+        let took_place = match access.end {
+            End::Done => access.found == expected,
+            End::Open | End::Unknown => seen.contains(&new),
+            End::Refused => false,
+        };
+        if took_place && !followed.insert(expected) {
             return Err(format!("two swaps both found {expected:#x} and replaced it"));
         }
     }
     Ok(())
 }
 
-/// Additions of one: each acknowledged one found another number, later ones found greater numbers, and the sum lies
-/// between what was acknowledged and what may have happened.
+/// Additions of one: each acknowledged one found another number, later ones found greater numbers, reads lie between
+/// what was done before and what may have been done by then, and so does the sum.
 fn additions(history: &History, lease: LeaseName, word: u64, accesses: &[Access]) -> Result<(), String> {
-    let acknowledged = |access: &&Access| access.end == End::Done && access.what == What::Add;
-    let mut done: Vec<&Access> = accesses.iter().filter(acknowledged).collect();
+    let is_addition = |access: &&Access| access.what == What::Add;
+    let mut done: Vec<&Access> =
+        accesses.iter().filter(is_addition).filter(|access| access.end == End::Done).collect();
     done.sort_by_key(|access| access.found);
     if let Some([one, _]) = done.array_windows().find(|[one, other]| one.found == other.found) {
         return Err(format!("two additions both found {}", one.found));
     }
-    let unknown = accesses
+    // Those of unknown fate that began after their grant's fence have none.
+    let unknown: Vec<&Access> = accesses
         .iter()
-        .filter(|access| access.what == What::Add && matches!(access.end, End::Open | End::Unknown));
-    let most = (done.len() + unknown.count()) as u64;
+        .filter(is_addition)
+        .filter(|access| matches!(access.end, End::Open | End::Unknown))
+        .filter(|access| access.start <= end_of(history, access))
+        .collect();
+    let most = (done.len() + unknown.len()) as u64;
     // In the order of what they found, none may start after a later one has ended.
     let mut earliest_end = NEVER;
     for access in done.iter().rev() {
@@ -147,13 +168,98 @@ fn additions(history: &History, lease: LeaseName, word: u64, accesses: &[Access]
         }
         earliest_end = earliest_end.min(end_of(history, access));
     }
-    let Some((_, words)) = history.leases.get(&lease).and_then(|lease| lease.ended.as_ref()) else {
-        return Ok(());
-    };
-    let sum = words[word as usize];
+    for read in accesses.iter().filter(|access| access.what == What::Read && access.end == End::Done) {
+        let before = done.iter().filter(|addition| end_of(history, addition) < read.start);
+        let least = before.map(|addition| addition.found + 1).max().unwrap_or(0);
+        let by_then = done.iter().chain(&unknown).filter(|addition| addition.start < read.returned).count();
+        if read.found < least || read.found > by_then as u64 {
+            return Err(format!("{} was read, where {least} to {by_then} were possible", read.found));
+        }
+    }
+    let Some(sum) = word_at_end(history, lease, word) else { return Ok(()) };
     let least = done.last().map_or(0, |access| access.found + 1).max(done.len() as u64);
     if sum < least || sum > most {
         return Err(format!("the sum is {sum} after {} additions and {most} at most", done.len()));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use farpool_wire::Epoch;
+
+    use super::*;
+
+    const LEASE: LeaseName = LeaseName(1);
+    const OWNER: Epoch = Epoch(1);
+    const OTHER: Epoch = Epoch(2);
+    const SWAP_WORD: u64 = SWAPPED.start;
+    const COUNTER: u64 = ADDED.start;
+    const PLAIN_WORD: u64 = 0;
+
+    fn actor(grant: Epoch) -> Actor {
+        Actor { lease: LEASE, grant, session: grant.0, incarnation: 1 }
+    }
+
+    /// One operation after the other.
+    fn history(operations: &[(Epoch, u64, What, End, u64)]) -> History {
+        let mut history = History::new(0);
+        add(&mut history, operations);
+        history
+    }
+
+    fn add(history: &mut History, operations: &[(Epoch, u64, What, End, u64)]) {
+        for &(grant, word, what, end, found) in operations {
+            let records = history.begin(actor(grant), [(word, what)]);
+            history.end(&records, end, &[found]);
+        }
+    }
+
+    fn said(history: History) -> String {
+        judge(history).join("; ")
+    }
+
+    #[test]
+    fn a_swap_of_unknown_fate_that_was_seen_is_the_only_one_of_its_value() {
+        let swap = |new| What::Swap { expected: 0, new };
+        let operations = [
+            (OTHER, SWAP_WORD, swap(7), End::Unknown, 0),
+            (OWNER, SWAP_WORD, swap(8), End::Done, 0),
+            (OWNER, SWAP_WORD, What::Read, End::Done, 8),
+            (OWNER, SWAP_WORD, What::Read, End::Done, 7),
+        ];
+        assert_eq!(said(history(&operations[..3])), "");
+        assert!(said(history(&operations)).contains("two swaps both found"));
+    }
+
+    #[test]
+    fn a_counter_shows_what_was_done_before_and_nothing_that_nobody_asked_for() {
+        let read = |found| (OWNER, COUNTER, What::Read, End::Done, found);
+        let added = |found| (OWNER, COUNTER, What::Add, End::Done, found);
+        let unknown = (OTHER, COUNTER, What::Add, End::Unknown, 0);
+        assert_eq!(said(history(&[added(0), read(1), added(1), read(2)])), "");
+        assert_eq!(said(history(&[added(0), unknown, read(1), read(2)])), "");
+        assert!(said(history(&[added(0), read(0)])).contains("0 was read"));
+        assert!(said(history(&[added(0), read(2), added(1)])).contains("2 was read"));
+    }
+
+    #[test]
+    fn what_began_after_its_grants_fence_is_noticed_by_what_it_did() {
+        let mut fenced = history(&[(OTHER, COUNTER, What::Add, End::Done, 0)]);
+        fenced.fenced(LEASE, OTHER);
+        add(&mut fenced, &[(OTHER, PLAIN_WORD, What::Write(9), End::Unknown, 0)]);
+        add(&mut fenced, &[(OTHER, COUNTER, What::Add, End::Unknown, 0)]);
+        add(&mut fenced, &[(OWNER, PLAIN_WORD, What::Read, End::Done, 9)]);
+        add(&mut fenced, &[(OWNER, COUNTER, What::Read, End::Done, 2)]);
+        let said = said(fenced);
+        assert!(said.contains("could take no effect any more") && said.contains("2 was read"), "{said}");
+    }
+
+    #[test]
+    fn a_refusal_that_had_an_effect_is_noticed() {
+        let written = (OWNER, PLAIN_WORD, What::Write(9), End::Refused, 0);
+        assert_eq!(said(history(&[written, (OWNER, PLAIN_WORD, What::Read, End::Done, 0)])), "");
+        let seen = history(&[written, (OWNER, PLAIN_WORD, What::Read, End::Done, 9)]);
+        assert!(said(seen).contains("which nobody wrote"));
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use farpool_fabric::sim::Path;
 use farpool_fabric::{OpError, Queue};
 use farpool_wire::{AccessKey, Epoch, Refusal, RegionId};
 
@@ -16,6 +17,8 @@ pub(super) struct Connection {
     /// Its present incarnation is of no use any more.
     pub(super) lost: bool,
     attached: BTreeMap<u32, Epoch>,
+    /// When each region was last asked for, in the history's time.
+    asked_for: BTreeMap<u32, u64>,
 }
 
 const PING: &[u8] = b"are you there?";
@@ -26,9 +29,14 @@ impl Client {
         match &mut self.connections[node] {
             None => {
                 let Ok(queue) = self.endpoint.open(self.run.nodes[node].peer()) else { return false };
-                let (session, attached) = (self.session.get(), BTreeMap::new());
-                let connection = Connection { queue, session, incarnation: 1, lost: false, attached };
-                self.connections[node] = Some(connection);
+                self.connections[node] = Some(Connection {
+                    queue,
+                    session: self.session.get(),
+                    incarnation: 1,
+                    lost: false,
+                    attached: BTreeMap::new(),
+                    asked_for: BTreeMap::new(),
+                });
             }
             Some(connection) if connection.lost => {
                 connection.attached.clear();
@@ -71,10 +79,12 @@ impl Client {
         if self.random.chance(20) && !self.wrong_key_is_refused(offer, region).await {
             return false;
         }
-        let connection = self.connections[offer.node].as_ref().expect("connected before");
+        let connection = self.connections[offer.node].as_mut().expect("connected before");
         if connection.attached.get(&offer.region) == Some(&offer.grant) {
             return true;
         }
+        connection.asked_for.insert(offer.region, self.run.history.borrow().now());
+        let connection = self.connections[offer.node].as_ref().expect("connected before");
         let result = self.timed(connection.queue.attach(region, offer.grant, offer.key)).await;
         self.note_end(offer, &result);
         let connection = self.connections[offer.node].as_mut().expect("connected before");
@@ -117,8 +127,14 @@ impl Client {
                     self.run.complain(format!("grant {} was refused without a fence", offer.grant));
                 }
             }
-            Refusal::NotAttached | Refusal::Busy => {
+            // Not `Busy`: moving a region takes no time here.
+            Refusal::NotAttached => {
                 connection.attached.remove(&offer.region);
+                let asked_at = connection.asked_for.get(&offer.region).copied().unwrap_or(0);
+                let by_word = self.place.path == Path::Shared;
+                if !by_word || !self.run.history.borrow().was_disturbed_after(offer.lease, asked_at) {
+                    self.run.complain(format!("grant {} was let go of for no reason", offer.grant));
+                }
             }
             Refusal::ReadOnly if offer.mode == farpool_wire::GrantMode::ReadOnly => {}
             other => self.run.complain(format!("grant {}: refused for no reason: {other}", offer.grant)),

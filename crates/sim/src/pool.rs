@@ -1,0 +1,278 @@
+//! `sim pool`: brokers, nodes, owners and their clients, with everything that can go wrong between them; judged by
+//! what leases promise (`docs/leases.md`).
+
+mod broker;
+mod client;
+mod conduct;
+mod nemesis;
+mod node;
+mod oracle;
+mod post;
+mod shell;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use farpool_fabric::Peer;
+use farpool_fabric::sim::{
+    Executor, Faults, Network, ProcessId, Random, RunEnd, Service, Span, Tasks, World, WorldConfig,
+};
+use farpool_lease::{LeaseClass, Millis};
+use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
+
+use crate::runner::{RunReport, Scenario};
+use broker::Broker;
+use client::{Client, Seat};
+use nemesis::Who;
+use node::Node;
+use oracle::Oracle;
+use post::{Delivery, Doom};
+
+/// The scenario of leases.
+pub const POOL: Scenario = Scenario { name: "pool", mutations: MUTATIONS, run };
+
+const TRUSTING_CLIENT: &str = "client-trusts-its-lease-past-its-own-clock";
+const FORGETFUL_BROKER: &str = "new-broker-forgets-what-a-node-holds";
+const EPOCH_REUSED: &str = "epoch-reused-after-restart";
+const UNFENCED_GRANT: &str = "region-lent-before-the-last-grant-is-gone";
+const UNCOUNTED_RENEWAL: &str = "node-answers-a-renewal-it-does-not-count";
+const MUTATIONS: &[&str] =
+    &[TRUSTING_CLIENT, FORGETFUL_BROKER, EPOCH_REUSED, UNFENCED_GRANT, UNCOUNTED_RENEWAL];
+
+/// How long a lease lasts, in milliseconds: shorter than in production, so that more of them end in a run.
+const TTL_MS: std::ops::Range<u64> = 3_000..8_000;
+/// How long everybody is busy and much goes wrong, in times of a lease.
+const BUSY_TTLS: u64 = 6;
+/// Far more than any run takes: whoever has not ended by then hangs.
+const RUN_NS: u64 = 600_000_000_000;
+/// Words of a region that are used, and their size.
+const WORDS: u64 = 48;
+const WORD_BYTES: u64 = 8;
+/// Regions of a node.
+const REGIONS: std::ops::Range<u64> = 1..4;
+
+/// What everybody does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// Lease, grant, release; things go wrong.
+    Busy,
+    /// Only renew, read and write.
+    Quiet,
+    /// Give everything back.
+    Leaving,
+}
+
+/// What all parts of one run share.
+struct Run {
+    world: World,
+    tasks: Tasks,
+    seed: u64,
+    mutation: Option<&'static str>,
+    ttl: Millis,
+    delivery: Cell<Delivery>,
+    oracle: RefCell<Oracle>,
+    nodes: Vec<Rc<Node>>,
+    broker: Broker,
+    seats: Vec<Rc<Seat>>,
+    /// The present process at each seat.
+    clients: RefCell<Vec<Option<Rc<Client>>>>,
+    phase: Cell<Phase>,
+    /// Names questions, owners, sessions and streams of randomness.
+    names: Cell<u64>,
+    words: Cell<u64>,
+    faults_random: RefCell<Random>,
+    doomed: RefCell<BTreeMap<ProcessId, Doom>>,
+    /// Who is about to die, or dead and about to live again.
+    dying: RefCell<BTreeSet<Who>>,
+    /// Mishaps under way: what is broken is mended before the run goes on.
+    mishaps: Cell<u32>,
+    /// Letters that somebody holds back.
+    late_letters: Cell<u32>,
+    /// A process of no host that matters, for what belongs to nobody.
+    nowhere: ProcessId,
+}
+
+impl Run {
+    fn random(&self, stream: u64) -> Random {
+        Random::new(self.seed, stream)
+    }
+
+    fn next_name(&self) -> u64 {
+        self.names.set(self.names.get() + 1);
+        self.names.get()
+    }
+
+    /// The next word that only one process writes.
+    fn next_word(&self) -> u64 {
+        let word = self.words.get();
+        assert!(word < WORDS, "more processes than words");
+        self.words.set(word + 1);
+        word
+    }
+
+    /// Any key will do, as long as each grant has another.
+    fn fresh_key(&self) -> AccessKey {
+        let mut bytes = [0x44; AccessKey::BYTES];
+        bytes[..8].copy_from_slice(&self.next_name().to_le_bytes());
+        AccessKey::from_bytes(bytes)
+    }
+
+    fn is_broken(&self, mutation: &str) -> bool {
+        self.mutation == Some(mutation)
+    }
+
+    /// Whether something that happens so often to letters happens now.
+    fn draw(&self, permille: u32) -> bool {
+        self.faults_random.borrow_mut().chance(permille)
+    }
+
+    fn node(&self, id: NodeId) -> Rc<Node> {
+        self.nodes.iter().find(|node| node.id == id).expect("letters name nodes of this world").clone()
+    }
+
+    fn client(&self, seat: usize) -> Option<Rc<Client>> {
+        self.clients.borrow()[seat].clone()
+    }
+
+    /// The processes that would use a region now under this lease.
+    fn who_trusts(&self, region: RegionId, epoch: Epoch) -> Vec<u64> {
+        let clients = self.clients.borrow();
+        let alive = clients.iter().flatten().filter(|client| self.world.is_alive(client.process));
+        alive.filter(|client| client.trusts(region, epoch)).map(|client| client.process.number()).collect()
+    }
+
+    fn complain(&self, what: String) {
+        self.world.note("violation", &[]);
+        self.oracle.borrow_mut().complain(what);
+    }
+}
+
+/// The kind of world that a seed gets: any subset of faults.
+fn world_of(seed: u64, trace: bool, random: &mut Random) -> (World, Delivery) {
+    let mut some = |permille: u32| if random.chance(500) { permille } else { 0 };
+    let faults = Faults {
+        late_permille: some(20),
+        late: Some(Span::new(1_000_000, 4_000_000_000)),
+        stall_permille: some(20),
+        stall: Some(Span::new(1_000_000, 500_000_000)),
+        silent_permille: some(300),
+        ..Faults::default()
+    };
+    let delivery = Delivery {
+        lost_permille: some(80),
+        doubled_permille: some(80),
+        late_permille: some(60),
+        late_ms: 12_000,
+    };
+    // Slow enough that something can happen while a message is on its way.
+    let network = Network {
+        latency: Span::new(100_000, 20_000_000),
+        local: Span::new(10_000, 2_000_000),
+        parts: 3,
+        ..Network::default()
+    };
+    (World::new(WorldConfig { network, faults, trace, ..WorldConfig::new(seed) }), delivery)
+}
+
+/// A clock up to 10 % off.
+fn clock_rate(random: &mut Random) -> u64 {
+    900_000 + random.below(200_001)
+}
+
+fn nodes_of(world: &World, random: &mut Random) -> Vec<Rc<Node>> {
+    let count = 1 + random.below(3);
+    let node = |index| {
+        let host = world.add_host(clock_rate(random));
+        let service = if random.chance(700) { Service::Whole } else { Service::Torn };
+        let regions = REGIONS.start + random.below(REGIONS.end - REGIONS.start);
+        let process = world.add_process(host);
+        Rc::new(Node::new(NodeId(0xA0 + index), host, process, regions as u32, service))
+    };
+    (0..count).map(node).collect()
+}
+
+/// Owners with one or two clients each: the first leases, the second uses what it is granted.
+fn seats_of(world: &World, nodes: &[Rc<Node>], random: &mut Random) -> Vec<Rc<Seat>> {
+    let mut seats = Vec::new();
+    for _ in 0..2 + random.below(2) {
+        let mut host = || match random.chance(350) {
+            true => nodes[random.index(nodes.len())].host,
+            false => world.add_host(clock_rate(random)),
+        };
+        let (own, other) = (host(), host());
+        let index = seats.len();
+        let wants = 1 + random.below(3) as usize;
+        let class = if random.chance(300) { LeaseClass::Pinned } else { LeaseClass::Revocable };
+        let guests: Vec<usize> = if random.chance(600) { vec![index + 1] } else { Vec::new() };
+        let has_guest = !guests.is_empty();
+        seats.push(Rc::new(Seat { index, host: own, wants, class, guests }));
+        if has_guest {
+            seats.push(Rc::new(Seat { index: index + 1, host: other, wants: 0, class, guests: Vec::new() }));
+        }
+    }
+    seats
+}
+
+fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
+    let mut random = Random::new(seed, 20);
+    let (world, delivery) = world_of(seed, trace, &mut random);
+    let mut executor = Executor::new(world.clone());
+    let nodes = nodes_of(&world, &mut random);
+    let seats = seats_of(&world, &nodes, &mut random);
+    let broker_host =
+        if random.chance(300) { nodes[0].host } else { world.add_host(clock_rate(&mut random)) };
+    let nowhere = world.add_process(world.add_host(1_000_000));
+    let run = Rc::new(Run {
+        world: world.clone(),
+        tasks: executor.tasks(),
+        seed,
+        mutation,
+        ttl: Millis(TTL_MS.start + random.below(TTL_MS.end - TTL_MS.start)),
+        delivery: Cell::new(delivery),
+        oracle: RefCell::default(),
+        nodes,
+        broker: Broker::new(broker_host, world.add_process(broker_host)),
+        clients: RefCell::new(seats.iter().map(|_| None).collect()),
+        seats,
+        phase: Cell::new(Phase::Busy),
+        names: Cell::new(1_000),
+        words: Cell::new(0),
+        faults_random: RefCell::new(Random::new(seed, 21)),
+        doomed: RefCell::default(),
+        dying: RefCell::default(),
+        mishaps: Cell::new(0),
+        late_letters: Cell::new(0),
+        nowhere,
+    });
+    broker::start(&run);
+    run.nodes.iter().for_each(|node| node::start(&run, node));
+    for seat in &run.seats {
+        client::start(&run, seat);
+    }
+    nemesis::start(&run, &mut random);
+    run.tasks.spawn(nowhere, conduct::conduct(run.clone()));
+    let end = executor.run(RUN_NS);
+    if end != RunEnd::Finished {
+        run.complain(format!("somebody hangs: {end:?}"));
+    }
+    drop(executor);
+    run.clients.borrow_mut().clear(); // clients know the run: without this neither would go
+    let (violations, operations) = run.oracle.take().verdict();
+    RunReport {
+        seed,
+        violations,
+        trace_hash: world.trace_hash(),
+        events: world.trace_events(),
+        operations,
+        virtual_us: world.now_ns() / 1_000,
+        trace: world.trace_lines(),
+    }
+}
+
+/// Where nodes are, for the fabric: by name.
+impl Node {
+    fn peer(&self) -> Peer {
+        Peer { node: self.id, tcp: None, shm_socket: None, verbs: None }
+    }
+}

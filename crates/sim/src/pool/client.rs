@@ -1,0 +1,196 @@
+//! Clients: the real holder, real endpoints and queues. An owner's main client leases; others use what it grants them.
+
+mod leases;
+mod work;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use farpool_fabric::sim::{HostId, Path, ProcessId, Random};
+use farpool_fabric::{Clock, Endpoint, EndpointConfig, Link, Peer, Queue, Transport};
+use farpool_lease::{LeaseClass, Millis};
+use farpool_pool::Holder;
+use farpool_wire::{AccessKey, Epoch, Hello, NodeId, OwnerId, RegionId, SessionId};
+
+use super::oracle::LeaseNo;
+use super::post::{Answer, Invitation, Post, Question};
+use super::shell::REGION_BYTES;
+use super::{Phase, Run, TRUSTING_CLIENT};
+
+/// Staging memory of a client.
+const ARENA_BYTES: usize = 8 * 4096;
+/// From posting to *unknown*, by the client's clock.
+const DEADLINE: Duration = Duration::from_millis(700);
+
+/// A place for a client's process, filled again after a crash.
+pub(super) struct Seat {
+    pub(super) index: usize,
+    pub(super) host: HostId,
+    /// Regions that it leases when it can; none: it uses what it is granted.
+    pub(super) wants: usize,
+    pub(super) class: LeaseClass,
+    /// Whom it lets in.
+    pub(super) guests: Vec<usize>,
+}
+
+/// A lease as its holder's shell keeps it.
+struct Held {
+    epoch: Epoch,
+    key: AccessKey,
+    lease: LeaseNo,
+    /// When the question was asked that was last answered with more time.
+    since_ns: u64,
+    fleeting: bool,
+    guests: Vec<(usize, Epoch)>,
+}
+
+struct Connection {
+    queue: Rc<Queue>,
+    lost: bool,
+    attached: BTreeMap<u32, Epoch>,
+}
+
+/// One life of a client.
+pub(super) struct Client {
+    run: Rc<Run>,
+    seat: Rc<Seat>,
+    pub(super) process: ProcessId,
+    pub(super) owner: OwnerId,
+    post: RefCell<Option<Rc<Post>>>,
+    endpoint: Endpoint,
+    random: RefCell<Random>,
+    holder: RefCell<Holder>,
+    held: RefCell<BTreeMap<RegionId, Held>>,
+    invited: RefCell<Vec<Invitation>>,
+    connections: RefCell<BTreeMap<NodeId, Rc<RefCell<Connection>>>>,
+    /// The word that only this process writes, and what it wrote there last under each lease.
+    own_word: u64,
+    written: RefCell<BTreeMap<LeaseNo, u64>>,
+    has_left: Cell<bool>,
+}
+
+/// Starts a client's process; after a crash under another name, as production does.
+pub(super) fn start(run: &Rc<Run>, seat: &Rc<Seat>) -> Rc<Client> {
+    let process = run.world.add_process(seat.host);
+    let owner = OwnerId(run.next_name());
+    let here = run.nodes.iter().find(|node| node.host == seat.host).map(|node| node.id);
+    let namer = run.clone();
+    let endpoint = Endpoint::new(EndpointConfig {
+        transport: Rc::new(Routed {
+            shared: run.world.transport(process, Path::Shared),
+            checked: run.world.transport(process, Path::Checked),
+            here,
+        }),
+        clock: Rc::new(run.world.clock(seat.host)),
+        session_ids: Box::new(move || SessionId(namer.next_name())),
+        arena_bytes: ARENA_BYTES,
+        deadline: DEADLINE,
+    });
+    run.tasks.adopt(process, endpoint.clone());
+    let client = Rc::new(Client {
+        run: run.clone(),
+        seat: seat.clone(),
+        process,
+        owner,
+        post: RefCell::new(None),
+        endpoint,
+        random: RefCell::new(run.random(run.next_name())),
+        holder: RefCell::new(Holder::new(owner, REGION_BYTES)),
+        held: RefCell::default(),
+        invited: RefCell::default(),
+        connections: RefCell::default(),
+        own_word: run.next_word(),
+        written: RefCell::default(),
+        has_left: Cell::new(false),
+    });
+    let answering = client.clone();
+    let post = Post::open(run, process, move |question| {
+        let answer = answering.answer(question);
+        Box::pin(std::future::ready(answer))
+    });
+    *client.post.borrow_mut() = Some(post);
+    run.tasks.spawn(process, client.clone().keep_leases());
+    run.tasks.spawn(process, client.clone().manage());
+    run.tasks.spawn(process, client.clone().work());
+    run.clients.borrow_mut()[seat.index] = Some(client.clone());
+    client
+}
+
+impl Client {
+    fn now(&self) -> Millis {
+        Millis(self.run.world.clock(self.seat.host).now_ns() / 1_000_000)
+    }
+
+    fn post(&self) -> Rc<Post> {
+        self.post.borrow().clone().expect("opened at the start")
+    }
+
+    fn below(&self, bound: u64) -> u64 {
+        self.random.borrow_mut().below(bound)
+    }
+
+    fn chance(&self, permille: u32) -> bool {
+        self.random.borrow_mut().chance(permille)
+    }
+
+    async fn sleep_ms(&self, least: u64, most: u64) {
+        let ms = least + self.below(most - least + 1);
+        self.run.world.sleep_by(self.seat.host, Duration::from_millis(ms)).await;
+    }
+
+    fn is_broken(&self) -> bool {
+        self.run.is_broken(TRUSTING_CLIENT)
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.run.phase.get() == Phase::Leaving
+    }
+
+    /// Whether this client would use a region now under a lease of its own.
+    pub(super) fn trusts(&self, region: RegionId, epoch: Epoch) -> bool {
+        if self.is_broken() {
+            return self.held.borrow().get(&region).is_some_and(|held| held.epoch == epoch);
+        }
+        let (now, holder) = (self.now(), self.holder.borrow());
+        holder.usable(now, region).is_some_and(|held| held.epoch == epoch)
+    }
+
+    /// What it would use now.
+    pub(super) fn trusted(&self) -> Vec<(RegionId, Epoch, AccessKey)> {
+        let held = self.held.borrow();
+        let all = held.iter().map(|(region, held)| (*region, held.epoch, held.key));
+        all.filter(|(region, epoch, _)| self.trusts(*region, *epoch)).collect()
+    }
+
+    pub(super) fn has_left(&self) -> bool {
+        self.has_left.get()
+    }
+
+    fn answer(&self, question: Question) -> Option<Answer> {
+        let Question::LetIn(invitation) = question else { return None };
+        if self.is_leaving() {
+            return None;
+        }
+        let mut invited = self.invited.borrow_mut();
+        if !invited.iter().any(|known| known.grant == invitation.grant && known.region == invitation.region) {
+            invited.push(invitation);
+        }
+        Some(Answer::Done)
+    }
+}
+
+/// Nodes of this host by their memory, the others by packets.
+struct Routed {
+    shared: Rc<dyn Transport>,
+    checked: Rc<dyn Transport>,
+    here: Option<NodeId>,
+}
+
+impl Transport for Routed {
+    fn open(&self, peer: &Peer, hello: Hello) -> std::io::Result<Box<dyn Link>> {
+        let transport = if self.here == Some(peer.node) { &self.shared } else { &self.checked };
+        transport.open(peer, hello)
+    }
+}

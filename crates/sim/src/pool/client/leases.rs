@@ -1,0 +1,217 @@
+//! What a client does about its leases, as production's keeper does it: renew, grow, let others in, give back.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use farpool_lease::Millis;
+use farpool_pool::{Change, HeldLease, Renewal};
+use farpool_wire::control::{self, AcquireResponse, AddGrantRequest, FenceGrantRequest, Lease, LeaseRef};
+use farpool_wire::{AccessKey, Epoch, RegionId};
+
+use super::{Client, Held};
+use crate::pool::Phase;
+use crate::pool::oracle::Loss;
+use crate::pool::post::{Answer, Invitation, Question};
+
+/// As production's keeper.
+const TICK: Millis = Millis(100);
+const ACQUIRE_PATIENCE: Duration = Duration::from_secs(8);
+const REQUEST_PATIENCE: Duration = Duration::from_secs(3);
+/// Leases in one renewal: few, so that there are several.
+const LEASES_PER_REQUEST: usize = 2;
+
+impl Client {
+    pub(super) async fn keep_leases(self: Rc<Self>) {
+        while !self.has_left.get() {
+            let now = self.now();
+            if !self.is_broken() {
+                let lapsed = self.holder.borrow_mut().lapsed(now);
+                lapsed.into_iter().for_each(|(region, epoch)| self.has_lost(region, epoch));
+            }
+            for renewal in self.holder.borrow_mut().renewals(now, LEASES_PER_REQUEST) {
+                self.run.tasks.spawn(self.process, self.clone().renew(renewal));
+            }
+            let next = self.holder.borrow().next_deadline().map_or(TICK, |due| due.since(now).min(TICK));
+            let next = Duration::from_millis(next.0.max(1));
+            self.run.world.sleep_by(self.seat.host, next).await;
+        }
+    }
+
+    async fn renew(self: Rc<Self>, renewal: Renewal) {
+        let asked_ns = self.run.world.now_ns();
+        let node = self.run.node(renewal.node).process.get();
+        let question = Question::Renew(renewal.request(self.owner));
+        let Some(Answer::Renewed(answer)) = self.post().ask(node, question, REQUEST_PATIENCE).await else {
+            return;
+        };
+        let changes = self.holder.borrow_mut().renewal_answered(self.now(), &renewal, &answer);
+        for change in changes {
+            match change {
+                Change::Extended { region, .. } | Change::Leave { region, .. } => {
+                    if let Some(held) = self.held.borrow_mut().get_mut(&region) {
+                        held.since_ns = held.since_ns.max(asked_ns);
+                    }
+                }
+                Change::Lost { region, epoch } => self.has_lost(region, epoch),
+            }
+        }
+    }
+
+    fn has_lost(&self, region: RegionId, epoch: Epoch) {
+        let mut all = self.held.borrow_mut();
+        let Some(held) = all.get(&region).filter(|held| held.epoch == epoch) else { return };
+        self.run.world.note("process {} loses lease {}", &[self.process.number(), held.lease.0]);
+        self.run.oracle.borrow_mut().lost(Loss {
+            lease: held.lease,
+            holder: self.seat.host,
+            node: self.run.node(region.node).host,
+            since_ns: held.since_ns,
+            now_ns: self.run.world.now_ns(),
+            fleeting: held.fleeting,
+        });
+        all.remove(&region);
+    }
+
+    /// Leases, lets others in and shuts them out, gives back, as the seed says.
+    pub(super) async fn manage(self: Rc<Self>) {
+        while !self.is_leaving() {
+            self.sleep_ms(100, 1_500).await;
+            if self.run.phase.get() != Phase::Busy {
+                continue;
+            }
+            if self.held.borrow().len() < self.seat.wants && self.chance(800) {
+                self.grow().await;
+            }
+            self.leave_what_is_taken_back().await;
+            match self.below(100) {
+                0..8 => self.give_one_back().await,
+                8..48 => self.let_somebody_in().await,
+                48..58 => self.shut_somebody_out().await,
+                _ => {}
+            }
+        }
+        self.leave().await;
+    }
+
+    async fn grow(&self) {
+        let asked_at = self.now();
+        let asked_ns = self.run.world.now_ns();
+        let count = (self.seat.wants - self.held.borrow().len()) as u32;
+        let request = self.holder.borrow_mut().acquisition(asked_at, self.seat.class, count);
+        let broker = self.run.broker.process.get();
+        let answer = self.post().ask(broker, Question::Acquire(request), ACQUIRE_PATIENCE).await;
+        let answer: Option<AcquireResponse> = match answer {
+            Some(Answer::Acquired(answer)) => Some(answer),
+            _ => None,
+        };
+        let now = self.now();
+        let acquired = self.holder.borrow_mut().acquisition_answered(now, asked_at, answer);
+        for HeldLease { region, epoch, key, usable_until, lease } in acquired.leases {
+            let number = self.run.oracle.borrow().lease_of(region, epoch);
+            let Some(number) = number else {
+                self.run.complain(format!("a lease of {region} under epoch {epoch} that no node granted"));
+                continue;
+            };
+            // Half of its time is needed for the tries that are taken for granted.
+            let fleeting = usable_until.since(now).0 < lease.ttl_ms / 2;
+            let guests = Vec::new();
+            let held = Held { epoch, key, lease: number, since_ns: asked_ns, fleeting, guests };
+            self.held.borrow_mut().insert(region, held);
+        }
+        for (lease, _) in acquired.unusable {
+            self.release_useless(&lease).await;
+        }
+    }
+
+    async fn release_useless(&self, lease: &Lease) {
+        if let (Some(region), Some(key)) = (lease.region_id(), lease.access_key()) {
+            self.release(region, Epoch(lease.epoch), key).await;
+        }
+    }
+
+    async fn release(&self, region: RegionId, epoch: Epoch, key: AccessKey) {
+        let request = self.holder.borrow().release(std::iter::once((region.index, epoch, &key)));
+        let node = self.run.node(region.node).process.get();
+        // Without an answer the lease runs out by itself.
+        let _ = self.post().ask(node, Question::Release(request), REQUEST_PATIENCE).await;
+    }
+
+    /// Stops using a region, then gives it back.
+    async fn give_back(&self, region: RegionId) {
+        let Some(held) = self.held.borrow_mut().remove(&region) else { return };
+        self.holder.borrow_mut().dropped(region, held.epoch);
+        self.run.world.note("process {} gives lease {} back", &[self.process.number(), held.lease.0]);
+        self.release(region, held.epoch, held.key).await;
+    }
+
+    fn some_region(&self) -> Option<RegionId> {
+        let trusted = self.trusted();
+        (!trusted.is_empty()).then(|| trusted[self.below(trusted.len() as u64) as usize].0)
+    }
+
+    async fn give_one_back(&self) {
+        if let Some(region) = self.some_region() {
+            self.give_back(region).await;
+        }
+    }
+
+    /// Some go in time, some hold out to the end.
+    async fn leave_what_is_taken_back(&self) {
+        let leaving: Vec<RegionId> = self.holder.borrow().to_leave().map(|(region, _)| region).collect();
+        for region in leaving {
+            if self.chance(400) {
+                self.give_back(region).await;
+            }
+        }
+    }
+
+    fn reference(&self, region: RegionId) -> Option<LeaseRef> {
+        let all = self.held.borrow();
+        all.get(&region).map(|held| LeaseRef::new(region.index, held.epoch, &held.key))
+    }
+
+    async fn let_somebody_in(&self) {
+        let (Some(region), false) = (self.some_region(), self.seat.guests.is_empty()) else { return };
+        let Some(lease) = self.reference(region) else { return };
+        let guest = self.seat.guests[self.below(self.seat.guests.len() as u64) as usize];
+        let mode = control::GrantMode::ReadWrite as i32;
+        let request = AddGrantRequest { owner: self.owner.0, lease: Some(lease), mode };
+        let node = self.run.node(region.node).process.get();
+        let answer = self.post().ask(node, Question::AddGrant(request), REQUEST_PATIENCE).await;
+        let Some(Answer::GrantAdded(added)) = answer else { return };
+        let grant = Epoch(added.epoch);
+        let (Some(key), Some(lease)) = (added.access_key(), self.run.oracle.borrow().lease_of(region, grant))
+        else {
+            return self.run.complain(format!("a grant of {region} under epoch {grant} that no node made"));
+        };
+        if let Some(held) = self.held.borrow_mut().get_mut(&region) {
+            held.guests.push((guest, grant));
+        }
+        let invitation = Invitation { region, lease, grant, key };
+        let there = self.run.client(guest).map(|client| client.process);
+        if let Some(there) = there {
+            let _ = self.post().ask(there, Question::LetIn(invitation), REQUEST_PATIENCE).await;
+        }
+    }
+
+    async fn shut_somebody_out(&self) {
+        let Some(region) = self.some_region() else { return };
+        let guest = self.held.borrow().get(&region).and_then(|held| held.guests.first().copied());
+        let (Some((_, grant)), Some(lease)) = (guest, self.reference(region)) else { return };
+        let request = FenceGrantRequest { owner: self.owner.0, lease: Some(lease), grant: grant.0 };
+        let node = self.run.node(region.node).process.get();
+        let answer = self.post().ask(node, Question::FenceGrant(request), REQUEST_PATIENCE).await;
+        if let (Some(Answer::Done), Some(held)) = (answer, self.held.borrow_mut().get_mut(&region)) {
+            held.guests.retain(|(_, other)| *other != grant);
+        }
+    }
+
+    async fn leave(&self) {
+        self.invited.borrow_mut().clear();
+        let all: Vec<RegionId> = self.held.borrow().keys().copied().collect();
+        for region in all {
+            self.give_back(region).await;
+        }
+        self.has_left.set(true);
+    }
+}

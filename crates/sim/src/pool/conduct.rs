@@ -1,0 +1,146 @@
+//! Leads a run through its phases, and judges what can be judged only when nothing goes wrong any more: that brokers
+//! believe what is so, that leases can be taken back, and that whatever was lent comes back.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use farpool_lease::{LeaseClass, Millis};
+use farpool_wire::OwnerId;
+use farpool_wire::control::RevokeRequest;
+
+use super::node::{self, Node};
+use super::post::{Delivery, Post, Question};
+use super::{BUSY_TTLS, Phase, Run};
+
+/// How long a broker may take to hear of everything once nothing goes wrong any more: its nodes may wait for an answer
+/// that does not come, pause, report, and hold leases that nobody knows of and that end.
+const QUIET_LOOKS: u32 = 20;
+/// Longer than from one heartbeat to the next, by any clock.
+const LOOK_EVERY: Duration = Duration::from_millis(1_300);
+const LOOKS_THAT_AGREE: u32 = 3;
+/// How long regions take to come back once everybody has left: the leases of the dead have to run out.
+const RETURN_LOOKS: u32 = 20;
+/// For having leases taken back.
+const TAKING_BACK_PATIENCE: Duration = Duration::from_secs(8);
+
+/// Leads the run through its phases, and judges what can be judged only when nothing goes wrong any more.
+pub(super) async fn conduct(run: Rc<Run>) {
+    run.world.sleep(Duration::from_millis(BUSY_TTLS * run.ttl.0)).await;
+    while run.mishaps.get() > 0 {
+        run.world.sleep(LOOK_EVERY).await;
+    }
+    run.phase.set(Phase::Quiet);
+    run.delivery.set(Delivery::default());
+    run.world.note("nothing goes wrong any more", &[]);
+    while run.late_letters.get() > 0 {
+        run.world.sleep(LOOK_EVERY).await;
+    }
+    let operator =
+        Post::open(&run, run.world.add_process(run.broker.host), |_| Box::pin(std::future::ready(None)));
+    judge_beliefs(&run).await;
+    judge_taking_back(&run, &operator).await;
+    run.phase.set(Phase::Leaving);
+    run.world.note("everybody leaves", &[]);
+    judge_returns(&run).await;
+    run.clients.borrow().iter().flatten().for_each(|client| run.tasks.kill(client.process));
+    run.nodes.iter().for_each(|node| run.tasks.kill(node.process.get()));
+    run.tasks.kill(run.broker.process.get());
+    run.tasks.kill(operator.me);
+}
+
+/// What each owner holds by the nodes' tables, in all and of it revocable and not yet taken back.
+fn true_holdings(run: &Run) -> BTreeMap<OwnerId, (u64, u64)> {
+    let mut holdings: BTreeMap<OwnerId, (u64, u64)> = BTreeMap::new();
+    for shell in run.nodes.iter().filter_map(|node| node.shell()) {
+        for state in shell.core.lock().states(shell.now()).iter().filter(|state| state.held) {
+            let of_owner = holdings.entry(OwnerId(state.owner)).or_default();
+            of_owner.0 += 1;
+            let revocable = LeaseClass::from_wire(state.class) == Some(LeaseClass::Revocable);
+            of_owner.1 += u64::from(revocable && !state.revoked);
+        }
+    }
+    holdings
+}
+
+/// Whether the broker believes of every node and of every owner what the nodes' tables say; if not, says what differs.
+fn compare_beliefs(run: &Run) -> Result<(), String> {
+    let now = Millis(run.world.local_ns(run.broker.host) / 1_000_000);
+    let status = run.broker.pool.borrow().borrow().status(now);
+    for node in &run.nodes {
+        let held = node.shell().map_or(0, |shell| shell.core.lock().counts().held);
+        let known =
+            status.nodes.iter().find(|known| known.address.as_ref().is_some_and(|at| at.node == node.id.0));
+        let believed = known.filter(|known| known.alive).map(|known| known.regions_lent);
+        if believed != Some(held) {
+            return Err(format!("node {} holds {held} leases, the broker believes {believed:?}", node.id));
+        }
+    }
+    let believed = status.owners.iter().map(|owner| (OwnerId(owner.owner), u64::from(owner.regions)));
+    let (believed, holdings): (BTreeMap<OwnerId, u64>, _) = (believed.collect(), true_holdings(run));
+    let held = holdings.into_iter().map(|(owner, (held, _))| (owner, held)).collect();
+    if believed == held {
+        Ok(())
+    } else {
+        Err(format!("owners hold {held:?}, the broker believes {believed:?}"))
+    }
+}
+
+/// Agreement twice in a row, so that every node has said something in between.
+async fn judge_beliefs(run: &Rc<Run>) {
+    let mut agreed = 0;
+    for _ in 0..QUIET_LOOKS {
+        run.world.sleep(LOOK_EVERY).await;
+        agreed = if compare_beliefs(run).is_ok() { agreed + 1 } else { 0 };
+        if agreed == LOOKS_THAT_AGREE {
+            break;
+        }
+    }
+    if let (Err(difference), true) = (compare_beliefs(run), agreed < LOOKS_THAT_AGREE) {
+        run.complain(difference);
+    }
+    for client in run.clients.borrow().iter().flatten() {
+        for (region, epoch, key) in client.trusted() {
+            if !node::agrees(&run.node(region.node), region.index, epoch, &key) {
+                let process = client.process.number();
+                run.complain(format!(
+                    "process {process} trusts epoch {epoch} of {region}, its node does not"
+                ));
+            }
+        }
+    }
+}
+
+/// An owner's leases are taken back when somebody asks for them.
+async fn judge_taking_back(run: &Rc<Run>, operator: &Post) {
+    let revocable = |owner: OwnerId| true_holdings(run).get(&owner).map_or(0, |(_, revocable)| *revocable);
+    let owner =
+        run.clients.borrow().iter().flatten().map(|client| client.owner).find(|owner| revocable(*owner) > 0);
+    let Some(owner) = owner else { return };
+    let request = RevokeRequest { owner: owner.0, count: revocable(owner) as u32, grace_ms: 0 };
+    let answer =
+        operator.ask(run.broker.process.get(), Question::RevokeFrom(request), TAKING_BACK_PATIENCE).await;
+    let left = revocable(owner);
+    if left > 0 {
+        run.complain(format!("{left} leases of owner {owner} are not taken back: {answer:?}"));
+    }
+}
+
+/// Whatever was lent comes back, and nobody needs force.
+async fn judge_returns(run: &Rc<Run>) {
+    for _ in 0..RETURN_LOOKS {
+        run.world.sleep(LOOK_EVERY).await;
+        let left = run.clients.borrow().iter().flatten().all(|client| client.has_left());
+        let free = |node: &Rc<Node>| {
+            let counts = node.shell().map(|shell| shell.core.lock().counts());
+            counts.is_some_and(|counts| counts.held == 0 && counts.returning == 0)
+        };
+        if left && run.nodes.iter().all(free) {
+            return;
+        }
+    }
+    for node in &run.nodes {
+        let counts = node.shell().map(|shell| shell.core.lock().counts());
+        run.complain(format!("regions of node {} do not come back: {counts:?}", node.id));
+    }
+}

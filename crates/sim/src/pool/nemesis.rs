@@ -1,0 +1,237 @@
+//! What goes wrong besides letters: processes that die, stop or are started again, hosts cut off from each other.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use farpool_fabric::sim::{HostId, ProcessId, Random};
+use farpool_wire::control::RevokeRequest;
+
+use super::post::{Doom, Post, Question};
+use super::{BUSY_TTLS, Run, broker, client, node};
+
+/// Mishaps of a run, at most.
+const MOST: u64 = 9;
+/// Letters after which a doomed process dies, at most.
+const LAST_LETTER: u64 = 30;
+/// Between two looks at a doomed process.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// For having leases taken back.
+const OPERATOR_PATIENCE: Duration = Duration::from_secs(8);
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Who {
+    Node(usize),
+    Client(usize),
+    Broker,
+}
+
+enum Mishap {
+    /// Dies now.
+    Crash(Who),
+    /// Dies on a letter of its own.
+    Doom(Who, Doom),
+    Pause(Who),
+    Cut(Who, Who),
+    /// A broker takes over while the old one still runs.
+    Takeover,
+    /// Somebody has leases of an owner taken back.
+    TakeBack {
+        client: usize,
+        count: u32,
+        grace_ms: u64,
+    },
+}
+
+/// Draws the mishaps of this run and starts them.
+pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
+    let busy_ms = BUSY_TTLS * run.ttl.0;
+    for _ in 0..random.below(MOST + 1) {
+        let after = Duration::from_micros(random.below(busy_ms * 1_000));
+        let lasting = Duration::from_millis(100 + random.below(2 * run.ttl.0));
+        let mishap = match random.below(20) {
+            0..4 => Mishap::Crash(somebody(run, random)),
+            4..8 => {
+                let letters_left = 1 + random.below(LAST_LETTER);
+                Mishap::Doom(somebody(run, random), Doom { letters_left, says_it: random.chance(500) })
+            }
+            8..10 => Mishap::Pause(somebody(run, random)),
+            10..15 => Mishap::Cut(somebody(run, random), somebody(run, random)),
+            15..17 => Mishap::Takeover,
+            _ => Mishap::TakeBack {
+                client: random.index(run.seats.len()),
+                count: 1 + random.below(3) as u32,
+                grace_ms: random.below(2 * run.ttl.0),
+            },
+        };
+        let disk_is_lost = random.chance(400);
+        run.tasks.spawn(run.nowhere, happen(run.clone(), mishap, after, lasting, disk_is_lost));
+    }
+}
+
+fn somebody(run: &Run, random: &mut Random) -> Who {
+    match random.below(10) {
+        0..4 => Who::Node(random.index(run.nodes.len())),
+        4..8 => Who::Client(random.index(run.seats.len())),
+        _ => Who::Broker,
+    }
+}
+
+impl Run {
+    fn host_of(&self, who: Who) -> HostId {
+        match who {
+            Who::Node(index) => self.nodes[index].host,
+            Who::Client(seat) => self.seats[seat].host,
+            Who::Broker => self.broker.host,
+        }
+    }
+
+    fn process_of(&self, who: Who) -> Option<ProcessId> {
+        let process = match who {
+            Who::Node(index) => self.nodes[index].process.get(),
+            Who::Client(seat) => self.client(seat)?.process,
+            Who::Broker => self.broker.process.get(),
+        };
+        self.world.is_alive(process).then_some(process)
+    }
+
+    fn crash(&self, who: Who) {
+        match who {
+            Who::Node(index) => node::crash(self, &self.nodes[index]),
+            Who::Client(_) | Who::Broker => {
+                if let Some(process) = self.process_of(who) {
+                    self.tasks.kill(process);
+                }
+            }
+        }
+    }
+
+    /// A doomed process has come to its last letter.
+    pub(super) fn meet_doom(&self, process: ProcessId) {
+        if self.doomed.borrow_mut().remove(&process).is_none() {
+            return;
+        }
+        match self.nodes.iter().find(|node| node.process.get() == process) {
+            Some(node) => node::crash(self, node),
+            None => self.tasks.kill(process),
+        }
+    }
+}
+
+/// The next life of somebody who has died.
+fn start_again(run: &Rc<Run>, who: Who) {
+    match who {
+        Who::Node(index) => {
+            let node = &run.nodes[index];
+            node.process.set(run.world.add_process(node.host));
+            node::start(run, node);
+        }
+        Who::Client(seat) => drop(client::start(run, &run.seats[seat])),
+        Who::Broker => {
+            run.broker.process.set(run.world.add_process(run.broker.host));
+            broker::start(run);
+        }
+    }
+}
+
+/// Counts a mishap that is under way.
+struct UnderWay<'a>(&'a Cell<u32>);
+
+impl<'a> UnderWay<'a> {
+    fn new(count: &'a Cell<u32>) -> Self {
+        count.set(count.get() + 1);
+        UnderWay(count)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+async fn happen(run: Rc<Run>, mishap: Mishap, after: Duration, lasting: Duration, disk_is_lost: bool) {
+    run.world.sleep(after).await;
+    let _under_way = UnderWay::new(&run.mishaps);
+    let dying = match &mishap {
+        Mishap::Crash(who) | Mishap::Doom(who, _) => Some(*who),
+        Mishap::Takeover => Some(Who::Broker),
+        _ => None,
+    };
+    // Nobody dies twice before living again.
+    if dying.is_some_and(|who| !run.dying.borrow_mut().insert(who)) {
+        return;
+    }
+    carry_out(&run, mishap, lasting, disk_is_lost).await;
+    if let Some(who) = dying {
+        run.dying.borrow_mut().remove(&who);
+    }
+}
+
+async fn carry_out(run: &Rc<Run>, mishap: Mishap, lasting: Duration, disk_is_lost: bool) {
+    match mishap {
+        Mishap::Crash(who) => {
+            run.crash(who);
+            come_back(run, who, lasting, disk_is_lost).await;
+        }
+        Mishap::Doom(who, doom) => meet(run, who, doom, lasting, disk_is_lost).await,
+        Mishap::Pause(who) => {
+            if let Some(process) = run.process_of(who) {
+                let (host, now_ns) = (run.host_of(who), run.world.now_ns());
+                let until_ns = now_ns + lasting.as_nanos() as u64;
+                if who != Who::Broker {
+                    run.oracle.borrow_mut().silence([host, host], now_ns, until_ns);
+                }
+                run.world.pause(process, lasting);
+                run.world.sleep(lasting).await;
+            }
+        }
+        Mishap::Cut(one, other) => {
+            let hosts = [run.host_of(one), run.host_of(other)];
+            if hosts[0] != hosts[1] {
+                let now_ns = run.world.now_ns();
+                run.oracle.borrow_mut().silence(hosts, now_ns, now_ns + lasting.as_nanos() as u64);
+                run.world.cut(hosts[0], hosts[1]);
+                run.world.sleep(lasting).await;
+                run.world.heal(hosts[0], hosts[1]);
+            }
+        }
+        Mishap::Takeover => {
+            let old = run.broker.process.get();
+            start_again(run, Who::Broker);
+            run.world.sleep(lasting).await;
+            run.tasks.kill(old);
+        }
+        Mishap::TakeBack { client, count, grace_ms } => {
+            let Some(client) = run.client(client) else { return };
+            let me = run.world.add_process(run.broker.host);
+            let operator = Post::open(run, me, |_| Box::pin(std::future::ready(None)));
+            let request = RevokeRequest { owner: client.owner.0, count, grace_ms };
+            let broker = run.broker.process.get();
+            let _ = operator.ask(broker, Question::RevokeFrom(request), OPERATOR_PATIENCE).await;
+            run.tasks.kill(me);
+        }
+    }
+}
+
+/// Waits until a doomed process has died, and starts it again.
+async fn meet(run: &Rc<Run>, who: Who, doom: Doom, lasting: Duration, disk_is_lost: bool) {
+    let Some(process) = run.process_of(who) else { return };
+    run.doomed.borrow_mut().insert(process, doom);
+    let until_ns = BUSY_TTLS * run.ttl.0 * 1_000_000;
+    while run.world.now_ns() < until_ns && run.world.is_alive(process) {
+        run.world.sleep(LOOK_EVERY).await;
+    }
+    let met = run.doomed.borrow_mut().remove(&process).is_none();
+    if met {
+        come_back(run, who, lasting, disk_is_lost).await;
+    }
+}
+
+async fn come_back(run: &Rc<Run>, who: Who, lasting: Duration, disk_is_lost: bool) {
+    run.world.sleep(lasting).await;
+    if let (Who::Broker, true) = (who, disk_is_lost) {
+        run.broker.lose_disk();
+    }
+    start_again(run, who);
+}

@@ -1,0 +1,292 @@
+//! Nodes: the real core and the real regions, in the shell of this world.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farpool_fabric::Scrubbed;
+use farpool_fabric::sim::{HostId, ProcessId, Service};
+use farpool_lease::{LeaseClass, Lending, Millis};
+use farpool_node::{lease_message, renew_outcome};
+use farpool_wire::control::{
+    AddGrantRequest, AddGrantResponse, FenceGrantRequest, GrantRequest, GrantResponse, HeartbeatRequest,
+    LeaseRef, NodeAddress, RegionsResponse, RegisterRequest, ReleaseRequest, RenewRequest, RenewResponse,
+    RevokeRequest,
+};
+use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, OwnerId, RegionId};
+
+use super::post::{Answer, Post, Question};
+use super::shell::{REGION_BYTES, Shell};
+use super::{EPOCH_REUSED, Run, UNCOUNTED_RENEWAL, UNFENCED_GRANT};
+
+/// As production's keeper.
+const TICK: Duration = Duration::from_millis(200);
+/// As production's registration.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// A node of the scenario. Its process and its memory change when it is started again; its name and its lives do not.
+pub(super) struct Node {
+    pub(super) id: NodeId,
+    pub(super) host: HostId,
+    pub(super) process: Cell<ProcessId>,
+    regions: u32,
+    service: Service,
+    /// On its disk: which of its lives this is.
+    incarnation: Cell<u32>,
+    shell: RefCell<Option<Arc<Shell>>>,
+}
+
+impl Node {
+    pub(super) fn new(id: NodeId, host: HostId, process: ProcessId, regions: u32, service: Service) -> Self {
+        let (process, incarnation) = (Cell::new(process), Cell::new(0));
+        Node { id, host, process, regions, service, incarnation, shell: RefCell::new(None) }
+    }
+
+    /// Its memory and table, while it runs.
+    pub(super) fn shell(&self) -> Option<Arc<Shell>> {
+        self.shell.borrow().clone()
+    }
+
+    fn region(&self, index: u32) -> RegionId {
+        RegionId { node: self.id, index }
+    }
+}
+
+/// Starts a node's next life in its present process.
+pub(super) fn start(run: &Rc<Run>, node: &Rc<Node>) {
+    if node.incarnation.get() == 0 || !run.is_broken(EPOCH_REUSED) {
+        node.incarnation.set(node.incarnation.get() + 1);
+    }
+    let shell = Shell::new(
+        node.id,
+        node.incarnation.get(),
+        node.regions,
+        run.ttl,
+        run.world.clock(node.host),
+        run.is_broken(UNFENCED_GRANT),
+    );
+    *node.shell.borrow_mut() = Some(shell.clone());
+    run.world.serve(node.host, shell.clone(), node.service);
+    let process = node.process.get();
+    let life = Rc::new(Life { run: run.clone(), node: node.clone(), shell });
+    let answering = life.clone();
+    let post = Post::open(run, process, move |question| {
+        let answer = answering.answer(question);
+        Box::pin(std::future::ready(answer))
+    });
+    run.tasks.spawn(process, keep(life.clone()));
+    run.tasks.spawn(process, stay_registered(life, post));
+}
+
+/// A node's process dies with its memory and all its leases.
+pub(super) fn crash(run: &Run, node: &Node) {
+    run.tasks.kill(node.process.get());
+    run.world.crash_node(node.id);
+    *node.shell.borrow_mut() = None;
+    run.oracle.borrow_mut().dies(node.id);
+}
+
+/// One life of a node.
+struct Life {
+    run: Rc<Run>,
+    node: Rc<Node>,
+    shell: Arc<Shell>,
+}
+
+impl Life {
+    fn answer(&self, question: Question) -> Option<Answer> {
+        let answer = match question {
+            Question::Grant(wish) => Answer::Granted(self.grant(&wish)),
+            Question::Renew(request) => Answer::Renewed(self.renew(&request)),
+            Question::AddGrant(request) => self.add_grant(&request),
+            Question::FenceGrant(request) => self.fence_grant(&request),
+            Question::Revoke(request) => self.revoke(&request),
+            Question::Release(request) => {
+                request.leases.iter().for_each(|lease| self.release(&request, lease));
+                Answer::Done
+            }
+            Question::Regions => Answer::Table(self.table()),
+            // None of a node's business.
+            _ => return None,
+        };
+        Some(answer)
+    }
+
+    fn address(&self) -> NodeAddress {
+        let control = "node".to_owned(); // letters find their way by the node's name
+        let (node, incarnation) = (self.node.id.0, self.node.incarnation.get());
+        NodeAddress { node, incarnation, control, ..NodeAddress::default() }
+    }
+
+    fn grant(&self, wish: &GrantRequest) -> GrantResponse {
+        let Some(class) = LeaseClass::from_wire(wish.class) else { return GrantResponse::default() };
+        let mut core = self.shell.core.lock();
+        let keys = &mut || self.run.fresh_key();
+        let grants = core.grant(self.shell.now(), OwnerId(wish.owner), class, wish.count, keys);
+        let ttl = core.ttl();
+        drop(core);
+        for grant in &grants {
+            let Lending { region, epoch } = grant.lending;
+            let lease = self.run.oracle.borrow_mut().lends(self.node.region(region), epoch);
+            self.shell.open(region, epoch, grant.key);
+            let numbers = [self.node.id.0, u64::from(region), lease.0, epoch.0, wish.owner];
+            self.run.world.note("node {} lends region {} as lease {}, epoch {}, to owner {}", &numbers);
+        }
+        let message = |grant| lease_message(grant, class, ttl, self.address());
+        GrantResponse { leases: grants.iter().map(message).collect() }
+    }
+
+    fn renew(&self, request: &RenewRequest) -> RenewResponse {
+        let now = self.shell.now();
+        let renew = |lease: &LeaseRef| {
+            if self.run.is_broken(UNCOUNTED_RENEWAL) {
+                return renew_outcome(self.shell.renew_without_counting(now, lease));
+            }
+            renew_outcome(self.shell.core.lock().renew(now, OwnerId(request.owner), lease))
+        };
+        RenewResponse { outcomes: request.leases.iter().map(renew).collect() }
+    }
+
+    fn add_grant(&self, request: &AddGrantRequest) -> Answer {
+        let Some(lease) = &request.lease else { return Answer::Refused };
+        let key = self.run.fresh_key();
+        let (now, owner) = (self.shell.now(), OwnerId(request.owner));
+        let added = self.shell.core.lock().add_grant(now, owner, lease, GrantMode::ReadWrite, key);
+        let Ok(grant) = added else { return Answer::Refused };
+        let Lending { region, epoch } = grant.lending;
+        self.shell.open_grant(region, epoch, key);
+        self.run.oracle.borrow_mut().grants(self.node.region(region), epoch);
+        self.run
+            .world
+            .note("node {} adds grant {} to region {}", &[self.node.id.0, epoch.0, u64::from(region)]);
+        Answer::GrantAdded(AddGrantResponse { epoch: epoch.0, key: key.as_bytes().to_vec() })
+    }
+
+    fn fence_grant(&self, request: &FenceGrantRequest) -> Answer {
+        let Some(lease) = &request.lease else { return Answer::Refused };
+        let (now, owner, grant) = (self.shell.now(), OwnerId(request.owner), Epoch(request.grant));
+        let fenced = self.shell.core.lock().fence_grant(now, owner, lease, grant);
+        let Ok(Lending { region, epoch }) = fenced else { return Answer::Refused };
+        self.shell.fence_grant(Lending { region, epoch });
+        self.run.oracle.borrow_mut().fences(self.node.region(region), epoch);
+        self.run
+            .world
+            .note("node {} fences grant {} of region {}", &[self.node.id.0, epoch.0, u64::from(region)]);
+        Answer::Done
+    }
+
+    fn revoke(&self, request: &RevokeRequest) -> Answer {
+        let (now, owner) = (self.shell.now(), OwnerId(request.owner));
+        let mut core = self.shell.core.lock();
+        let answer = core.revoke(now, owner, request.count, Millis(request.grace_ms));
+        for state in core.states(now).iter().filter(|state| state.revoked) {
+            self.run.oracle.borrow_mut().revoked(self.node.region(state.region));
+        }
+        Answer::Revoked(answer)
+    }
+
+    fn release(&self, request: &ReleaseRequest, lease: &LeaseRef) {
+        let ended = self.shell.core.lock().release(OwnerId(request.owner), lease);
+        if let Ok(Some(lease)) = ended {
+            self.end(lease);
+        }
+    }
+
+    /// What the table has ended is fenced before anybody is told.
+    fn end(&self, lease: Lending) {
+        let region = self.node.region(lease.region);
+        let trusting = self.run.who_trusts(region, lease.epoch);
+        self.shell.fence(lease);
+        self.run.oracle.borrow_mut().ends(region, &trusting);
+        let numbers = [self.node.id.0, u64::from(lease.region), lease.epoch.0];
+        self.run.world.note("node {} has fenced region {}, epoch {}", &numbers);
+    }
+
+    /// Ends leases on time, and makes fenced regions free again.
+    fn look_after_regions(&self) {
+        let ended = self.shell.core.lock().expire(self.shell.now());
+        ended.into_iter().for_each(|lease| self.end(lease));
+        let next = || self.shell.core.lock().begin_scrub(|region| self.shell.regions.is_held(region));
+        while let Some(lease) = next() {
+            match self.shell.regions.scrub(lease.region).expect("a page of memory") {
+                Scrubbed::Clean => self.shell.core.lock().scrubbed(lease),
+                Scrubbed::StillHeld => return self.shell.core.lock().not_scrubbed(lease),
+            }
+        }
+    }
+
+    fn table(&self) -> RegionsResponse {
+        RegionsResponse {
+            address: Some(self.address()),
+            region_bytes: REGION_BYTES,
+            regions_total: self.node.regions,
+            lent: self.shell.core.lock().states(self.shell.now()),
+        }
+    }
+
+    fn beat(&self) -> HeartbeatRequest {
+        let core = self.shell.core.lock();
+        let counts = core.counts();
+        HeartbeatRequest {
+            node: self.node.id.0,
+            incarnation: self.node.incarnation.get(),
+            regions_free: counts.free,
+            regions_lent: counts.held,
+            frames_rejected: 0,
+            table: core.table_sum(self.shell.now()),
+        }
+    }
+}
+
+async fn keep(life: Rc<Life>) {
+    loop {
+        let due = life.shell.core.lock().next_deadline();
+        let until_due = due.map_or(TICK, |due| Duration::from_millis(due.since(life.shell.now()).0));
+        life.run.world.sleep_by(life.node.host, until_due.min(TICK)).await;
+        life.look_after_regions();
+    }
+}
+
+/// As production does: report, then send heartbeats until asked to report again.
+async fn stay_registered(life: Rc<Life>, post: Rc<Post>) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let RegionsResponse { address, region_bytes, regions_total, lent } = life.table();
+        let report = RegisterRequest { address, region_bytes, regions_total, lent };
+        let broker = life.run.broker.process.get();
+        if let Some(Answer::Registered(answer)) =
+            post.ask(broker, Question::Register(report), ANSWER_PATIENCE).await
+        {
+            pause = FIRST_PAUSE;
+            let interval = Duration::from_millis(answer.heartbeat_interval_ms);
+            if beat(&life, &post, interval).await {
+                continue;
+            }
+        }
+        life.run.world.sleep_by(life.node.host, pause).await;
+        pause = LONGEST_PAUSE.min(pause * 2);
+    }
+}
+
+/// True: the broker wants a report. False: it is lost.
+async fn beat(life: &Life, post: &Post, interval: Duration) -> bool {
+    loop {
+        life.run.world.sleep_by(life.node.host, interval).await;
+        let broker = life.run.broker.process.get();
+        match post.ask(broker, Question::Heartbeat(life.beat()), ANSWER_PATIENCE).await {
+            Some(Answer::Beat(answer)) if answer.register_again => return true,
+            Some(Answer::Beat(_)) => {}
+            _ => return false,
+        }
+    }
+}
+
+/// Where the node's table says that `key` may use a region.
+pub(super) fn agrees(node: &Node, region: u32, epoch: Epoch, key: &AccessKey) -> bool {
+    let Some(shell) = node.shell() else { return false };
+    let agrees = shell.core.lock().check(shell.now(), Lending { region, epoch }, key);
+    agrees.is_ok()
+}

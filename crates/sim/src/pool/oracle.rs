@@ -1,0 +1,392 @@
+//! What must hold of leases whatever goes wrong, checked as it happens by somebody who sees all of the world.
+//!
+//! O1. A region has one lease at a time. Nothing that was posted under a grant after its end is acknowledged: so never
+//!     can two owners write one region.
+//! O2. A holder that trusts a lease does so only while the lease is in force at its node.
+//! O3. What is read was written under the same lease, or is zero: never a byte of an earlier owner.
+//! O4. No epoch of a node comes twice, and each is greater than those before, over all restarts.
+//! O5. No lease is lost while its holder and its node are up and can reach each other, whatever the brokers do; a
+//!     letter or two may be lost on the way.
+//! Not here: what brokers believe, which is compared when nothing goes wrong any more (`conduct`).
+
+use std::collections::BTreeMap;
+
+use farpool_fabric::sim::HostId;
+use farpool_wire::{Epoch, NodeId, RegionId};
+
+/// Lost or late letters between a holder and a node that cost no lease: of the five times that a holder asks, two
+/// remain, however the first ones fell.
+const LETTERS_FORGIVEN: usize = 2;
+/// Violations that are told: the first ones are the useful ones.
+const TOLD: usize = 8;
+/// Part of a value that counts the values of a lease.
+const COUNTER_BITS: u32 = 32;
+
+/// A lending of a region, over all nodes and restarts; counts from one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct LeaseNo(pub(super) u64);
+
+/// Moments in the order in which they came, finer than the world's time.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Moment(u64);
+
+struct Lease {
+    region: RegionId,
+    /// The owner's own and all others that were ever given, with their ends.
+    grants: BTreeMap<Epoch, Option<Moment>>,
+    over: bool,
+    /// Somebody who may has asked for it back, or its node has died: nobody can keep it.
+    excused: bool,
+    /// Its node has died. Processes of its host may still have its memory, which nobody is ever lent.
+    orphaned: bool,
+}
+
+/// Something that excuses a lost lease.
+struct Trouble {
+    /// Between whom; twice the same: with that one and all others.
+    hosts: [HostId; 2],
+    from_ns: u64,
+    until_ns: u64,
+    kind: Kind,
+}
+
+#[derive(PartialEq, Eq)]
+enum Kind {
+    /// Nothing came through.
+    Silence,
+    /// One letter came late or not at all.
+    Letter,
+}
+
+/// A lease that its holder does not have any more and did not give back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Loss {
+    pub(super) lease: LeaseNo,
+    pub(super) holder: HostId,
+    pub(super) node: HostId,
+    /// When the holder last asked a question that was answered with more time.
+    pub(super) since_ns: u64,
+    pub(super) now_ns: u64,
+    /// It came so late that there was no time to renew it.
+    pub(super) fleeting: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Oracle {
+    leases: Vec<Lease>,
+    present: BTreeMap<RegionId, LeaseNo>,
+    greatest: BTreeMap<NodeId, Epoch>,
+    troubles: Vec<Trouble>,
+    complaints: Vec<String>,
+    moments: u64,
+    values: u64,
+    judged: u64,
+}
+
+impl Oracle {
+    pub(super) fn complain(&mut self, what: String) {
+        self.complaints.push(what);
+    }
+
+    /// The first violations, and how many judgements there were.
+    pub(super) fn verdict(mut self) -> (Vec<String>, u64) {
+        self.complaints.truncate(TOLD);
+        (self.complaints, self.judged)
+    }
+
+    /// Now.
+    pub(super) fn moment(&mut self) -> Moment {
+        self.moments += 1;
+        Moment(self.moments)
+    }
+
+    /// A value that says under which lease it was written.
+    pub(super) fn value(&mut self, lease: LeaseNo) -> u64 {
+        self.values += 1;
+        lease.0 << COUNTER_BITS | self.values
+    }
+
+    fn lease(&mut self, lease: LeaseNo) -> &mut Lease {
+        &mut self.leases[lease.0 as usize - 1]
+    }
+
+    fn is_new(&mut self, node: NodeId, epoch: Epoch) {
+        self.judged += 1;
+        let greatest = self.greatest.entry(node).or_insert(Epoch(0));
+        if epoch <= *greatest {
+            let text = format!("epoch {epoch} of node {node} comes after {greatest}");
+            self.complain(text);
+        } else {
+            *greatest = epoch;
+        }
+    }
+
+    /// A node lends a region (O1, O4).
+    pub(super) fn lends(&mut self, region: RegionId, epoch: Epoch) -> LeaseNo {
+        self.is_new(region.node, epoch);
+        let lease = LeaseNo(self.leases.len() as u64 + 1);
+        if let Some(before) = self.present.insert(region, lease)
+            && !self.lease(before).over
+        {
+            self.complain(format!("{region} is lent as lease {} while lease {} holds it", lease.0, before.0));
+        }
+        self.leases.push(Lease {
+            region,
+            grants: BTreeMap::from([(epoch, None)]),
+            over: false,
+            excused: false,
+            orphaned: false,
+        });
+        lease
+    }
+
+    /// The lease of a region that is in force, or was last.
+    pub(super) fn present(&self, region: RegionId) -> Option<LeaseNo> {
+        self.present.get(&region).copied()
+    }
+
+    /// The lease that has a grant of a region.
+    pub(super) fn lease_of(&self, region: RegionId, grant: Epoch) -> Option<LeaseNo> {
+        let of = |lease: &Lease| lease.region == region && lease.grants.contains_key(&grant);
+        self.leases.iter().rposition(of).map(|place| LeaseNo(place as u64 + 1))
+    }
+
+    /// A node lets another client in (O4).
+    pub(super) fn grants(&mut self, region: RegionId, epoch: Epoch) {
+        self.is_new(region.node, epoch);
+        if let Some(lease) = self.present(region) {
+            self.lease(lease).grants.insert(epoch, None);
+        }
+    }
+
+    /// A node has fenced one grant.
+    pub(super) fn fences(&mut self, region: RegionId, grant: Epoch) {
+        let now = self.moment();
+        if let Some(lease) = self.lease_of(region, grant) {
+            self.lease(lease).grants.entry(grant).and_modify(|end| *end = end.or(Some(now)));
+        }
+    }
+
+    /// A node has fenced a lease. `trusting`: holders that would use it now (O2).
+    pub(super) fn ends(&mut self, region: RegionId, trusting: &[u64]) {
+        self.judged += 1;
+        let Some(lease) = self.present(region) else { return };
+        self.finish(lease);
+        if let Some(holder) = trusting.first() {
+            self.complain(format!("lease {} of {region} has ended, and process {holder} trusts it", lease.0));
+        }
+    }
+
+    /// A node's process is dead, and its memory gone.
+    pub(super) fn dies(&mut self, node: NodeId) {
+        let there: Vec<LeaseNo> =
+            self.present.iter().filter(|(region, _)| region.node == node).map(|(_, lease)| *lease).collect();
+        for lease in there.into_iter().map(|lease| lease.0 as usize - 1) {
+            let lease = &mut self.leases[lease];
+            (lease.over, lease.excused, lease.orphaned) = (true, true, true);
+        }
+    }
+
+    fn finish(&mut self, lease: LeaseNo) {
+        let now = self.moment();
+        let lease = self.lease(lease);
+        lease.over = true;
+        lease.grants.values_mut().for_each(|end| *end = end.or(Some(now)));
+    }
+
+    /// Somebody who may has the lease taken back.
+    pub(super) fn revoked(&mut self, region: RegionId) {
+        if let Some(lease) = self.present(region) {
+            self.lease(lease).excused = true;
+        }
+    }
+
+    /// Whether a grant may still be used.
+    pub(super) fn is_in_force(&self, lease: LeaseNo, grant: Epoch) -> bool {
+        let lease = &self.leases[lease.0 as usize - 1];
+        !lease.orphaned && lease.grants.get(&grant).is_some_and(Option::is_none)
+    }
+
+    /// An operation posted at `posted` was acknowledged (O1).
+    pub(super) fn acknowledged(&mut self, lease: LeaseNo, grant: Epoch, posted: Moment) {
+        self.judged += 1;
+        let end = self.lease(lease).grants.get(&grant).copied().flatten();
+        if end.is_some_and(|end| end < posted) {
+            let region = self.lease(lease).region;
+            let now = self.present(region).filter(|present| *present != lease);
+            let other = now.map_or(String::new(), |other| format!(", now lent as lease {}", other.0));
+            self.complain(format!("lease {}, grant {grant}: acknowledged after its end{other}", lease.0));
+        }
+    }
+
+    /// These words were read under a lease (O3).
+    pub(super) fn read(&mut self, lease: LeaseNo, words: &[u64]) {
+        self.judged += 1;
+        if let Some(word) = words.iter().find(|&&word| word != 0 && word >> COUNTER_BITS != lease.0) {
+            self.complain(format!("lease {} reads {word:#x}, of lease {}", lease.0, word >> COUNTER_BITS));
+        }
+    }
+
+    /// From `from_ns` to `until_ns` nothing comes through between two hosts; twice the same: between it and any other.
+    pub(super) fn silence(&mut self, hosts: [HostId; 2], from_ns: u64, until_ns: u64) {
+        self.troubles.push(Trouble { hosts, from_ns, until_ns, kind: Kind::Silence });
+    }
+
+    /// A letter between two hosts is lost or late.
+    pub(super) fn letter(&mut self, hosts: [HostId; 2], at_ns: u64) {
+        self.troubles.push(Trouble { hosts, from_ns: at_ns, until_ns: at_ns, kind: Kind::Letter });
+    }
+
+    /// A holder has lost a lease (O5).
+    pub(super) fn lost(&mut self, loss: Loss) {
+        self.judged += 1;
+        if loss.fleeting || self.lease(loss.lease).excused || self.is_excused(&loss) {
+            return;
+        }
+        let text = format!(
+            "lease {} was lost at {} us, last renewed at {} us, though holder and node were in touch",
+            loss.lease.0,
+            loss.now_ns / 1_000,
+            loss.since_ns / 1_000
+        );
+        self.complain(text);
+    }
+
+    fn is_excused(&self, loss: &Loss) -> bool {
+        let pair = [loss.holder, loss.node];
+        let concerns = |trouble: &&Trouble| {
+            let [one, other] = trouble.hosts;
+            let of_pair = [one, other] == pair || [other, one] == pair;
+            let of_one = trouble.kind == Kind::Silence && one == other && pair.contains(&one);
+            (of_pair || of_one) && trouble.from_ns <= loss.now_ns && trouble.until_ns >= loss.since_ns
+        };
+        let mut letters = 0;
+        for trouble in self.troubles.iter().filter(concerns) {
+            match trouble.kind {
+                Kind::Silence => return true,
+                Kind::Letter => letters += 1,
+            }
+        }
+        letters > LETTERS_FORGIVEN
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farpool_fabric::sim::{World, WorldConfig};
+
+    use super::*;
+
+    const REGION: RegionId = RegionId { node: NodeId(1), index: 0 };
+
+    fn verdict(scene: impl FnOnce(&mut Oracle)) -> Vec<String> {
+        let mut oracle = Oracle::default();
+        scene(&mut oracle);
+        oracle.verdict().0
+    }
+
+    fn hosts() -> [HostId; 3] {
+        let world = World::new(WorldConfig::new(1));
+        [(); 3].map(|()| world.add_host(1_000_000))
+    }
+
+    #[test]
+    fn a_region_lent_again_after_its_lease_ended_is_well_and_before_is_not() {
+        let lend_twice = |ends: bool| {
+            verdict(|oracle| {
+                oracle.lends(REGION, Epoch::new(1, 1));
+                if ends {
+                    oracle.ends(REGION, &[]);
+                }
+                oracle.lends(REGION, Epoch::new(1, 2));
+            })
+        };
+        assert!(lend_twice(true).is_empty());
+        assert_eq!(lend_twice(false).len(), 1);
+    }
+
+    #[test]
+    fn what_was_posted_after_a_grant_ended_must_not_be_acknowledged() {
+        let write = |fenced_first: bool| {
+            verdict(|oracle| {
+                let lease = oracle.lends(REGION, Epoch::new(1, 1));
+                oracle.grants(REGION, Epoch::new(1, 2));
+                let before = oracle.moment();
+                oracle.fences(REGION, Epoch::new(1, 2));
+                let posted = if fenced_first { oracle.moment() } else { before };
+                oracle.acknowledged(lease, Epoch::new(1, 2), posted);
+                let posted = oracle.moment();
+                oracle.acknowledged(lease, Epoch::new(1, 1), posted);
+            })
+        };
+        assert!(write(false).is_empty());
+        assert_eq!(write(true).len(), 1);
+    }
+
+    #[test]
+    fn a_holder_that_trusts_a_lease_that_has_ended_is_noticed() {
+        let scene = |trusting: &'static [u64]| {
+            verdict(|oracle| {
+                oracle.lends(REGION, Epoch::new(1, 1));
+                oracle.ends(REGION, trusting);
+            })
+        };
+        assert!(scene(&[]).is_empty());
+        assert_eq!(scene(&[7]).len(), 1);
+    }
+
+    #[test]
+    fn a_byte_of_an_earlier_lease_is_noticed() {
+        let read = |late: bool| {
+            verdict(|oracle| {
+                let first = oracle.lends(REGION, Epoch::new(1, 1));
+                let value = oracle.value(first);
+                oracle.read(first, &[0, value]);
+                oracle.ends(REGION, &[]);
+                let second = oracle.lends(REGION, Epoch::new(1, 2));
+                oracle.read(second, &[0, if late { value } else { 0 }]);
+            })
+        };
+        assert!(read(false).is_empty());
+        assert_eq!(read(true).len(), 1);
+    }
+
+    #[test]
+    fn an_epoch_that_comes_again_after_a_restart_is_noticed() {
+        let restart = |incarnation| {
+            verdict(|oracle| {
+                oracle.lends(REGION, Epoch::new(1, 1));
+                oracle.dies(REGION.node);
+                oracle.lends(REGION, Epoch::new(incarnation, 1));
+            })
+        };
+        assert!(restart(2).is_empty());
+        assert_eq!(restart(1).len(), 1);
+    }
+
+    #[test]
+    fn a_lease_is_lost_without_excuse_unless_holder_and_node_were_out_of_touch() {
+        let [holder, node, third] = hosts();
+        let lose = |scene: &dyn Fn(&mut Oracle)| {
+            let told = verdict(|oracle| {
+                let lease = oracle.lends(REGION, Epoch::new(1, 1));
+                scene(oracle);
+                oracle.lost(Loss { lease, holder, node, since_ns: 100, now_ns: 200, fleeting: false });
+            });
+            !told.is_empty()
+        };
+        assert!(lose(&|_| {}));
+        assert!(lose(&|oracle| oracle.silence([holder, third], 120, 190)), "the broker's host");
+        assert!(lose(&|oracle| oracle.silence([holder, node], 10, 90)), "before");
+        assert!(!lose(&|oracle| oracle.silence([node, holder], 10, 110)));
+        assert!(!lose(&|oracle| oracle.silence([node, node], 150, 160)));
+        let letters =
+            |count| move |oracle: &mut Oracle| (0..count).for_each(|_| oracle.letter([holder, node], 150));
+        assert!(lose(&letters(2)));
+        let elsewhere = |oracle: &mut Oracle| (0..9).for_each(|_| oracle.letter([node, third], 150));
+        assert!(lose(&elsewhere), "the broker's letters");
+        assert!(!lose(&letters(3)));
+        assert!(!lose(&|oracle| oracle.revoked(REGION)));
+        assert!(!lose(&|oracle| oracle.dies(REGION.node)));
+    }
+}

@@ -1,0 +1,230 @@
+//! The control plane as letters: questions, answers, and what becomes of them on the way.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use farpool_fabric::sim::ProcessId;
+use farpool_wire::AccessKey;
+use farpool_wire::control::{
+    AcquireRequest, AcquireResponse, AddGrantRequest, AddGrantResponse, FenceGrantRequest, GrantRequest,
+    GrantResponse, HeartbeatRequest, HeartbeatResponse, RegionsResponse, RegisterRequest, RegisterResponse,
+    ReleaseRequest, RenewRequest, RenewResponse, RevokeRequest, RevokeResponse,
+};
+use futures_util::future::{Either, select};
+
+use super::Run;
+use super::oracle::LeaseNo;
+
+/// What is asked: the messages that production sends, and one between clients of an owner.
+#[derive(Clone, Debug)]
+pub(super) enum Question {
+    Register(RegisterRequest),
+    Heartbeat(HeartbeatRequest),
+    Acquire(AcquireRequest),
+    RevokeFrom(RevokeRequest),
+    Grant(GrantRequest),
+    Renew(RenewRequest),
+    AddGrant(AddGrantRequest),
+    FenceGrant(FenceGrantRequest),
+    Revoke(RevokeRequest),
+    Release(ReleaseRequest),
+    Regions,
+    LetIn(Invitation),
+}
+
+/// An owner's word to another of its clients: use this grant.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Invitation {
+    pub(super) region: farpool_wire::RegionId,
+    pub(super) lease: LeaseNo,
+    pub(super) grant: farpool_wire::Epoch,
+    pub(super) key: AccessKey,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Answer {
+    Registered(RegisterResponse),
+    Beat(HeartbeatResponse),
+    Acquired(AcquireResponse),
+    Granted(GrantResponse),
+    Renewed(RenewResponse),
+    GrantAdded(AddGrantResponse),
+    Revoked(RevokeResponse),
+    Table(RegionsResponse),
+    /// There is nothing to say but that it was done.
+    Done,
+    Refused,
+}
+
+enum Envelope {
+    Question { number: u64, question: Question },
+    Answer { number: u64, answer: Answer },
+}
+
+impl Question {
+    /// For the trace.
+    fn name(&self) -> &'static str {
+        match self {
+            Question::Register(_) => "process {} asks {}: register",
+            Question::Heartbeat(_) => "process {} asks {}: heartbeat",
+            Question::Acquire(_) => "process {} asks {}: acquire",
+            Question::RevokeFrom(_) => "process {} asks {}: take back from an owner",
+            Question::Grant(_) => "process {} asks {}: grant",
+            Question::Renew(_) => "process {} asks {}: renew",
+            Question::AddGrant(_) => "process {} asks {}: add a grant",
+            Question::FenceGrant(_) => "process {} asks {}: fence a grant",
+            Question::Revoke(_) => "process {} asks {}: take back",
+            Question::Release(_) => "process {} asks {}: release",
+            Question::Regions => "process {} asks {}: show your table",
+            Question::LetIn(_) => "process {} asks {}: use this grant",
+        }
+    }
+}
+
+/// How often control messages go astray.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Delivery {
+    pub(super) lost_permille: u32,
+    pub(super) doubled_permille: u32,
+    pub(super) late_permille: u32,
+    /// How late, at most.
+    pub(super) late_ms: u64,
+}
+
+/// A process that dies on a letter of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Doom {
+    pub(super) letters_left: u64,
+    /// The last letter still leaves.
+    pub(super) says_it: bool,
+}
+
+#[derive(Default)]
+struct Slot {
+    answer: Option<Answer>,
+    waker: Option<Waker>,
+}
+
+pub(super) type Answering = Pin<Box<dyn Future<Output = Option<Answer>>>>;
+
+/// One process's end of the post.
+pub(super) struct Post {
+    run: Rc<Run>,
+    pub(super) me: ProcessId,
+    waiting: RefCell<BTreeMap<u64, Slot>>,
+}
+
+impl Post {
+    /// Reads a process's letters from now on; `answer` says what to answer to which question, if anything.
+    pub(super) fn open(
+        run: &Rc<Run>,
+        me: ProcessId,
+        answer: impl Fn(Question) -> Answering + 'static,
+    ) -> Rc<Self> {
+        let post = Rc::new(Post { run: run.clone(), me, waiting: RefCell::default() });
+        run.tasks.spawn(me, read_letters(post.clone(), answer));
+        post
+    }
+
+    /// Asks, and waits for the answer no longer than `patience` by the asker's clock.
+    pub(super) async fn ask(&self, to: ProcessId, question: Question, patience: Duration) -> Option<Answer> {
+        let number = self.run.next_name();
+        self.waiting.borrow_mut().insert(number, Slot::default());
+        self.run.world.note(question.name(), &[self.me.number(), to.number()]);
+        self.run.carry(self.me, to, Arc::new(Envelope::Question { number, question }));
+        let answered = std::future::poll_fn(|context| {
+            let mut waiting = self.waiting.borrow_mut();
+            let slot = waiting.get_mut(&number).expect("removed below");
+            slot.waker = Some(context.waker().clone());
+            slot.answer.take().map_or(Poll::Pending, Poll::Ready)
+        });
+        let late = self.run.world.sleep_by(self.run.world.host_of(self.me), patience);
+        let answer = match select(pin!(answered), pin!(late)).await {
+            Either::Left((answer, _)) => Some(answer),
+            Either::Right(_) => None,
+        };
+        self.waiting.borrow_mut().remove(&number);
+        answer
+    }
+
+    fn answered(&self, number: u64, answer: Answer) {
+        // Nobody waits for it any more, or it comes twice: nothing happens.
+        if let Some(slot) = self.waiting.borrow_mut().get_mut(&number) {
+            slot.answer = Some(answer);
+            if let Some(waker) = slot.waker.take() {
+                waker.wake();
+            }
+        }
+    }
+}
+
+async fn read_letters(post: Rc<Post>, answer: impl Fn(Question) -> Answering) {
+    loop {
+        let letter = post.run.world.receive(post.me).await;
+        let envelope = letter.content.downcast::<Envelope>().expect("nothing else is sent");
+        match &*envelope {
+            Envelope::Answer { number, answer } => post.answered(*number, answer.clone()),
+            Envelope::Question { number, question } => {
+                let (number, answering, post, to) =
+                    (*number, answer(question.clone()), post.clone(), letter.from);
+                post.run.clone().tasks.spawn(post.me, async move {
+                    if let Some(answer) = answering.await {
+                        post.run.carry(post.me, to, Arc::new(Envelope::Answer { number, answer }));
+                    }
+                });
+            }
+        }
+    }
+}
+
+impl Run {
+    /// Sends a letter, unless its sender dies on it.
+    fn carry(self: &Rc<Self>, from: ProcessId, to: ProcessId, envelope: Arc<Envelope>) {
+        if !self.world.is_alive(from) {
+            return;
+        }
+        let doom = self.doomed.borrow_mut().get_mut(&from).map(|doom| {
+            doom.letters_left = doom.letters_left.saturating_sub(1);
+            *doom
+        });
+        if let Some(Doom { letters_left: 0, says_it }) = doom {
+            self.meet_doom(from);
+            if !says_it {
+                return;
+            }
+        }
+        let copies = if self.draw(self.delivery.get().doubled_permille) { 2 } else { 1 };
+        for _ in 0..copies {
+            self.send_one(from, to, envelope.clone());
+        }
+    }
+
+    fn send_one(self: &Rc<Self>, from: ProcessId, to: ProcessId, envelope: Arc<Envelope>) {
+        let hosts = [self.world.host_of(from), self.world.host_of(to)];
+        let now_ns = self.world.now_ns();
+        if self.draw(self.delivery.get().lost_permille) {
+            self.oracle.borrow_mut().letter(hosts, now_ns);
+            return self.world.note("a letter from process {} to {} is lost", &[from.number(), to.number()]);
+        }
+        if !self.draw(self.delivery.get().late_permille) {
+            return self.world.send(from, to, envelope);
+        }
+        self.oracle.borrow_mut().letter(hosts, now_ns);
+        let late =
+            Duration::from_millis(1 + self.faults_random.borrow_mut().below(self.delivery.get().late_ms));
+        self.late_letters.set(self.late_letters.get() + 1);
+        let (run, later) = (self.clone(), self.world.sleep(late));
+        // In nobody's hands: it arrives even if its sender is dead by then.
+        self.tasks.spawn(self.nowhere, async move {
+            later.await;
+            run.world.send(from, to, envelope);
+            run.late_letters.set(run.late_letters.get() - 1);
+        });
+    }
+}

@@ -1,0 +1,159 @@
+//! A node's core and memory, joined as production's shell joins them, and the ways to break that.
+
+use std::sync::Arc;
+
+use farpool_fabric::sim::SimClock;
+use farpool_fabric::{
+    AccessError, AccessKind, Clock, Cut, Host, HostIdentity, LentMemory, Mapping, RegionSet, SharedRegion,
+};
+use farpool_lease::{LeaseRefusal, Lending, Millis, Term};
+use farpool_node::NodeCore;
+use farpool_wire::control::LeaseRef;
+use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, Refusal};
+use parking_lot::Mutex;
+
+/// Size of a region: one page.
+pub(super) const REGION_BYTES: u64 = 4096;
+
+pub(super) struct Shell {
+    node: NodeId,
+    clock: SimClock,
+    pub(super) core: Mutex<NodeCore>,
+    pub(super) regions: RegionSet,
+    /// Broken: clients' grants that are not fenced with their lease, by region.
+    left_over: Option<Mutex<Vec<LeftOver>>>,
+}
+
+#[derive(Clone, Default)]
+struct LeftOver {
+    /// The owner's grant of the present lease.
+    present: Option<Epoch>,
+    /// Its clients'.
+    clients: Vec<Epoch>,
+    /// Those of earlier leases.
+    over: Vec<Epoch>,
+}
+
+impl Shell {
+    pub(super) fn new(
+        node: NodeId,
+        incarnation: u32,
+        regions: u32,
+        ttl: Millis,
+        clock: SimClock,
+        leaves_grants: bool,
+    ) -> Arc<Self> {
+        let left_over = leaves_grants.then(|| Mutex::new(vec![LeftOver::default(); regions as usize]));
+        Arc::new(Shell {
+            node,
+            clock,
+            core: Mutex::new(NodeCore::new(incarnation, regions, ttl)),
+            regions: RegionSet::create(regions, REGION_BYTES, false, |_| {}).expect("a few pages of memory"),
+            left_over,
+        })
+    }
+
+    pub(super) fn now(&self) -> Millis {
+        Millis(self.clock.now_ns() / 1_000_000)
+    }
+
+    /// Opens a clean region for a lease.
+    pub(super) fn open(&self, region: u32, epoch: Epoch, key: AccessKey) {
+        self.regions.open(region, epoch, key);
+        if let Some(left_over) = &self.left_over {
+            left_over.lock()[region as usize].present = Some(epoch);
+        }
+    }
+
+    /// Opens a client's grant.
+    pub(super) fn open_grant(&self, region: u32, epoch: Epoch, key: AccessKey) {
+        self.regions.open_grant(region, epoch, key, GrantMode::ReadWrite);
+        if let Some(left_over) = &self.left_over {
+            left_over.lock()[region as usize].clients.push(epoch);
+        }
+    }
+
+    /// Fences one grant.
+    pub(super) fn fence_grant(&self, grant: Lending) {
+        self.regions.close_grant(grant.region, grant.epoch);
+        self.regions.fence_grant(grant.region, grant.epoch).expect("a page of memory");
+        if let Some(left_over) = &self.left_over {
+            left_over.lock()[grant.region as usize].clients.retain(|epoch| *epoch != grant.epoch);
+        }
+    }
+
+    /// Fences all of a lease.
+    pub(super) fn fence(&self, lease: Lending) {
+        if let Some(left_over) = &self.left_over {
+            let of_region = &mut left_over.lock()[lease.region as usize];
+            let clients = std::mem::take(&mut of_region.clients);
+            of_region.over.extend(clients);
+        }
+        self.regions.fence(lease.region);
+        self.core.lock().fenced(lease);
+    }
+
+    /// Broken: says that a lease goes on, and does not tell the table.
+    pub(super) fn renew_without_counting(&self, now: Millis, lease: &LeaseRef) -> Result<Term, LeaseRefusal> {
+        let core = self.core.lock();
+        let key = lease.access_key().ok_or(LeaseRefusal::WrongKey)?;
+        let lending = Lending { region: lease.region, epoch: Epoch(lease.epoch) };
+        core.check(now, lending, &key).map_err(|_| LeaseRefusal::Ended)?;
+        Ok(Term { remaining: core.ttl(), revoked: false })
+    }
+
+    /// Broken: under which epoch a grant that was left over is served.
+    fn stand_in(&self, region: u32, epoch: Epoch) -> Option<Epoch> {
+        let left_over = self.left_over.as_ref()?.lock();
+        let of_region = &left_over[region as usize];
+        of_region.present.filter(|_| of_region.over.contains(&epoch))
+    }
+}
+
+impl Host for Shell {
+    fn identity(&self) -> HostIdentity {
+        HostIdentity { node: self.node, region_bytes: REGION_BYTES, regions: self.regions.regions() }
+    }
+
+    fn attach(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal> {
+        self.core.lock().check(self.now(), Lending { region, epoch }, key)?;
+        self.regions.check(region, epoch, key)
+    }
+
+    fn with_region(
+        &self,
+        region: u32,
+        epoch: Epoch,
+        kind: AccessKind,
+        access: &mut dyn FnMut(&Mapping) -> Result<(), AccessError>,
+    ) -> Result<(), Refusal> {
+        match (self.regions.with_region(region, epoch, kind, access), self.stand_in(region, epoch)) {
+            (Err(Refusal::StaleEpoch), Some(present)) => {
+                self.regions.with_region(region, present, kind, access)
+            }
+            (result, _) => result,
+        }
+    }
+
+    fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal> {
+        self.core.lock().check(self.now(), Lending { region, epoch }, key)?;
+        self.regions.share(region, epoch, key)
+    }
+
+    fn lend(
+        &self,
+        region: u32,
+        epoch: Epoch,
+        key: &AccessKey,
+        cut: Arc<dyn Cut>,
+    ) -> Result<LentMemory, Refusal> {
+        self.core.lock().check(self.now(), Lending { region, epoch }, key)?;
+        self.regions.lend(region, epoch, key, cut)
+    }
+
+    fn call(&self, _: &[u8], _: &mut Vec<u8>) -> Result<(), Refusal> {
+        Err(Refusal::UnknownCall)
+    }
+
+    fn rejected(&self) {}
+}
