@@ -66,7 +66,8 @@ pub fn write(about: &About, options: &TableOptions, results: &Results, plot: &st
         "\n## Peers in the same rounds\n\n",
         &peers(results),
         "\nAll over loopback TCP on the same machine, holding as much data as the footprint. The client of memcached and \
-         redis is our own and polls; the one of nbdkit is fio.\n",
+         redis is our own and polls; the one of nbdkit is fio. The fabric, its floor and nbdkit send by TCP Reno, \
+         which does not pace, memcached and redis by the system's default.\n",
         &format!("\n![Operations and peers]({plot})\n"),
         "\n## Each line again\n\n```sh\n",
         &commands.concat(),

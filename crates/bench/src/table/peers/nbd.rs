@@ -1,16 +1,18 @@
 //! `nbdkit memory` over TCP, driven by fio's nbd engine.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{START_DEADLINE, free_address, listens};
 use crate::child::{Child, tied};
 use crate::table::results::Figures;
 
+/// Takes a socket that listens from its standard input, and hands it on as socket activation does.
+const ACTIVATED: &str = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec nbdkit \"$@\"";
 /// Not counted, before each measurement.
 const RAMP_SECONDS: u32 = 1;
 
@@ -24,13 +26,14 @@ pub struct Nbdkit {
 impl Nbdkit {
     /// Starts it and writes all of it once: reading what was never written touches no memory.
     pub fn start(bytes: u64, stop: &AtomicBool) -> Result<Self> {
-        let address = free_address()?;
-        let mut command = tied("nbdkit");
-        command.args(["--foreground", "--exit-with-parent", "--ipaddr", &address.ip().to_string()]);
-        command.args(["--port", &address.port().to_string(), "memory", &bytes.to_string()]);
-        command.stdout(Stdio::null());
-        let mut child = Child::start("nbdkit", command)?;
-        child.wait_until(START_DEADLINE, || listens(address))?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen on loopback")?;
+        let address = listener.local_addr()?;
+        // As for the fabric: BBR, where it is the system's default, would cost nbdkit a third.
+        rustix::net::sockopt::set_tcp_congestion(&listener, "reno").context("every kernel has TCP Reno")?;
+        let mut command = tied("sh");
+        command.args(["-c", ACTIVATED, "nbdkit", "--foreground", "--exit-with-parent", "memory"]);
+        command.arg(bytes.to_string()).stdin(OwnedFd::from(listener)).stdout(Stdio::null());
+        let child = Child::start("nbdkit", command)?;
         let nbdkit = Nbdkit { address, bytes, _child: child };
         let mut fill = nbdkit.fio("write", "512k", 4);
         fill.arg("--output-format=json");
