@@ -138,7 +138,7 @@ impl FrameClient {
             payload: (operand_bytes + payload.bytes) as u32,
             token: u64::from(posted.slot),
             region: posted.region,
-            length: if opcode == Opcode::Read { posted.local.bytes as u32 } else { 0 },
+            length: if matches!(opcode, Opcode::Read | Opcode::Call) { posted.local.bytes as u32 } else { 0 },
             epoch: posted.epoch,
             offset: posted.offset,
         };

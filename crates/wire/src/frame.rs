@@ -290,7 +290,7 @@ pub struct RequestHeader {
     pub token: u64,
     /// The node's region.
     pub region: u32,
-    /// Bytes to read (READ only).
+    /// READ: bytes to read. CALL: room for the answer. Else zero.
     pub length: u32,
     /// The grant under which the client acts.
     pub epoch: Epoch,

@@ -4,7 +4,7 @@ use farpool_wire::{MAX_CALL_BYTES, MAX_TRANSFER_BYTES, Refusal};
 use futures_util::future::{join_all, join3};
 
 use super::Carrier;
-use super::rig::{ECHO, EPOCH, KEY, Rig, at, pattern, refused, region};
+use super::rig::{ECHO, EPOCH, KEY, Rig, TWICE, at, pattern, refused, region};
 use crate::{CallAnswer, block_on};
 
 pub fn bytes_written_are_read_back(carrier: &dyn Carrier) {
@@ -103,6 +103,20 @@ pub fn more_answers_than_a_connection_may_hold_back_all_come(carrier: &dyn Carri
             assert_eq!(result, Ok(()), "round {round}");
             assert!(buffer[..] == block[..], "wrong bytes in round {round}");
         }
+    }
+}
+
+pub fn an_answer_longer_than_its_room_is_refused_and_the_queue_goes_on(carrier: &dyn Carrier) {
+    let rig = Rig::new(carrier);
+    let queue = rig.attached();
+    for length in [100, 5000] {
+        let content = pattern(length, 1);
+        let (message, twice) = ([ECHO, &content].concat(), [TWICE, &content].concat());
+        let refusal = block_on(&rig.endpoint, queue.call(rig.buffer(&twice), twice.len()));
+        assert_eq!(refusal.unwrap_err(), refused(Refusal::TooLong), "{length} bytes");
+        assert!(rig.write(&queue, 0, &[1; 64]).is_ok(), "the queue is as it was");
+        let answer = block_on(&rig.endpoint, queue.call(rig.buffer(&message), message.len())).unwrap();
+        assert_eq!(answer.buffer[..answer.bytes], content);
     }
 }
 

@@ -334,7 +334,12 @@ impl Connection {
                 self.last_active = Instant::now();
                 Ok(0)
             }
-            Opcode::Call => host.call(payload, &mut self.unsent).map(|()| 0),
+            Opcode::Call => {
+                let start = self.unsent.len();
+                host.call(payload, &mut self.unsent)?;
+                let fits = self.unsent.len() - start <= header.length as usize;
+                if fits { Ok(0) } else { Err(Refusal::TooLong) }
+            }
             Opcode::Read | Opcode::Write | Opcode::CompareAndSwap | Opcode::FetchAndAdd => {
                 self.attached.check(header.region, header.epoch)?;
                 self.access(host, header, payload)
