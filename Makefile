@@ -29,7 +29,7 @@ demo: setup ## a real PostgreSQL sorts in far memory, on disk and on a throttled
 	$(DEMO_BINARY) demo
 
 .PHONY: bench-io
-bench-io: ## the fabric beside its floors and beside nbdkit, memcached and redis: docs/bench/io.md, under ten minutes
+bench-io: ## the fabric beside its floors and beside nbdkit, memcached and redis: docs/bench/io.md, six minutes
 	@scripts/setup bench
 	FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli
 	target/release/farpool bench io-table --out docs/bench

@@ -111,8 +111,8 @@ struct IoArgs {
 /// Measure the fabric's operations beside their floors and peers, and write it down
 ///
 /// What `make bench-io` runs: each line is an invocation of `farpool bench io`; nbdkit, memcached and redis are started
-/// on free ports of loopback and ended again. Needs some six times the footprint of memory and, with five rounds, less
-/// than ten minutes.
+/// on free ports of loopback and ended again. Needs some six times the footprint of memory and, with five rounds, some
+/// six minutes.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -128,11 +128,11 @@ struct IoTableArgs {
     rounds: usize,
 
     /// How long each time
-    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_seconds)]
+    #[arg(long, value_name = "N", default_value = "0.7", value_parser = parse_seconds)]
     seconds: Duration,
 
     /// Far memory, and what each peer holds
-    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     footprint: ByteSize,
 }
 
