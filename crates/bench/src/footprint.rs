@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use farpool_control::Tls;
 use farpool_fabric::Transports;
 use farpool_pool::{EXTENT_BYTES, Extent, LeasedRegion, Pool, PoolConfig};
@@ -29,12 +29,10 @@ impl Footprint {
         // The pool lends extents; who holds one of a region and has no other use for the pool has the whole region.
         for place in 0..bytes.div_ceil(EXTENT_BYTES) {
             let taken = session.lock().block_on(pool.take_extent(place));
-            let Ok(extent) = taken else {
-                bail!(
-                    "the pool at {broker} has no {} MiB to lend: lower --footprint, or add nodes",
-                    bytes >> 20
-                );
-            };
+            let extent = taken.with_context(|| {
+                let mib = bytes >> 20;
+                format!("the pool at {broker} has no {mib} MiB to lend: lower --footprint, or add nodes")
+            })?;
             if !regions.iter().any(|region| region.id == extent.region().id) {
                 regions.push(extent.region().clone());
             }

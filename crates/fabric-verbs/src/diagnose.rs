@@ -1,5 +1,7 @@
 //! Looks for the usual faults of an RDMA set-up, and says what mends each.
 
+use std::net::Ipv6Addr;
+
 use rustix::process::{Resource, getrlimit};
 
 use crate::cm::EventChannel;
@@ -99,10 +101,12 @@ fn port(port: &Port) -> Finding {
     if !port.is_ethernet() {
         return Finding::good(subject, "active");
     }
-    match port.roce_v2_gids().len() {
+    // Every port has one of its link, by which no address is reached.
+    let of_addresses = |gid: &&[u8; 16]| !Ipv6Addr::from(**gid).is_unicast_link_local();
+    match port.roce_v2_gids().iter().filter(of_addresses).count() {
         0 => {
             let mend = "ip addr add ADDRESS dev INTERFACE: the GID comes from it";
-            Finding::wrong(subject, "active, but without a GID of RoCE v2", mend)
+            Finding::wrong(subject, "active, but no address has a GID of RoCE v2", mend)
         }
         count => Finding::good(subject, format!("active, GIDs of RoCE v2: {count}")),
     }

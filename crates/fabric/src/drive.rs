@@ -46,7 +46,7 @@ pub fn block_on<F: Future>(endpoint: &Endpoint, future: F) -> F::Output {
 thread_local! {
     /// One per thread, since a descriptor per call would cost more than most operations.
     static PARKER: Arc<Parker> = Arc::new(Parker::new());
-    /// Kept between calls for what it has learnt, and since making one reads files.
+    /// Kept between calls for what it has learnt.
     static SPINNER: RefCell<Spinner> = RefCell::new(Spinner::new());
 }
 

@@ -13,10 +13,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use farpool_wire::{
-    Decoded, HELLO_BYTES, Hello, HelloReply, MAX_TRANSFER_BYTES, Opcode, RequestHeader, ShmAttached,
+    Decoded, Epoch, HELLO_BYTES, Hello, HelloReply, MAX_TRANSFER_BYTES, Opcode, RequestHeader, ShmAttached,
 };
 use rustix::io::Errno;
-use rustix::net::RecvFlags;
 
 use crate::op::Uncertain;
 use crate::seam::{LinkClosed, LocalSlice, Op, Outcome, Posted};
@@ -39,6 +38,10 @@ pub(crate) struct FrameClient {
     passes_descriptors: bool,
     outgoing: Outgoing,
     incoming: Incoming,
+    /// The ring's memory, which came with the node's greeting on a connection that passes descriptors.
+    ring: Option<OwnedFd>,
+    /// Something may have come though nothing is awaited: the node's death, or a wake-up.
+    look: bool,
 }
 
 impl FrameClient {
@@ -47,7 +50,46 @@ impl FrameClient {
         let mut outgoing = Outgoing::default();
         outgoing.push(&hello.encode());
         let incoming = Incoming::new(passes_descriptors);
-        FrameClient { stream, hello, greeted: false, passes_descriptors, outgoing, incoming }
+        FrameClient {
+            stream,
+            hello,
+            greeted: false,
+            passes_descriptors,
+            outgoing,
+            incoming,
+            ring: None,
+            look: false,
+        }
+    }
+
+    /// The ring's memory, once.
+    pub(crate) fn take_ring(&mut self) -> Option<OwnedFd> {
+        self.ring.take()
+    }
+
+    /// Whether an answer is awaited.
+    pub(crate) fn awaits(&self) -> bool {
+        self.incoming.awaits()
+    }
+
+    /// The next poll looks for what has come even if no answer is awaited.
+    pub(crate) fn look(&mut self) {
+        self.look = true;
+    }
+
+    /// Asks the node to look into the ring; [`FrameClient::poll`] sends it.
+    pub(crate) fn kick(&mut self) {
+        let look = RequestHeader {
+            opcode: Opcode::Look,
+            fence: false,
+            payload: 0,
+            token: 0,
+            region: 0,
+            length: 0,
+            epoch: Epoch(0),
+            offset: 0,
+        };
+        self.outgoing.push(&look.encode());
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -96,7 +138,7 @@ impl FrameClient {
             payload: (operand_bytes + payload.bytes) as u32,
             token: u64::from(posted.slot),
             region: posted.region,
-            length: if opcode == Opcode::Read { posted.local.bytes as u32 } else { 0 },
+            length: if matches!(opcode, Opcode::Read | Opcode::Call) { posted.local.bytes as u32 } else { 0 },
             epoch: posted.epoch,
             offset: posted.offset,
         };
@@ -118,21 +160,13 @@ impl FrameClient {
             }
             self.incoming.digest(sent_bytes, done)?;
         }
-        while self.incoming.awaits() {
+        let mut look = std::mem::take(&mut self.look);
+        while self.incoming.awaits() || std::mem::take(&mut look) {
             if let Received::Drained = self.incoming.receive(&self.stream, sent_bytes, done)? {
                 break;
             }
         }
         Ok(())
-    }
-
-    /// Whether the node has closed the connection; what it sent before stays to be received.
-    pub(crate) fn has_ended(&self) -> bool {
-        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        match rustix::net::recv(&self.stream, &mut [0], flags) {
-            Ok((received, _)) => received == 0,
-            Err(error) => !matches!(error, Errno::AGAIN | Errno::INTR),
-        }
     }
 
     /// True once the node has answered the greeting as it should.
@@ -144,6 +178,10 @@ impl FrameClient {
             {
                 self.incoming.consume(HELLO_BYTES);
                 self.greeted = true;
+                if self.passes_descriptors {
+                    let ring = self.incoming.take_descriptor();
+                    self.ring = Some(ring.ok_or(LinkClosed { cause: Uncertain::Protocol })?);
+                }
                 Ok(true)
             }
             Ok(Decoded::Complete(reply)) => {

@@ -24,11 +24,13 @@ mod memory;
 mod negotiate;
 mod op;
 mod regions;
+mod ring;
 mod seam;
 mod server;
 mod shm;
 pub mod sim;
 mod spin;
+mod stamp;
 mod tcp;
 
 pub use arena::{ARENA_GRANULE_BYTES, Arena, ArenaBuf, ArenaFull};

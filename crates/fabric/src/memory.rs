@@ -15,6 +15,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::copy;
+use crate::stamp::Word;
 
 /// Where an access reaches past a mapping's end, or is an atomic on a misaligned word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -274,6 +275,31 @@ impl Drop for Mapping {
         // SAFETY: the range was mapped by `new` and nothing can refer to it any more: accessors borrow `self`.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "munmap of an own mapping: {unmapped:?}");
+    }
+}
+
+/// One word of a mapping, for the rule of `stamp`.
+#[derive(Clone, Copy)]
+pub(crate) struct MappedWord<'a> {
+    pub(crate) words: &'a Mapping,
+    /// Checked when the word was chosen: a multiple of eight, within the mapping.
+    pub(crate) offset: u64,
+}
+
+impl Word for MappedWord<'_> {
+    #[inline]
+    fn load(&self, order: Ordering) -> u64 {
+        self.words.word(self.offset).expect("checked when it was chosen").load(order)
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        assert_eq!(self.words.protection, Protection::ReadWrite, "only the node changes words");
+        self.words.word(self.offset).expect("checked when it was chosen").store(value, order);
+    }
+
+    #[inline]
+    fn barrier(order: Ordering) {
+        fence(order);
     }
 }
 

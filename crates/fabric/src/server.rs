@@ -8,6 +8,7 @@
 
 mod attached;
 mod connection;
+mod rings;
 mod sessions;
 
 use std::collections::HashMap;
@@ -29,6 +30,7 @@ use crate::host::Host;
 use crate::spin::Spinner;
 use crate::tcp::calm_loopback;
 use connection::{Connection, Idle, Verdict};
+use rings::{AwakeRings, Ring, RingEvent};
 pub use sessions::Sessions;
 
 /// Connections served at once; for the next one, one that is of no use makes room. Two queues of a few hundred threads.
@@ -42,7 +44,8 @@ const HOUSEKEEPING: Duration = Duration::from_secs(1);
 
 /// Connections asked directly while they are busy: beyond, one call to epoll costs less than asking each.
 const MAX_HOT: usize = 4;
-/// Turns in which only the hot connections are asked: how long, in turns of a microsecond or a request, others may wait.
+/// Turns in which only the hot connections and rings are asked: how long, in turns of some microseconds or requests,
+/// others may wait.
 const TURNS_WITHOUT_EPOLL: u32 = 16;
 
 const TCP_TOKEN: u64 = 0;
@@ -128,6 +131,7 @@ pub fn serve(host: Arc<dyn Host>, listeners: Listeners) -> io::Result<ServerHand
         sessions: Sessions::new(),
         next_token: FIRST_CONNECTION_TOKEN,
         hot: Vec::with_capacity(MAX_HOT),
+        rings: AwakeRings::new(),
         last_housekeeping: Instant::now(),
     };
     let thread = std::thread::Builder::new().name("fabric-server".into()).spawn(move || server.run())?;
@@ -144,6 +148,8 @@ struct Server {
     next_token: u64,
     /// Connections that were active of late; some may be closed by now.
     hot: Vec<u64>,
+    /// Rings that are looked at.
+    rings: AwakeRings,
     last_housekeeping: Instant,
 }
 
@@ -154,9 +160,10 @@ impl Server {
         let mut sleep = Duration::ZERO;
         let mut turns_without_epoll = 0;
         while !self.stop.asked.load(Ordering::Acquire) {
-            if sleep.is_zero() && !self.hot.is_empty() && turns_without_epoll < TURNS_WITHOUT_EPOLL {
+            let some_hot = !self.hot.is_empty() || !self.rings.is_empty();
+            if sleep.is_zero() && some_hot && turns_without_epoll < TURNS_WITHOUT_EPOLL {
                 turns_without_epoll += 1;
-                if self.serve_hot() {
+                if self.serve_rings() | self.serve_hot() {
                     spinner.progressed();
                     continue;
                 }
@@ -166,6 +173,9 @@ impl Server {
                 sleep = HOUSEKEEPING;
             }
             turns_without_epoll = 0;
+            if !sleep.is_zero() && !self.let_rings_sleep() {
+                sleep = Duration::ZERO;
+            }
             events.clear();
             let timeout = Timespec { tv_sec: sleep.as_secs() as i64, tv_nsec: sleep.subsec_nanos() as i64 };
             let waited =
@@ -207,6 +217,46 @@ impl Server {
             progressed |= self.connections.get_mut(&token).is_some_and(Connection::was_active);
         }
         progressed
+    }
+
+    /// Answers calls that came by the rings; true if some had come.
+    fn serve_rings(&mut self) -> bool {
+        let progressed = self.rings.turn(&*self.host, !self.hot.is_empty());
+        while let Some(event) = self.rings.next_event() {
+            match event {
+                RingEvent::Quiet(token, ring) => self.keep_ring(token, ring),
+                RingEvent::Wake(token) => self.wake_peer(token),
+                RingEvent::Broken(token) => {
+                    tracing::debug!("a broken ring; closing the connection");
+                    self.host.rejected();
+                    self.close(token);
+                }
+            }
+        }
+        progressed
+    }
+
+    /// Before the server sleeps: from then on clients kick. False when some request came meanwhile.
+    fn let_rings_sleep(&mut self) -> bool {
+        while let Some((token, ring)) = self.rings.next_asleep() {
+            self.keep_ring(token, ring);
+        }
+        self.rings.is_empty()
+    }
+
+    fn keep_ring(&mut self, token: u64, ring: Ring) {
+        if let Some(connection) = self.connections.get_mut(&token) {
+            connection.keep_ring(ring);
+        }
+    }
+
+    fn wake_peer(&mut self, token: u64) {
+        let Some(connection) = self.connections.get_mut(&token) else { return };
+        let was_blocked = connection.is_blocked();
+        match connection.wake_peer() {
+            true => self.watch(token, was_blocked),
+            false => self.close(token),
+        }
     }
 
     fn handle(&mut self, event: &Event) {
@@ -291,14 +341,22 @@ impl Server {
         let Some(connection) = self.connections.get_mut(&token) else { return };
         let was_blocked = connection.is_blocked();
         match connection.serve(&*self.host) {
-            Verdict::Keep => self.watch(token, was_blocked),
+            Verdict::Keep => {
+                if let Some(ring) = connection.take_kicked_ring() {
+                    self.rings.add(token, ring);
+                }
+                self.watch(token, was_blocked);
+            }
             Verdict::Greeted(hello) => {
                 let (reply, buried) = self.sessions.greet(hello, token);
                 if let Some(older) = buried {
                     self.close(older);
                 }
                 let connection = self.connections.get_mut(&token).expect("looked up above");
-                connection.answer_greeting(&self.host.identity(), reply);
+                if let Err(error) = connection.answer_greeting(&self.host.identity(), reply) {
+                    tracing::warn!(%error, "no memory for another client's calls; closing its connection");
+                    return self.close(token);
+                }
                 // What was sent right behind the greeting is here already and raises no further event.
                 self.serve_connection(token);
             }
@@ -326,6 +384,7 @@ impl Server {
     fn close(&mut self, token: u64) {
         if let Some(connection) = self.connections.remove(&token) {
             let _ = epoll::delete(&self.epoll, connection.stream().as_fd()); // dropping closes it in any case
+            self.rings.remove(token);
             self.sessions.closed(token);
         }
     }

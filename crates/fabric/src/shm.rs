@@ -8,22 +8,27 @@
 //! S3. Atomics are the processor's, as those of every other path to the region.
 //! S4. Once the word has changed the memory is let go of. Whether the grant is over or its memory another, only the
 //!     node knows: operations are refused as *not attached* until the region was attached again.
-//! S5. A node that has died refuses nothing. So the connection is looked at now and then, and what finds it ended is
+//! S5. What the node has to do goes two ways: calls by the ring, attachments by frames. Only one of the two is in use
+//!     at any time and the rest is held back, so that the node does all of it in the order posted.
+//! S6. A node that has died refuses nothing. So the connection is looked at now and then, and what finds it ended is
 //!     not carried out.
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{Ordering, fence};
+mod attached;
+mod calls;
 
-use farpool_wire::{Epoch, GrantMode, Hello, Refusal, ShmAttached};
+use std::collections::VecDeque;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+
+use farpool_wire::{Epoch, Hello, Refusal};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::frames::{FrameClient, FrameDone};
-use crate::host::access_refusal;
-use crate::memory::{AccessError, Mapping, Protection, is_sealed_against_shrinking};
 use crate::op::Uncertain;
 use crate::seam::{Done, Link, LinkClosed, Op, Outcome, Peer, Posted, Readiness, Transport};
+use crate::stamp::Moved;
+use attached::Attached;
+use calls::Calls;
 
 /// Most regions of one node that a link maps: 64 Ki regions of 64 MiB are 4 TiB.
 const MAX_REGIONS: u32 = 1 << 16;
@@ -49,6 +54,8 @@ impl Transport for ShmTransport {
             frames: FrameClient::new(stream, hello, true),
             attached: Vec::new(),
             attaching: Vec::new(),
+            calls: Calls::new(),
+            held: VecDeque::new(),
             done: Vec::new(),
             since_look: 0,
             node_is_gone: false,
@@ -60,8 +67,10 @@ struct ShmLink {
     frames: FrameClient,
     /// By region.
     attached: Vec<Option<Attached>>,
-    /// Slots, regions and epochs of attachments under way.
-    attaching: Vec<(u32, u32, Epoch)>,
+    attaching: Vec<Attaching>,
+    calls: Calls,
+    /// Posted, and waiting for their turn (S5). At most as many as an endpoint may have in flight.
+    held: VecDeque<Posted>,
     /// Scratch, kept for its capacity.
     done: Vec<FrameDone>,
     /// Operations since the connection was looked at.
@@ -69,18 +78,13 @@ struct ShmLink {
     node_is_gone: bool,
 }
 
-struct Attached {
+/// An attachment under way.
+struct Attaching {
+    slot: u32,
+    region: u32,
     epoch: Epoch,
-    memory: Mapping,
-    words: Mapping,
-    word_offset: u64,
-    stamp: u64,
-}
-
-/// The grant's word is another: the memory is of no use any more.
-struct Moved {
-    /// The operation was under way.
-    begun: bool,
+    /// The region was let go of meanwhile.
+    detached: bool,
 }
 
 impl Link for ShmLink {
@@ -88,22 +92,21 @@ impl Link for ShmLink {
         match posted.op {
             Op::Attach(_) if posted.region >= MAX_REGIONS => Some(Outcome::Refused(Refusal::NotAttached)),
             Op::Attach(_) => {
-                self.attaching.push((posted.slot, posted.region, posted.epoch));
-                self.frames.post(&posted);
-                None
+                let Posted { slot, region, epoch, .. } = posted;
+                self.attaching.push(Attaching { slot, region, epoch, detached: false });
+                self.post_to_node(posted)
             }
             Op::Detach => {
                 // Unmapped here first: the node may take the memory for free once it hears of it.
                 if let Some(place) = self.attached.get_mut(posted.region as usize) {
                     *place = None;
                 }
-                self.frames.post(&posted);
-                None
+                let under_way =
+                    self.attaching.iter_mut().filter(|under_way| under_way.region == posted.region);
+                under_way.for_each(|under_way| under_way.detached = true);
+                self.post_to_node(posted)
             }
-            Op::Call { .. } => {
-                self.frames.post(&posted);
-                None
-            }
+            Op::Call { .. } => self.post_to_node(posted),
             // Left undone: the next poll closes the link.
             _ if self.finds_node_gone() => None,
             _ => Some(self.access(&posted)),
@@ -114,7 +117,7 @@ impl Link for ShmLink {
         // Far words first, all at once: the processor fetches them while the first ones are being copied.
         for posted in batch {
             if let Some(Some(attached)) = self.attached.get(posted.region as usize) {
-                attached.memory.prefetch(posted.offset, posted.local.bytes);
+                attached.prefetch(posted);
             }
         }
         for posted in batch {
@@ -125,19 +128,33 @@ impl Link for ShmLink {
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), LinkClosed> {
-        let result = match self.node_is_gone {
-            true => Err(LinkClosed { cause: Uncertain::ConnectionLost }),
-            false => self.frames.poll(&mut self.done),
-        };
-        let finished = std::mem::take(&mut self.done);
-        for frame in finished {
-            let slot = frame.slot;
-            done.push(Done { slot, outcome: self.finish(frame) });
+        if self.calls.wants_a_look_at_the_socket() {
+            self.frames.look();
         }
-        result
+        loop {
+            self.calls.take_answers(done)?;
+            let result = match self.node_is_gone {
+                true => Err(LinkClosed { cause: Uncertain::ConnectionLost }),
+                false => self.frames.poll(&mut self.done),
+            };
+            for frame in std::mem::take(&mut self.done) {
+                let slot = frame.slot;
+                done.push(Done { slot, outcome: self.finish(frame) });
+            }
+            result?;
+            if let Some(memory) = self.frames.take_ring() {
+                self.calls.open(memory)?;
+            }
+            if !self.release(done) {
+                return Ok(());
+            }
+        }
     }
 
     fn readiness(&self) -> Option<Readiness<'_>> {
+        if !self.calls.fall_asleep() {
+            return None;
+        }
         Some(Readiness { fd: self.frames.fd(), writable: self.frames.wants_to_send() })
     }
 
@@ -147,12 +164,54 @@ impl Link for ShmLink {
 }
 
 impl ShmLink {
-    /// Looks at the connection when it is time to (S5).
+    fn post_to_node(&mut self, posted: Posted) -> Option<Outcome> {
+        if self.held.is_empty() && self.may_go(&posted) {
+            return self.go(&posted);
+        }
+        self.held.push_back(posted);
+        None
+    }
+
+    /// Whether nothing is under way by the other way (S5), and there is room.
+    fn may_go(&self, posted: &Posted) -> bool {
+        match posted.op {
+            Op::Call { .. } => self.calls.has_room() && !self.frames.awaits(),
+            _ => self.calls.is_idle(),
+        }
+    }
+
+    fn go(&mut self, posted: &Posted) -> Option<Outcome> {
+        let Op::Call { request } = posted.op else {
+            self.frames.post(posted);
+            return None;
+        };
+        let outcome = self.calls.post(posted.slot, posted.local, request);
+        if self.calls.must_kick() {
+            self.frames.kick();
+        }
+        outcome
+    }
+
+    /// Posts what was held back and may go now; true if something was.
+    fn release(&mut self, done: &mut Vec<Done>) -> bool {
+        let held = self.held.len();
+        while let Some(posted) = self.held.front().copied().filter(|posted| self.may_go(posted)) {
+            self.held.pop_front();
+            if let Some(outcome) = self.go(&posted) {
+                done.push(Done { slot: posted.slot, outcome });
+            }
+        }
+        self.held.len() < held
+    }
+
+    /// Looks at the connection when it is time to (S6).
     fn finds_node_gone(&mut self) -> bool {
         self.since_look += 1;
         if self.since_look >= OPERATIONS_PER_LOOK {
             self.since_look = 0;
-            self.node_is_gone |= self.frames.has_ended();
+            self.frames.look();
+            // What completes is reported by the next poll.
+            self.node_is_gone |= self.frames.poll(&mut self.done).is_err();
         }
         self.node_is_gone
     }
@@ -176,11 +235,11 @@ impl ShmLink {
     }
 
     fn finish(&mut self, frame: FrameDone) -> Outcome {
-        let Some(place) = self.attaching.iter().position(|&(slot, ..)| slot == frame.slot) else {
+        let Some(place) = self.attaching.iter().position(|attaching| attaching.slot == frame.slot) else {
             return frame.outcome;
         };
-        let (_, region, epoch) = self.attaching.swap_remove(place);
-        let Some((layout, memory, words)) = frame.shared else { return frame.outcome };
+        let Attaching { region, epoch, detached, .. } = self.attaching.swap_remove(place);
+        let Some((layout, memory, words)) = frame.shared.filter(|_| !detached) else { return frame.outcome };
         match Attached::map(epoch, layout, memory, words) {
             Ok(attached) => {
                 let region = region as usize;
@@ -195,68 +254,5 @@ impl ShmLink {
                 Outcome::Refused(Refusal::Exhausted)
             }
         }
-    }
-}
-
-impl Attached {
-    fn map(epoch: Epoch, layout: ShmAttached, memory: OwnedFd, words: OwnedFd) -> io::Result<Self> {
-        if !is_sealed_against_shrinking(memory.as_fd()) || !is_sealed_against_shrinking(words.as_fd()) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the memory's size is not sealed"));
-        }
-        let protection = match layout.mode {
-            GrantMode::ReadOnly => Protection::ReadOnly,
-            GrantMode::ReadWrite => Protection::ReadWrite,
-        };
-        let memory = Mapping::new(memory.as_fd(), layout.region_bytes, protection)?;
-        let words_bytes = layout.word_offset.checked_add(8);
-        let words_bytes = words_bytes.filter(|_| layout.word_offset.is_multiple_of(8));
-        let words_bytes = words_bytes.ok_or(io::Error::from(io::ErrorKind::InvalidData))?;
-        let words = Mapping::new(words.as_fd(), words_bytes, Protection::ReadOnly)?;
-        Ok(Attached { epoch, memory, words, word_offset: layout.word_offset, stamp: layout.stamp })
-    }
-
-    fn access(&self, posted: &Posted) -> Result<Outcome, Moved> {
-        if posted.epoch != self.epoch {
-            return Ok(Outcome::Refused(Refusal::StaleEpoch));
-        }
-        if !self.is_valid() {
-            return Err(Moved { begun: false });
-        }
-        let value = match self.touch(posted) {
-            Ok(value) => value,
-            Err(error) => return Ok(Outcome::Refused(access_refusal(error))),
-        };
-        // S1; pairs with the barrier between changing the word and copying or reusing the memory (S2). Loads before
-        // a load need no more than an acquire; a store before a load needs the full barrier; atomics are
-        // sequentially consistent, as is the load of the word behind them.
-        match posted.op {
-            Op::Write => fence(Ordering::SeqCst),
-            _ => fence(Ordering::Acquire),
-        }
-        if self.is_valid() { Ok(Outcome::Done(value)) } else { Err(Moved { begun: true }) }
-    }
-
-    fn touch(&self, posted: &Posted) -> Result<u64, AccessError> {
-        let local = posted.local;
-        match posted.op {
-            Op::Read => {
-                // SAFETY: `local` is the operation's own buffer, valid and exclusive while it is in flight.
-                unsafe { self.memory.read_to(posted.offset, local.start, local.bytes) }.map(|()| 0)
-            }
-            Op::Write => {
-                // SAFETY: as above.
-                unsafe { self.memory.write_from(posted.offset, local.start, local.bytes) }.map(|()| 0)
-            }
-            Op::CompareAndSwap { expected, new } => {
-                self.memory.compare_and_swap(posted.offset, expected, new)
-            }
-            Op::FetchAndAdd { addend } => self.memory.fetch_and_add(posted.offset, addend),
-            Op::Attach(_) | Op::Detach | Op::Call { .. } => unreachable!("posted as frames"),
-        }
-    }
-
-    fn is_valid(&self) -> bool {
-        // The place was checked when it was mapped.
-        self.words.load(self.word_offset) == Ok(self.stamp)
     }
 }

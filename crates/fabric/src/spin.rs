@@ -4,6 +4,7 @@
 //! busy machine takes the processor from the very peer it waits for. So a spinner yields to whoever is runnable,
 //! spins as long as waits of late were worth it, less and less while they were not, and not at all on one processor.
 
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// Longest spin: the round trip of a full queue of 8 KiB reads over loopback, with some reserve.
@@ -15,6 +16,13 @@ const WORTH_SPINNING: Duration = Duration::from_micros(200);
 const SHORTEST_SPIN: Duration = Duration::from_micros(4);
 /// Looks from one yield to the next: a yield costs as much as two looks at a socket.
 const LOOKS_PER_YIELD: u32 = 4;
+
+/// Whether there is a processor for whoever is waited for. Asked of the system once: it reads files.
+pub(crate) fn may_spin() -> bool {
+    static SEVERAL_CORES: LazyLock<bool> =
+        LazyLock::new(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1));
+    *SEVERAL_CORES
+}
 
 /// The spin budget of one waiting thread.
 #[derive(Debug)]
@@ -33,10 +41,9 @@ impl Default for Spinner {
 }
 
 impl Spinner {
-    /// Asks how many processors there are, which reads files: make one and keep it.
+    /// A spinner that expects success.
     pub fn new() -> Self {
-        let allowed = std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1);
-        Spinner { budget: LONGEST_SPIN, since: None, looks: 0, allowed }
+        Spinner { budget: LONGEST_SPIN, since: None, looks: 0, allowed: may_spin() }
     }
 
     /// Something came: how long it took tells how long to spin the next time.

@@ -1,13 +1,14 @@
-//! Frames of the data plane, version 2. `docs/wire.md` has the tables.
+//! Frames of the data plane, version 3. `docs/wire.md` has the tables.
 //!
 //! A connection starts with a [`Hello`] and its [`HelloReply`]; then requests flow one way and responses the
 //! other, each a fixed header and a payload, matched by `token`. The same frames run over TCP and over the Unix
-//! socket of the `shm` transport, where only `Attach`, `Detach` and `Call` are of use.
+//! socket of the `shm` transport, where only `Attach` and `Detach` are of use; calls go through a ring in shared
+//! memory, whose two ends wake each other by [`Opcode::Look`] and [`ResponseHeader::WAKE`].
 
 use crate::{Epoch, GrantMode, Incarnation, NodeId, SessionId};
 
 /// Version of the frame layout; peers of another version are refused in the handshake.
-pub const WIRE_VERSION: u8 = 2;
+pub const WIRE_VERSION: u8 = 3;
 /// Largest READ or WRITE: what the kernel asks of a FUSE file system in one request.
 pub const MAX_TRANSFER_BYTES: usize = 1 << 20;
 /// Largest message of a CALL, either way: calls are small; data moves one-sidedly.
@@ -81,6 +82,8 @@ pub enum Opcode {
     FetchAndAdd = 6,
     /// The payload is a message to the node's processor.
     Call = 7,
+    /// There is something in the ring that the node has fallen asleep over. Not answered.
+    Look = 8,
 }
 
 impl Opcode {
@@ -93,6 +96,7 @@ impl Opcode {
             5 => Opcode::CompareAndSwap,
             6 => Opcode::FetchAndAdd,
             7 => Opcode::Call,
+            8 => Opcode::Look,
             other => return Err(FrameError::Opcode(other)),
         })
     }
@@ -101,7 +105,7 @@ impl Opcode {
     const fn payload_bounds(self) -> (u32, u32) {
         match self {
             Opcode::Attach => (16, 16),
-            Opcode::Detach | Opcode::Read => (0, 0),
+            Opcode::Detach | Opcode::Read | Opcode::Look => (0, 0),
             Opcode::Write => (0, MAX_TRANSFER_BYTES as u32),
             Opcode::CompareAndSwap => (16, 16),
             Opcode::FetchAndAdd => (8, 8),
@@ -147,7 +151,13 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    fn from_u8(code: u8) -> Result<Self, FrameError> {
+    /// How it is written: never zero.
+    pub fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// What a code stands for.
+    pub fn from_code(code: u8) -> Result<Self, FrameError> {
         Ok(match code {
             1 => Refusal::OutOfBounds,
             2 => Refusal::Misaligned,
@@ -280,7 +290,7 @@ pub struct RequestHeader {
     pub token: u64,
     /// The node's region.
     pub region: u32,
-    /// Bytes to read (READ only).
+    /// READ: bytes to read. CALL: room for the answer. Else zero.
     pub length: u32,
     /// The grant under which the client acts.
     pub epoch: Epoch,
@@ -344,6 +354,10 @@ pub struct ResponseHeader {
 }
 
 impl ResponseHeader {
+    /// Answers no request: there is something in the ring that the client has fallen asleep over.
+    pub const WAKE: ResponseHeader =
+        ResponseHeader { outcome: Ok(()), payload: 0, token: u64::MAX, value: 0 };
+
     /// The header as sent.
     pub fn encode(&self) -> [u8; RESPONSE_HEADER_BYTES] {
         let mut bytes = [0; RESPONSE_HEADER_BYTES];
@@ -364,7 +378,7 @@ impl ResponseHeader {
         }
         let outcome = match bytes[0] {
             0 => Ok(()),
-            code => Err(Refusal::from_u8(code)?),
+            code => Err(Refusal::from_code(code)?),
         };
         let payload = u32_at(bytes, 4);
         let limit = if outcome.is_ok() { MAX_PAYLOAD_BYTES as u32 } else { 0 };
@@ -478,7 +492,7 @@ mod tests {
     #[test]
     fn layout_of_the_greeting_is_fixed() {
         let hello = Hello { session: SessionId(1), incarnation: Incarnation(2), node: NodeId(3) };
-        let mut golden = *b"FARPOOL\x02........................\0\0\0\0\0\0\0\0";
+        let mut golden = *b"FARPOOL\x03........................\0\0\0\0\0\0\0\0";
         for (place, word) in [1u64, 2, 3].into_iter().enumerate() {
             golden[8 + 8 * place..16 + 8 * place].copy_from_slice(&word.to_le_bytes());
         }
@@ -546,7 +560,7 @@ mod tests {
         }
 
         #[test]
-        fn what_decodes_encodes_to_the_same_bytes(mut bytes: [u8; REQUEST_HEADER_BYTES], code in 0u8..9) {
+        fn what_decodes_encodes_to_the_same_bytes(mut bytes: [u8; REQUEST_HEADER_BYTES], code in 0u8..10) {
             bytes[0] = code;
             bytes[1..4].fill(0);
             bytes[6..8].fill(0);
@@ -557,7 +571,7 @@ mod tests {
 
         #[test]
         fn responses_survive_the_way(status in 0u8..11, payload in 0u32..1 << 20, token: u64, value: u64) {
-            let outcome = if status == 0 { Ok(()) } else { Err(Refusal::from_u8(status).unwrap()) };
+            let outcome = if status == 0 { Ok(()) } else { Err(Refusal::from_code(status).unwrap()) };
             let payload = if status == 0 { payload } else { 0 };
             let header = ResponseHeader { outcome, payload, token, value };
             prop_assert_eq!(ResponseHeader::decode(&header.encode()), Ok(Decoded::Complete(header)));

@@ -2,17 +2,18 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use farpool_workload::StopFlag;
 use farpool_workload::postgres::{Server, ServerOptions};
 
-use crate::support::{Mount, PATIENCE, Pool, PoolOptions, within};
+use crate::support::{Mount, Pool, PoolOptions, within};
 
 /// What the pool promises for a node that is gone (5 s), time for the query to come to a lost page, and a busy machine.
 const ERROR_DEADLINE: Duration = Duration::from_secs(20);
 /// Far more than fits in `work_mem`: some 150 MB of sort runs.
-const SORT: &str = "SELECT count(*) FROM (SELECT * FROM numbers ORDER BY noise, i OFFSET 0) AS sorted";
+const SORTED: &str = "SELECT * FROM numbers ORDER BY noise, i";
 
 #[test]
 fn node_killed_while_postgresql_spills_fails_the_query_and_the_server_lives_on() {
@@ -32,21 +33,26 @@ fn node_killed_while_postgresql_spills_fails_the_query_and_the_server_lives_on()
              SET work_mem = '1MB'; SET temp_tablespaces = far",
         )
         .unwrap();
-    let healthy = client.query_one(SORT, &[]).unwrap();
-    assert_eq!(healthy.get::<_, i64>(0), 2_000_000);
+    // Once the first row is there, everything has been sorted into runs, and the others are merged from them.
+    client.batch_execute(&format!("BEGIN; DECLARE sorted CURSOR FOR {SORTED}")).unwrap();
+    assert_eq!(client.query("FETCH 1000 FROM sorted", &[]).unwrap().len(), 1000);
+    let runs = files_below(mount.path());
+    assert!(runs.iter().map(|run| fs::metadata(run).unwrap().len()).sum::<u64>() > 16 << 20);
 
-    let query = std::thread::spawn(move || (client.query_one(SORT, &[]), client));
-    within(PATIENCE, "the query spills into far memory", || spilled_bytes(&mount) > 16 << 20);
     pool.nodes[0].kill();
-    let killed = Instant::now();
+    let lost = || runs.iter().any(|run| read_past_the_cache(run).is_err());
+    within(ERROR_DEADLINE, "what lay on the lost node is lost", lost);
+    let query = std::thread::spawn(move || (client.batch_execute("MOVE ALL FROM sorted"), client));
     within(ERROR_DEADLINE, "the query ends", || query.is_finished());
     let (result, mut client) = query.join().unwrap();
     let error = result.expect_err("half of the sort's runs were on the lost node");
     // 58030 is io_error: what PostgreSQL makes of EIO.
-    assert_eq!(error.code().map(|code| code.code()), Some("58030"), "{error:?} after {:?}", killed.elapsed());
+    assert_eq!(error.code().map(|code| code.code()), Some("58030"), "{error:?}");
 
+    client.batch_execute("ROLLBACK").unwrap();
     client.batch_execute("SET temp_tablespaces = ''").unwrap();
-    let local = client.query_one(SORT, &[]).unwrap();
+    let local =
+        client.query_one(&format!("SELECT count(*) FROM ({SORTED} OFFSET 0) AS sorted"), &[]).unwrap();
     assert_eq!(local.get::<_, i64>(0), 2_000_000);
     server.check_alive().unwrap();
     drop(client);
@@ -54,16 +60,22 @@ fn node_killed_while_postgresql_spills_fails_the_query_and_the_server_lives_on()
     mount.unmount();
 }
 
-/// Bytes of all files in the tablespace.
-fn spilled_bytes(mount: &Mount) -> u64 {
-    fn sum(dir: &std::path::Path) -> u64 {
-        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-        let bytes = |entry: fs::DirEntry| match entry.metadata() {
-            Ok(metadata) if metadata.is_dir() => sum(&entry.path()),
-            Ok(metadata) => metadata.len(),
-            Err(_) => 0, // removed meanwhile
-        };
-        entries.map(bytes).sum()
+/// All files of the tablespace.
+fn files_below(dir: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
+        match entry.file_type().unwrap().is_dir() {
+            true => files.extend(files_below(&entry.path())),
+            false => files.push(entry.path()),
+        }
     }
-    sum(mount.path())
+    files
+}
+
+/// Reads a file after the kernel has forgotten what it keeps of it.
+fn read_past_the_cache(path: &Path) -> std::io::Result<()> {
+    let mut file = fs::File::open(path)?;
+    file.sync_all()?;
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    std::io::copy(&mut file, &mut std::io::sink()).map(drop)
 }

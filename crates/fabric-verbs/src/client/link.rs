@@ -341,7 +341,10 @@ impl VerbsLink {
             payload: (operands.len() + request.bytes) as u32,
             token: posted.slot as u64,
             region: posted.region,
-            length: 0,
+            length: match message {
+                Message::Bytes(room) => room as u32,
+                Message::Attachment { .. } | Message::Value => 0,
+            },
             epoch: posted.epoch,
             offset: posted.offset,
         };

@@ -158,7 +158,8 @@ impl Connection {
             Ok((value, bind)) => (Ok(value), bind),
             Err(refusal) => (Err(refusal), None),
         };
-        if answer.len() > ANSWER_BYTES {
+        let room = if header.opcode == Opcode::Call { header.length as usize } else { ANSWER_BYTES };
+        if answer.len() > ANSWER_BYTES || answer.len() - RESPONSE_HEADER_BYTES > room {
             outcome = Err(Refusal::TooLong);
         }
         if outcome.is_err() {
@@ -200,7 +201,7 @@ impl Connection {
             Opcode::CompareAndSwap | Opcode::FetchAndAdd if self.atomics_by_message => {
                 self.atomic(host, header, payload).map(|value| (value, None))
             }
-            Opcode::Read | Opcode::Write | Opcode::CompareAndSwap | Opcode::FetchAndAdd => {
+            Opcode::Read | Opcode::Write | Opcode::CompareAndSwap | Opcode::FetchAndAdd | Opcode::Look => {
                 return Err(Ended::Malformed);
             }
         })

@@ -2,18 +2,20 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farpool_wire::{Epoch, GrantMode, NodeId};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::Carrier;
-use super::rig::{DEADLINE, EPOCH, KEY, Member, Rig, at, key_of, wait_until};
-use crate::{Peer, block_on};
+use super::rig::{DEADLINE, EPOCH, KEY, Member, Rig, SuiteHost, at, endpoint, key_of, wait_until};
+use crate::{CallAnswer, OpError, Peer, Queue, Uncertain, block_on};
 
-/// Tells a test program that it is a process of a check, and where the node is.
+/// Tells a test program that it is a process of a check, and where the node is, or that it is the node.
 const CHILD: &str = "FARPOOL_SUITE_CHILD";
+const NODE_ROLE: &str = "node";
 /// The test that [`conformance_tests!`](crate::conformance_tests) makes of [`run_as_child`].
 const CHILD_TEST: &str = "takes_part_as_a_process_of_a_check";
 /// Marks a child's answers among what the test harness prints.
@@ -67,9 +69,66 @@ pub fn what_a_client_stopped_in_a_copy_goes_on_to_write_after_its_fence_is_never
     }
 }
 
+pub fn a_node_process_that_is_killed_wakes_who_waits_for_it(carrier: &dyn Carrier) {
+    if !carrier.reaches_other_processes() {
+        return; // the simulator has its own ways to end a node
+    }
+    let mut node = ChildNode::spawn();
+    let endpoint = endpoint(carrier, DEADLINE);
+    let queue = endpoint.open(node.peer.clone()).expect("the node listens");
+    call(&queue, b"echo awake").expect("the node answers");
+    node.process.say("stall");
+    node.process.expect("stalled");
+    let (asked, may_kill) = channel();
+    let killer = std::thread::spawn(move || {
+        may_kill.recv().expect("the check goes on");
+        drop(node);
+    });
+    asked.send(()).expect("it waits for this"); // the caller is awake, about to sleep or asleep by then
+    let started = Instant::now();
+    let ended = call(&queue, b"echo asleep");
+    assert!(matches!(ended, Err(OpError::Unknown { cause: Uncertain::ConnectionLost, .. })), "{ended:?}");
+    assert!(started.elapsed() < DEADLINE, "the node's end was not noticed");
+    killer.join().expect("it only drops");
+}
+
+pub fn a_node_process_that_is_stopped_is_waited_for_until_the_deadline(carrier: &dyn Carrier) {
+    if !carrier.reaches_other_processes() {
+        return;
+    }
+    let node = ChildNode::spawn();
+    let endpoint = endpoint(carrier, Duration::from_millis(300));
+    let queue = endpoint.open(node.peer.clone()).expect("the node listens");
+    let mut calls = 0;
+    // Slow machines may miss a deadline as short as this one by themselves.
+    while call(&queue, b"echo awake").is_err() {
+        calls += 1;
+        assert!(calls < 20 && queue.reconnect().is_ok(), "the node does not answer");
+    }
+    node.process.stop();
+    let started = endpoint.now_ns();
+    let ended = call(&queue, b"echo stopped");
+    let waited = Duration::from_nanos(endpoint.now_ns() - started);
+    assert!(matches!(ended, Err(OpError::Unknown { cause: Uncertain::Deadline, .. })), "{ended:?}");
+    assert!(waited >= Duration::from_millis(300) && waited < Duration::from_secs(10), "{waited:?}");
+    node.process.resume();
+    queue.reconnect().expect("the node listens again");
+    drop(endpoint);
+}
+
+fn call(queue: &Queue, request: &[u8]) -> Result<CallAnswer, OpError> {
+    let endpoint = queue.endpoint();
+    let mut buffer = endpoint.arena().take(request.len()).expect("an arena of some MiB");
+    buffer.copy_from_slice(request);
+    block_on(endpoint, queue.call(buffer, request.len()))
+}
+
 /// What a test program does when a check has started it as a process; nothing otherwise.
 pub fn run_as_child(carrier: &dyn Carrier) {
     let Ok(peer) = std::env::var(CHILD) else { return };
+    if peer == NODE_ROLE {
+        return serve_as_child(carrier);
+    }
     let peer = decode_peer(&peer);
     for line in std::io::stdin().lines() {
         let line = line.expect("the check's own words");
@@ -85,6 +144,17 @@ pub fn run_as_child(carrier: &dyn Carrier) {
             }
             _ => panic!("no such task: {line}"),
         }
+    }
+}
+
+fn serve_as_child(carrier: &dyn Carrier) {
+    let host = SuiteHost::new();
+    let (peer, _guard) = carrier.serve(host.clone(), None);
+    answer(&encode_peer(&peer));
+    for line in std::io::stdin().lines() {
+        assert_eq!(line.expect("the check's own words"), "stall");
+        host.stalled.store(true, Ordering::Relaxed); // a flag of the test, ordered by the answer
+        answer("stalled");
     }
 }
 
@@ -133,12 +203,30 @@ struct ChildClient {
     answers: Receiver<String>,
 }
 
+/// A node in a process of its own. Killed when dropped.
+struct ChildNode {
+    process: ChildClient,
+    peer: Peer,
+}
+
+impl ChildNode {
+    fn spawn() -> ChildNode {
+        let process = ChildClient::spawn_as(NODE_ROLE);
+        let peer = decode_peer(&process.next_answer());
+        ChildNode { process, peer }
+    }
+}
+
 impl ChildClient {
     fn spawn(peer: &Peer) -> ChildClient {
+        Self::spawn_as(&encode_peer(peer))
+    }
+
+    fn spawn_as(role: &str) -> ChildClient {
         let program = std::env::current_exe().expect("a test program has a path");
         let mut process = Command::new(program)
             .args(["--exact", CHILD_TEST, "--nocapture"])
-            .env(CHILD, encode_peer(peer))
+            .env(CHILD, role)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -163,8 +251,11 @@ impl ChildClient {
     }
 
     fn expect(&mut self, wanted: &str) {
-        let patience = DEADLINE + Duration::from_secs(10);
-        assert_eq!(self.answers.recv_timeout(patience).as_deref(), Ok(wanted), "from the child");
+        assert_eq!(self.next_answer(), wanted, "from the child");
+    }
+
+    fn next_answer(&self) -> String {
+        self.answers.recv_timeout(DEADLINE + Duration::from_secs(10)).expect("the child answers")
     }
 
     fn stop(&self) {

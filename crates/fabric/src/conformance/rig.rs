@@ -22,6 +22,8 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(20);
 /// How long a check waits for something that takes several operations, each of which may take its deadline.
 const PATIENCE: Duration = Duration::from_secs(5 * DEADLINE.as_secs());
 pub(super) const ECHO: &[u8] = b"echo ";
+/// Like [`ECHO`], with an answer of twice the length.
+pub(super) const TWICE: &[u8] = b"twice ";
 
 /// The node of the suite: two regions, of which the first is lent, and a call that echoes.
 pub struct SuiteHost {
@@ -32,7 +34,9 @@ pub struct SuiteHost {
 }
 
 impl SuiteHost {
-    pub(crate) fn new() -> Arc<Self> {
+    /// A node with its regions, the first of which is lent.
+    #[allow(clippy::new_without_default)] // it is shared from the start
+    pub fn new() -> Arc<Self> {
         let regions = RegionSet::create(REGIONS, REGION_BYTES, false, |_| {}).expect("a few MiB of memory");
         regions.open(0, EPOCH, KEY);
         Arc::new(SuiteHost { regions, stalled: AtomicBool::new(false), rejected: AtomicU64::new(0) })
@@ -86,8 +90,12 @@ impl Host for SuiteHost {
         while self.stalled.load(Ordering::Relaxed) {
             std::thread::yield_now();
         }
-        let message = request.strip_prefix(ECHO).ok_or(Refusal::UnknownCall)?;
+        let twice = request.strip_prefix(TWICE);
+        let message = twice.or(request.strip_prefix(ECHO)).ok_or(Refusal::UnknownCall)?;
         answer.extend_from_slice(message);
+        if twice.is_some() {
+            answer.extend_from_slice(message);
+        }
         Ok(())
     }
 

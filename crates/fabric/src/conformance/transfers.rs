@@ -1,11 +1,11 @@
 //! What is written is read back, at every size, in any number, by everyone.
 
-use farpool_wire::{MAX_TRANSFER_BYTES, Refusal};
-use futures_util::future::join_all;
+use farpool_wire::{MAX_CALL_BYTES, MAX_TRANSFER_BYTES, Refusal};
+use futures_util::future::{join_all, join3};
 
 use super::Carrier;
-use super::rig::{EPOCH, Rig, at, pattern, refused};
-use crate::block_on;
+use super::rig::{ECHO, EPOCH, KEY, Rig, TWICE, at, pattern, refused, region};
+use crate::{CallAnswer, block_on};
 
 pub fn bytes_written_are_read_back(carrier: &dyn Carrier) {
     let rig = Rig::new(carrier);
@@ -106,6 +106,20 @@ pub fn more_answers_than_a_connection_may_hold_back_all_come(carrier: &dyn Carri
     }
 }
 
+pub fn an_answer_longer_than_its_room_is_refused_and_the_queue_goes_on(carrier: &dyn Carrier) {
+    let rig = Rig::new(carrier);
+    let queue = rig.attached();
+    for length in [100, 5000] {
+        let content = pattern(length, 1);
+        let (message, twice) = ([ECHO, &content].concat(), [TWICE, &content].concat());
+        let refusal = block_on(&rig.endpoint, queue.call(rig.buffer(&twice), twice.len()));
+        assert_eq!(refusal.unwrap_err(), refused(Refusal::TooLong), "{length} bytes");
+        assert!(rig.write(&queue, 0, &[1; 64]).is_ok(), "the queue is as it was");
+        let answer = block_on(&rig.endpoint, queue.call(rig.buffer(&message), message.len())).unwrap();
+        assert_eq!(answer.buffer[..answer.bytes], content);
+    }
+}
+
 pub fn calls_are_answered_and_unknown_calls_refused(carrier: &dyn Carrier) {
     let rig = Rig::new(carrier);
     let queue = rig.open();
@@ -114,4 +128,40 @@ pub fn calls_are_answered_and_unknown_calls_refused(carrier: &dyn Carrier) {
     assert_eq!(&answer.buffer[..answer.bytes], b"hello");
     assert_eq!(call(b"sing").unwrap_err(), refused(Refusal::UnknownCall));
     assert_eq!(call(b"echo ").unwrap().bytes, 0);
+}
+
+/// Sizes of messages that meet every way to carry one: empty but for the word, within a line, across lines, pages, and
+/// the longest.
+const MESSAGES: [usize; 8] = [0, 1, 59, 64, 1000, 4096, 20_000, MAX_CALL_BYTES - ECHO.len()];
+
+pub fn more_calls_than_the_node_takes_at_once_each_get_their_own_answer(carrier: &dyn Carrier) {
+    let rig = Rig::new(carrier);
+    let queue = rig.open();
+    for round in 0..5 {
+        let all = join_all((0..40).map(|number| {
+            let message = pattern(MESSAGES[(number + round) % MESSAGES.len()], number as u8);
+            let request = [ECHO, &message].concat();
+            let call = queue.call(rig.buffer(&request), request.len());
+            async move { (message, call.await.expect("the node echoes")) }
+        }));
+        for (message, answer) in block_on(&rig.endpoint, all) {
+            assert_eq!(answer.buffer[..answer.bytes], message, "round {round}");
+        }
+    }
+}
+
+pub fn calls_and_attachments_by_turns_all_end(carrier: &dyn Carrier) {
+    let rig = Rig::new(carrier);
+    let queue = rig.open();
+    let echo = |byte: u8| queue.call(rig.buffer(&[ECHO, &[byte]].concat()), ECHO.len() + 1);
+    let first = |answer: CallAnswer| answer.buffer[0];
+    for _ in 0..20 {
+        let attach = queue.attach(region(0), EPOCH, KEY);
+        let (early, attached, late) = block_on(&rig.endpoint, join3(echo(b'a'), attach, echo(b'b')));
+        assert_eq!((early.map(first), attached, late.map(first)), (Ok(b'a'), Ok(()), Ok(b'b')));
+        let detach = queue.detach(region(0), EPOCH);
+        let (early, detached, late) = block_on(&rig.endpoint, join3(echo(b'c'), detach, echo(b'd')));
+        assert_eq!((early.map(first), detached, late.map(first)), (Ok(b'c'), Ok(()), Ok(b'd')));
+    }
+    assert_eq!(rig.read(&queue, 0, 8).unwrap_err(), refused(Refusal::NotAttached));
 }

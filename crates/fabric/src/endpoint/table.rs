@@ -19,6 +19,9 @@ use crate::arena::ArenaBuf;
 use crate::op::Uncertain;
 use crate::seam::{Done, Link, Outcome, Peer, Posted, Transport};
 
+/// Operations completed at once until those in flight are polled: some ten microseconds of small ones.
+const AT_ONCE_PER_POLL: u32 = 32;
+
 /// No neighbour.
 const NONE: u32 = u32::MAX;
 
@@ -38,6 +41,8 @@ pub(super) struct Table {
     waiting: VecDeque<Waiter>,
     last_ticket: u64,
     sleeping: Vec<Sleeper>,
+    /// Operations that were completed at once while others waited, since those were last polled.
+    at_once: u32,
     /// Scratch: completions, the operations of a batch, and their places in it.
     done: Vec<Done>,
     pub(super) posting: Vec<Posted>,
@@ -121,10 +126,25 @@ impl Table {
             waiting: VecDeque::new(),
             last_ticket: 0,
             sleeping: Vec::new(),
+            at_once: 0,
             done: Vec::new(),
             posting: Vec::new(),
             posting_places: Vec::new(),
         }
+    }
+
+    /// Whether so many operations were completed at once that it is the turn of those in flight to be polled: who
+    /// posts one after the other never comes back to the executor.
+    pub(super) fn is_others_turn(&mut self) -> bool {
+        if self.busy.is_empty() {
+            return false;
+        }
+        self.at_once += 1;
+        if self.at_once < AT_ONCE_PER_POLL {
+            return false;
+        }
+        self.at_once = 0;
+        true
     }
 
     /// Sends and collects on every busy queue, wakes sleepers, ends what is overdue; says how much ended.

@@ -116,6 +116,11 @@ impl Incoming {
         self.consumed += bytes;
     }
 
+    /// The first descriptor that came and was not taken.
+    pub(super) fn take_descriptor(&mut self) -> Option<OwnedFd> {
+        self.descriptors.pop_front()
+    }
+
     /// Receives into the linear buffer.
     pub(super) fn receive_linear(&mut self, stream: impl AsFd) -> Result<Received, LinkClosed> {
         self.linear.copy_within(self.consumed..self.filled, 0);
@@ -188,6 +193,9 @@ impl Incoming {
                 None => {
                     let Some(header) = decode(&bytes[used..])? else { return Ok(used) };
                     used += RESPONSE_HEADER_BYTES;
+                    if header == ResponseHeader::WAKE && self.passes_descriptors {
+                        continue; // it has done its work: we are awake
+                    }
                     self.begin(header, sent_bytes)?
                 }
             };
@@ -233,8 +241,8 @@ impl Incoming {
             Answer::Message => (header.payload as u64, None),
             Answer::Attachment => {
                 let attached = ShmAttached::decode(&attachment).map_err(|_| BROKEN)?;
-                let memory = self.descriptors.pop_front().ok_or(BROKEN)?;
-                let epochs = self.descriptors.pop_front().ok_or(BROKEN)?;
+                let memory = self.take_descriptor().ok_or(BROKEN)?;
+                let epochs = self.take_descriptor().ok_or(BROKEN)?;
                 (0, Some((attached, memory, epochs)))
             }
             Answer::Empty | Answer::Fill => (header.value, None),

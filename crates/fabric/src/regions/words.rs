@@ -6,11 +6,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use farpool_wire::MAX_GRANTS_PER_REGION;
 
-use crate::memory::{SharedMemory, reopen_read_only};
+use crate::memory::{MappedWord, SharedMemory, reopen_read_only};
+use crate::stamp;
 
 /// What a word holds that belongs to no grant; no stamp.
 const CLOSED: u64 = 0;
@@ -52,7 +53,7 @@ impl Words {
     /// shared-memory client between its access and its look at the word: either the client sees the change, or
     /// all of its access is seen here.
     pub(super) fn barrier() {
-        fence(Ordering::SeqCst);
+        stamp::barrier::<MappedWord<'_>>();
     }
 
     /// A descriptor of the page, to hand out.
@@ -61,6 +62,6 @@ impl Words {
     }
 
     fn set(&self, region: u32, place: usize, value: u64) {
-        self.page.mapping().store(Self::offset(region, place), value).expect("one word per region and place");
+        stamp::change(&MappedWord { words: self.page.mapping(), offset: Self::offset(region, place) }, value);
     }
 }

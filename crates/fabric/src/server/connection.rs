@@ -1,7 +1,7 @@
 //! One framed connection, seen from the node.
 
 use std::collections::VecDeque;
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -14,7 +14,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::attached::{Attached, Attachment};
-use crate::host::{AccessKind, Host, HostIdentity, SharedRegion};
+use super::rings::Ring;
+use crate::host::{AccessKind, Host, HostIdentity};
 
 /// Answers are sent once there is this much of them, and requests are not looked at while it waits: a system call
 /// costs as much as copying some KiB, but the answers should still be in the cache when the kernel copies them, and a
@@ -30,6 +31,9 @@ const RECEIVES_PER_TURN: usize = 16;
 const KEPT_BUFFER_BYTES: usize = 2 * SEND_AT_BYTES;
 /// Regions attached on one connection: 4 Ki regions of 64 MiB are 256 GiB.
 const MAX_ATTACHED: usize = 4 << 10;
+
+/// Most descriptors that go with one byte.
+const MAX_DESCRIPTORS: usize = 2;
 
 /// What became of a connection after it was served.
 pub(super) enum Verdict {
@@ -67,10 +71,14 @@ pub(super) struct Connection {
     unsent: Vec<u8>,
     sent: usize,
     /// Descriptors to go out with the byte at this place of `unsent`.
-    descriptors: VecDeque<(usize, SharedRegion)>,
+    descriptors: VecDeque<(usize, Vec<OwnedFd>)>,
     attached: Attached,
     /// Something came in the last turn.
     active: bool,
+    /// For calls, while nobody looks at it.
+    ring: Option<Ring>,
+    /// The client asks for somebody to look.
+    kicked: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -104,6 +112,8 @@ impl Connection {
             descriptors: VecDeque::new(),
             attached: Attached::default(),
             active: false,
+            ring: None,
+            kicked: false,
         }
     }
 
@@ -116,6 +126,7 @@ impl Connection {
     pub(super) fn idle(&self) -> Idle {
         match self.stage {
             Stage::Silent => Idle::Ungreeted(self.last_active.elapsed()),
+            Stage::Open if self.passes_descriptors && self.ring.is_none() => Idle::No, // it calls
             _ if self.attached.is_empty() => Idle::Unattached(self.last_active.elapsed()),
             _ => Idle::No,
         }
@@ -131,9 +142,36 @@ impl Connection {
         self.sent < self.unsent.len()
     }
 
+    /// The ring, to be looked at, if the client has asked for that.
+    pub(super) fn take_kicked_ring(&mut self) -> Option<Ring> {
+        self.ring.take_if(|_| std::mem::take(&mut self.kicked))
+    }
+
+    /// Nobody looks at the ring for now.
+    pub(super) fn keep_ring(&mut self, ring: Ring) {
+        self.last_active = Instant::now();
+        self.ring = Some(ring);
+    }
+
+    /// Tells a sleeping client that there is something in the ring; false when the peer is gone.
+    pub(super) fn wake_peer(&mut self) -> bool {
+        if self.is_blocked() {
+            return true; // what it has not read yet wakes it as well
+        }
+        self.unsent.extend_from_slice(&ResponseHeader::WAKE.encode());
+        self.send()
+    }
+
     /// Answers the greeting; `incarnation` is the one in force.
-    pub(super) fn answer_greeting(&mut self, identity: &HostIdentity, incarnation: Incarnation) {
-        let Stage::Greeted = self.stage else { return };
+    ///
+    /// # Errors
+    /// When there is no memory or no descriptor for a ring.
+    pub(super) fn answer_greeting(
+        &mut self,
+        identity: &HostIdentity,
+        incarnation: Incarnation,
+    ) -> io::Result<()> {
+        let Stage::Greeted = self.stage else { return Ok(()) };
         let reply = HelloReply {
             node: identity.node,
             incarnation,
@@ -151,6 +189,12 @@ impl Connection {
         };
         self.served += HELLO_BYTES;
         self.unsent.extend_from_slice(&reply.encode());
+        if self.passes_descriptors && self.stage == Stage::Open {
+            let (ring, memory) = Ring::create()?;
+            self.descriptors.push_back((self.unsent.len() - 1, vec![memory]));
+            self.ring = Some(ring);
+        }
+        Ok(())
     }
 
     /// Serves what has come, as far as answers can be sent.
@@ -219,6 +263,14 @@ impl Connection {
             if self.received.len() - self.served < frame_bytes {
                 break;
             }
+            if header.opcode == Opcode::Look {
+                if !self.passes_descriptors {
+                    return Err(FrameError::Malformed); // there is no ring
+                }
+                self.kicked = true;
+                self.served += frame_bytes;
+                continue;
+            }
             // The payload is lent out of `self` so that answers can be appended meanwhile.
             let received = std::mem::take(&mut self.received);
             let payload = &received[self.served + REQUEST_HEADER_BYTES..self.served + frame_bytes];
@@ -247,7 +299,7 @@ impl Connection {
                 Opcode::Read => header.length,
                 Opcode::Write => header.payload,
                 Opcode::CompareAndSwap | Opcode::FetchAndAdd => 8,
-                Opcode::Attach | Opcode::Detach | Opcode::Call => continue,
+                Opcode::Attach | Opcode::Detach | Opcode::Call | Opcode::Look => continue,
             };
             if !first {
                 self.attached.prefetch(header.region, header.offset, length as usize);
@@ -282,11 +334,17 @@ impl Connection {
                 self.last_active = Instant::now();
                 Ok(0)
             }
-            Opcode::Call => host.call(payload, &mut self.unsent).map(|()| 0),
+            Opcode::Call => {
+                let start = self.unsent.len();
+                host.call(payload, &mut self.unsent)?;
+                let fits = self.unsent.len() - start <= header.length as usize;
+                if fits { Ok(0) } else { Err(Refusal::TooLong) }
+            }
             Opcode::Read | Opcode::Write | Opcode::CompareAndSwap | Opcode::FetchAndAdd => {
                 self.attached.check(header.region, header.epoch)?;
                 self.access(host, header, payload)
             }
+            Opcode::Look => unreachable!("not answered"),
         }
     }
 
@@ -298,9 +356,9 @@ impl Connection {
         let mut holder = None;
         if self.passes_descriptors {
             let shared = host.share(header.region, header.epoch, &key)?;
-            holder = Some(shared.holder.clone());
+            holder = Some(shared.holder);
             self.unsent.extend_from_slice(&shared.attached.encode());
-            self.descriptors.push_back((self.unsent.len() - 1, shared));
+            self.descriptors.push_back((self.unsent.len() - 1, vec![shared.memory, shared.words]));
         } else {
             host.attach(header.region, header.epoch, &key)?;
         }
@@ -338,7 +396,7 @@ impl Connection {
                 }
                 Opcode::CompareAndSwap => memory.compare_and_swap(header.offset, word(0), word(8))?,
                 Opcode::FetchAndAdd => memory.fetch_and_add(header.offset, word(0))?,
-                Opcode::Attach | Opcode::Detach | Opcode::Call => unreachable!("served elsewhere"),
+                _ => unreachable!("served elsewhere"),
             };
             Ok(())
         })?;
@@ -369,9 +427,9 @@ impl Connection {
 
     /// Sends the one byte that the next descriptors go with.
     fn send_with_descriptors(&mut self) -> Result<usize, Errno> {
-        let (place, shared) = self.descriptors.front().expect("the caller looked");
-        let descriptors = [shared.memory.as_fd(), shared.words.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let (place, descriptors) = self.descriptors.front().expect("the caller looked");
+        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
         let byte = [IoSlice::new(&self.unsent[*place..place + 1])];

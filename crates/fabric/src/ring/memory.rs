@@ -1,0 +1,82 @@
+//! The memory of a ring, as one process maps it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use super::{RING_BYTES, Words};
+use crate::copy;
+use crate::memory::{Mapping, Protection, create_sealed, is_sealed_against_shrinking};
+
+/// A mapping as long as a ring.
+pub(crate) struct RingMemory(Mapping);
+
+impl RingMemory {
+    /// New memory, zeroed, and the descriptor to hand to the other side.
+    pub(crate) fn create() -> io::Result<(Self, OwnedFd)> {
+        let fd = create_sealed("farpool-ring", RING_BYTES as u64)?;
+        Ok((RingMemory(Mapping::new(fd.as_fd(), RING_BYTES as u64, Protection::ReadWrite)?), fd))
+    }
+
+    /// Maps what the node has sent.
+    pub(crate) fn map(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        if !is_sealed_against_shrinking(fd) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the ring's size is not sealed"));
+        }
+        Ok(RingMemory(Mapping::new(fd, RING_BYTES as u64, Protection::ReadWrite)?))
+    }
+}
+
+impl RingMemory {
+    /// Where `bytes` bytes lie. Callers pass places of the ring's layout, so that the compiler can often tell.
+    #[inline]
+    fn place(&self, at: usize, bytes: usize) -> *mut u8 {
+        assert!(at <= RING_BYTES && bytes <= RING_BYTES - at, "no place of a ring");
+        // SAFETY: within the mapping, which is RING_BYTES long.
+        unsafe { self.0.base().add(at) }
+    }
+
+    #[inline]
+    fn word(&self, at: usize) -> &AtomicU64 {
+        let place = self.place(at, 8);
+        assert!(at.is_multiple_of(8), "no word of a ring");
+        // SAFETY: in bounds by `place`; aligned, since the mapping starts on a page; alive as long as `self`; and an
+        // atomic may be shared with any other process.
+        unsafe { AtomicU64::from_ptr(place.cast()) }
+    }
+}
+
+impl Words for RingMemory {
+    #[inline]
+    fn load(&self, at: usize, order: Ordering) -> u64 {
+        self.word(at).load(order)
+    }
+
+    #[inline]
+    fn store(&self, at: usize, value: u64, order: Ordering) {
+        self.word(at).store(value, order);
+    }
+
+    #[inline]
+    fn barrier(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    #[inline]
+    fn prefetch(&self, at: usize) {
+        copy::prefetch(self.place(at, 8), 8);
+    }
+
+    #[inline]
+    fn copy_in(&self, at: usize, from: &[u8]) {
+        let to = self.place(at, from.len());
+        // SAFETY: `to` is in bounds by `place`, alive as long as `self`, and writable; `from` is a slice.
+        unsafe { copy::to_shared(to, from.as_ptr(), from.len()) };
+    }
+
+    #[inline]
+    unsafe fn copy_out(&self, at: usize, to: *mut u8, bytes: usize) {
+        // SAFETY: `from` is in bounds by `place` and alive as long as `self`; `to` is the caller's promise.
+        unsafe { copy::from_shared(to, self.place(at, bytes), bytes) };
+    }
+}

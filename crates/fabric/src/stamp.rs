@@ -1,0 +1,72 @@
+//! The rule by which accesses that nobody can refuse are found out: a word beside the memory, and who looks at it when.
+//!
+//! P1. An access counts only if the word, loaded after it and a barrier, still holds the stamp that was told with the
+//!     memory.
+//! P2. Who takes the memory away changes the word, passes a full barrier, and only then looks at the memory, copies it
+//!     or lets others store there.
+//! P3. So of an access that counts, everything is in what is looked at after P2 (a store), or nothing of what is stored
+//!     after P2 (a load). The barriers pair.
+//! The code is generic over the word, so that models of all interleavings run the very same code.
+
+#[cfg(test)]
+mod models;
+
+use std::sync::atomic::Ordering;
+
+/// A word that two processes share, and the barriers that go with it.
+pub(crate) trait Word {
+    fn load(&self, order: Ordering) -> u64;
+    fn store(&self, value: u64, order: Ordering);
+    fn barrier(order: Ordering);
+}
+
+/// What an access does to the memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Touch {
+    /// Loads, or a sequentially consistent atomic.
+    LoadOrAtomic,
+    /// Plain stores.
+    Store,
+}
+
+/// The word holds another value than the stamp.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Moved {
+    /// The access was under way.
+    pub begun: bool,
+}
+
+/// Runs an access under the rule (P1). One that fails has touched nothing.
+#[inline]
+pub(crate) fn guarded<W: Word, T, E>(
+    word: &W,
+    stamp: u64,
+    touch: Touch,
+    access: impl FnOnce() -> Result<T, E>,
+) -> Result<Result<T, E>, Moved> {
+    // Sequentially consistent, as are the atomics of an access: pairs with the store in `change`.
+    if word.load(Ordering::SeqCst) != stamp {
+        return Err(Moved { begun: false });
+    }
+    let value = match access() {
+        Ok(value) => value,
+        Err(error) => return Ok(Err(error)),
+    };
+    // P3; pairs with the full barrier of `barrier`. Loads before a load need no more than an acquire; a store before a
+    // load needs the full barrier; atomics are sequentially consistent, as is the load of the word behind them.
+    W::barrier(match touch {
+        Touch::LoadOrAtomic => Ordering::Acquire,
+        Touch::Store => Ordering::SeqCst,
+    });
+    if word.load(Ordering::SeqCst) == stamp { Ok(Ok(value)) } else { Err(Moved { begun: true }) }
+}
+
+/// Takes the memory away from whoever knows the present stamp, once [`barrier`] is passed (P2).
+pub(crate) fn change<W: Word>(word: &W, value: u64) {
+    word.store(value, Ordering::SeqCst);
+}
+
+/// After words were changed, and before the memory is looked at or another told.
+pub(crate) fn barrier<W: Word>() {
+    W::barrier(Ordering::SeqCst); // pairs with the barrier in `guarded`
+}
