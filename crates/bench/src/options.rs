@@ -285,7 +285,7 @@ pub(crate) mod tests {
 
     #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
-        assert!("auto".parse::<IoTransport>().unwrap_err().contains("shm or tcp"));
+        assert!("auto".parse::<IoTransport>().unwrap_err().contains("shm, tcp or verbs"));
         assert!("append".parse::<IoOp>().unwrap_err().contains("faa"));
         assert!("zipf".parse::<Pattern>().unwrap_err().contains("sequential"));
     }

@@ -92,7 +92,7 @@ fn what_cannot_be_measured_is_a_usage_error_with_the_fix() {
         let usual = ["bench", "io", "--seconds", "1"];
         assert_complaint(&run(usual.iter().chain(args)), 2, fix);
     };
-    bad(&["--transport", "carrier-pigeon", "--op", "read"], "shm or tcp");
+    bad(&["--transport", "carrier-pigeon", "--op", "read"], "shm, tcp or verbs");
     bad(&["--transport", "shm", "--op", "append"], "read, write, cas, faa or call");
     bad(&["--transport", "shm", "--op", "read", "--block", "12"], "--block");
     bad(&["--transport", "shm", "--op", "read", "--depth", "64", "--batch", "64"], "--batch");
