@@ -36,7 +36,7 @@ bench-io: ## the fabric beside its floors and beside nbdkit, memcached and redis
 
 .PHONY: test
 test: setup ## everything that needs no special hardware
-	cargo test --locked
+	cargo test --locked --no-fail-fast
 
 .PHONY: sim
 sim: setup ## 10,000 seeds of each simulation, then each of them broken on purpose

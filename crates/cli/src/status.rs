@@ -231,7 +231,7 @@ mod tests {
         );
         assert_eq!(
             names(&json["nodes"][0]),
-            "alive control frames_rejected host id incarnation last_seen_ms region_bytes regions_free regions_lent \
+            "alive control frames_rejected host id incarnation last_seen_ms rdma region_bytes regions_free regions_lent \
              regions_total shm_socket tcp"
         );
         assert_eq!(names(&json["owners"][0]), "id regions");
