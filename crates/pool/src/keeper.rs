@@ -31,6 +31,10 @@ use crate::region::{LeasedRegion, NodeState};
 pub(crate) const DEFAULT_REGION_BYTES: u64 = 64 << 20;
 /// How often leases are looked at.
 const TICK: Duration = Duration::from_millis(100);
+/// How long a broker without nodes is asked for its first: a node registers within a moment of saying that it is ready.
+const FIRST_NODE_WITHIN: Duration = Duration::from_secs(3);
+/// How often.
+const FIRST_NODE_POLL: Duration = Duration::from_millis(50);
 /// How often the pool's size is asked for.
 const VIEW_INTERVAL: Duration = Duration::from_secs(1);
 /// For asking for regions: the broker may wait for its turn and for several nodes that do not answer, and what it then
@@ -47,14 +51,22 @@ pub(crate) struct View {
     pub(crate) free_regions: u64,
 }
 
-/// Asks the broker once, to learn whether it is there.
+/// Asks the broker, to learn whether it is there. Waits a little for its first node: one that was started together
+/// with the broker may not have registered yet.
 pub(crate) fn first_view(config: &PoolConfig) -> Result<View, PoolError> {
     let runtime = runtime().map_err(PoolError::Start)?;
     runtime.block_on(async {
         let mut broker = BrokerClient::new(dial(&config.broker, config.tls.as_ref())?);
-        view(&mut broker)
-            .await
-            .map_err(|reason| PoolError::BrokerUnreachable { broker: config.broker.clone(), reason })
+        let started = tokio::time::Instant::now();
+        loop {
+            let view = view(&mut broker)
+                .await
+                .map_err(|reason| PoolError::BrokerUnreachable { broker: config.broker.clone(), reason })?;
+            if view.region_bytes != 0 || started.elapsed() >= FIRST_NODE_WITHIN {
+                return Ok(view);
+            }
+            tokio::time::sleep(FIRST_NODE_POLL).await;
+        }
     })
 }
 
