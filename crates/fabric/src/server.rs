@@ -174,7 +174,9 @@ impl Server {
             }
             turns_without_epoll = 0;
             if !sleep.is_zero() && !self.let_rings_sleep() {
+                spinner.progressed(); // a request has come: it is served in the next turn
                 sleep = Duration::ZERO;
+                continue;
             }
             events.clear();
             let timeout = Timespec { tv_sec: sleep.as_secs() as i64, tv_nsec: sleep.subsec_nanos() as i64 };
