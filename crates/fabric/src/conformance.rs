@@ -98,6 +98,7 @@ macro_rules! conformance_tests {
             a_batch_on_a_closed_queue_is_not_sent,
             more_answers_than_a_connection_may_hold_back_all_come,
             calls_are_answered_and_unknown_calls_refused,
+            calls_are_answered_at_every_pace,
             an_answer_longer_than_its_room_is_refused_and_the_queue_goes_on,
             more_calls_than_the_node_takes_at_once_each_get_their_own_answer,
             calls_and_attachments_by_turns_all_end,

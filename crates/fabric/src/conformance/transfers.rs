@@ -106,6 +106,26 @@ pub fn more_answers_than_a_connection_may_hold_back_all_come(carrier: &dyn Carri
     }
 }
 
+pub fn calls_are_answered_at_every_pace(carrier: &dyn Carrier) {
+    const CALLS: u64 = 3000;
+    let rig = Rig::new(carrier);
+    let queue = rig.open();
+    let mut buffer = Some(rig.endpoint.arena().take(64).unwrap());
+    for number in 0..CALLS {
+        // From at once to long after a server has gone to sleep, so that some come just as it does.
+        let pause = Duration::from_nanos(number * 7919 % 200_000);
+        let started = Instant::now();
+        while started.elapsed() < pause {
+            std::hint::spin_loop();
+        }
+        let mut request = buffer.take().expect("it came back");
+        request[..6].copy_from_slice(b"echo x");
+        let answer = block_on(&rig.endpoint, queue.call(request, 6)).expect("the node is there");
+        assert_eq!((answer.bytes, answer.buffer[0]), (1, b'x'), "call {number}");
+        buffer = Some(answer.buffer);
+    }
+}
+
 pub fn an_answer_longer_than_its_room_is_refused_and_the_queue_goes_on(carrier: &dyn Carrier) {
     let rig = Rig::new(carrier);
     let queue = rig.attached();
