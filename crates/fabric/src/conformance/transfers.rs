@@ -1,5 +1,7 @@
 //! What is written is read back, at every size, in any number, by everyone.
 
+use std::time::{Duration, Instant};
+
 use farpool_wire::{MAX_CALL_BYTES, MAX_TRANSFER_BYTES, Refusal};
 use futures_util::future::{join_all, join3};
 
