@@ -33,8 +33,9 @@ use calls::Calls;
 /// Most regions of one node that a link maps: 64 Ki regions of 64 MiB are 4 TiB.
 const MAX_REGIONS: u32 = 1 << 16;
 
-/// Operations between two looks at the connection: a look costs as much as a small operation.
-const OPERATIONS_PER_LOOK: u32 = 256;
+/// Operations between two looks at the connection, which take a millisecond or a few; a look costs as much as several
+/// small operations.
+const OPERATIONS_PER_LOOK: u32 = 4096;
 
 /// Carries the fabric by shared memory.
 #[derive(Clone, Copy, Debug, Default)]
