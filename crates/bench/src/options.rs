@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use farpool_fabric::{MAX_IN_FLIGHT, TransportChoice};
+use farpool_fabric::{MAX_BATCH, MAX_IN_FLIGHT, TransportChoice};
 use farpool_wire::{CALL_ECHO, MAX_CALL_BYTES, MAX_TRANSFER_BYTES};
 use serde::{Deserialize, Serialize};
 
@@ -175,6 +175,9 @@ impl IoOptions {
                  lower --depth or --batch",
                 self.depth, self.batch
             ));
+        }
+        if self.batch > MAX_BATCH {
+            return Err(format!("batches of {}: choose --batch from 1 to {MAX_BATCH}", self.batch));
         }
         if !(1..=THREADS_MAX).contains(&self.threads) {
             return Err(format!("{} threads: choose --threads from 1 to {THREADS_MAX}", self.threads));

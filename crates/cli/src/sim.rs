@@ -58,7 +58,8 @@ Mutations:
 #[derive(Debug, clap::Args)]
 struct SeedArgs {
     /// Run so many seeds, from zero on; with --mutation, at most so many for each
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_SEEDS, conflicts_with = "seed")]
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_SEEDS, conflicts_with = "seed",
+        value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
 
     /// Run this seed only and print what happened

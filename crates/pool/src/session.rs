@@ -194,6 +194,19 @@ impl SessionCore {
         (buffer, Err(AccessError::NodeLost { node: region.id.node }))
     }
 
+    /// Asks the node to attach a region, for as long as it says that the memory is just being moved: that takes as long
+    /// as copying a region, and says nothing against the node.
+    async fn attach_once_it_stays(&self, queue: &NodeQueue, region: &LeasedRegion) -> Result<(), OpError> {
+        loop {
+            match queue.queue.attach(region.id, region.epoch, region.key).await {
+                Err(OpError::Refused(Refusal::Busy)) if !region.is_over() => {
+                    self.endpoint.sleep(RETRY_PAUSE).await;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
     /// The queue to a region's node, with the region attached.
     async fn attach(&self, region: &Arc<LeasedRegion>) -> Result<Rc<NodeQueue>, AccessError> {
         for attempt in 0..TRIES {
@@ -207,7 +220,7 @@ impl SessionCore {
             if known {
                 return Ok(queue);
             }
-            match queue.queue.attach(region.id, region.epoch, region.key).await {
+            match self.attach_once_it_stays(&queue, region).await {
                 Ok(()) => {
                     queue.attached.borrow_mut().insert(region.id.index, region.clone());
                     return Ok(queue);

@@ -96,6 +96,7 @@ fn what_cannot_be_measured_is_a_usage_error_with_the_fix() {
     bad(&["--transport", "shm", "--op", "append"], "read, write, cas, faa or call");
     bad(&["--transport", "shm", "--op", "read", "--block", "12"], "--block");
     bad(&["--transport", "shm", "--op", "read", "--depth", "64", "--batch", "64"], "--batch");
+    bad(&["--transport", "shm", "--op", "read", "--batch", "65"], "--batch");
     bad(&["--transport", "shm", "--op", "read", "--threads", "0"], "--threads");
     bad(&["--transport", "shm", "--op", "read", "--footprint", "999TiB"], "--footprint");
     bad(&["--op", "read"], "--transport");

@@ -49,7 +49,7 @@ fn every_mutation_is_caught_and_the_seeds_are_named() {
 fn what_does_not_exist_or_goes_unnoticed_is_a_complaint() {
     assert_complaint(&run(["sim", "fabric", "--mutation", "nothing"]), 2, "no-fence");
     assert_complaint(&run(["sim", "fabric", "--mutation", "all", "--seed", "1"]), 2, "name it");
-    let unnoticed = run(["sim", "fabric", "--mutation", "no-fence", "--seeds", "0"]);
+    let unnoticed = run(["sim", "fabric", "--mutation", "reader-trusts-torn-copy", "--seeds", "1"]);
     assert_eq!(unnoticed.status.code(), Some(1), "{unnoticed:?}");
-    assert!(unnoticed.stderr.contains("went unnoticed: no-fence"), "{unnoticed:?}");
+    assert!(unnoticed.stderr.contains("went unnoticed: reader-trusts-torn-copy"), "{unnoticed:?}");
 }

@@ -4,18 +4,39 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use rustix::fs::FallocateFlags;
+
 use super::{RING_BYTES, Words};
 use crate::copy;
 use crate::memory::{Mapping, Protection, create_sealed, is_sealed_against_shrinking};
 
 /// A mapping as long as a ring.
-pub(crate) struct RingMemory(Mapping);
+pub(crate) struct RingMemory {
+    mapping: Mapping,
+    /// At the side that made it.
+    made: Option<OwnedFd>,
+}
+
+impl Drop for RingMemory {
+    /// Gives the pages back, whoever keeps the memory: else a peer that comes again and again, and lets go of nothing,
+    /// would fill the memory of whoever made the rings. What it touches later counts as its own.
+    fn drop(&mut self) {
+        if let Some(fd) = &self.made {
+            let all = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            if let Err(error) = rustix::fs::fallocate(fd, all, 0, RING_BYTES as u64) {
+                tracing::warn!(%error, "a ring's memory could not be given back");
+            }
+        }
+    }
+}
 
 impl RingMemory {
     /// New memory, zeroed, and the descriptor to hand to the other side.
     pub(crate) fn create() -> io::Result<(Self, OwnedFd)> {
         let fd = create_sealed("farpool-ring", RING_BYTES as u64)?;
-        Ok((RingMemory(Mapping::new(fd.as_fd(), RING_BYTES as u64, Protection::ReadWrite)?), fd))
+        let mapping = Mapping::new(fd.as_fd(), RING_BYTES as u64, Protection::ReadWrite)?;
+        let made = Some(fd.try_clone()?);
+        Ok((RingMemory { mapping, made }, fd))
     }
 
     /// Maps what the node has sent.
@@ -23,7 +44,8 @@ impl RingMemory {
         if !is_sealed_against_shrinking(fd) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the ring's size is not sealed"));
         }
-        Ok(RingMemory(Mapping::new(fd, RING_BYTES as u64, Protection::ReadWrite)?))
+        let mapping = Mapping::new(fd, RING_BYTES as u64, Protection::ReadWrite)?;
+        Ok(RingMemory { mapping, made: None })
     }
 }
 
@@ -33,7 +55,7 @@ impl RingMemory {
     fn place(&self, at: usize, bytes: usize) -> *mut u8 {
         assert!(at <= RING_BYTES && bytes <= RING_BYTES - at, "no place of a ring");
         // SAFETY: within the mapping, which is RING_BYTES long.
-        unsafe { self.0.base().add(at) }
+        unsafe { self.mapping.base().add(at) }
     }
 
     #[inline]
@@ -78,5 +100,22 @@ impl Words for RingMemory {
     unsafe fn copy_out(&self, at: usize, to: *mut u8, bytes: usize) {
         // SAFETY: `from` is in bounds by `place` and alive as long as `self`; `to` is the caller's promise.
         unsafe { copy::from_shared(to, self.place(at, bytes), bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_that_is_over_keeps_no_memory_whoever_maps_it() {
+        let (ring, fd) = RingMemory::create().unwrap();
+        let kept = RingMemory::map(fd.as_fd()).unwrap();
+        ring.copy_in(4096, &[1; 8192]);
+        let occupied = || rustix::fs::fstat(&fd).unwrap().st_blocks;
+        assert!(occupied() > 0);
+        drop(ring);
+        assert_eq!(occupied(), 0);
+        assert_eq!(kept.load(4096, Ordering::Relaxed), 0);
     }
 }
