@@ -31,6 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use farpool_wire::Hello;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
 use rustix::io::Errno;
@@ -407,19 +408,7 @@ impl Server {
                 self.settle(token);
                 self.watch(token);
             }
-            Verdict::Greeted(hello) => {
-                let (reply, buried) = self.sessions.greet(hello, token);
-                if let Some(older) = buried {
-                    self.close(older);
-                }
-                let connection = self.connections.get_mut(&token).expect("looked up above");
-                if let Err(error) = connection.answer_greeting(&self.host.identity(), reply) {
-                    tracing::warn!(%error, "no memory for another client's calls; closing its connection");
-                    return self.close(token);
-                }
-                // What was sent right behind the greeting is here already and raises no further event.
-                self.serve_connection(token);
-            }
+            Verdict::Greeted(hello) => self.greeted(token, hello),
             Verdict::Close => self.close(token),
             Verdict::Reject(error) => {
                 tracing::debug!(%error, "malformed input; closing the connection");
@@ -427,6 +416,26 @@ impl Server {
                 self.close(token);
             }
         }
+    }
+
+    fn greeted(&mut self, token: u64, hello: Hello) {
+        let identity = self.host.identity();
+        let mut in_force = hello.incarnation;
+        // A greeting meant for another node is answered, so that the client learns who is here, and enters no table.
+        if hello.node == identity.node {
+            let (incarnation, older) = self.sessions.greet(hello, token);
+            in_force = incarnation;
+            if let Some(older) = older {
+                self.close(older);
+            }
+        }
+        let Some(connection) = self.connections.get_mut(&token) else { return };
+        if let Err(error) = connection.answer_greeting(&identity, in_force) {
+            tracing::warn!(%error, "no memory for another client's calls; closing its connection");
+            return self.close(token);
+        }
+        // What was sent right behind the greeting is here already and raises no further event.
+        self.serve_connection(token);
     }
 
     /// After a connection's turn: whether it needs a share of the memory, or waits for one.

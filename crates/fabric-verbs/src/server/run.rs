@@ -201,6 +201,9 @@ impl Server {
                 return id.reject(&[]);
             }
         };
+        if hello.node != self.host.identity().node {
+            return id.reject(&self.reply(hello.incarnation).encode()); // its session has nothing to do with this node
+        }
         if self.connections.len() >= MAX_CONNECTIONS && !self.make_room() {
             tracing::warn!(limit = MAX_CONNECTIONS, "too many RDMA connections in use; rejecting the newest");
             return id.reject(&[]);
@@ -212,7 +215,7 @@ impl Server {
             self.close(older as u32); // before the newer one is answered
         }
         let reply = self.reply(incarnation);
-        if hello.incarnation != incarnation || hello.node != reply.node {
+        if hello.incarnation != incarnation {
             id.reject(&reply.encode());
             return self.sessions.closed(number.into());
         }

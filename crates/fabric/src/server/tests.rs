@@ -4,8 +4,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use farpool_wire::{
-    Decoded, Epoch, HELLO_BYTES, Hello, Incarnation, MAX_TRANSFER_BYTES, Opcode, RESPONSE_HEADER_BYTES,
-    Refusal, RequestHeader, ResponseHeader, SessionId,
+    Decoded, Epoch, HELLO_BYTES, Hello, HelloReply, Incarnation, MAX_TRANSFER_BYTES, NodeId, Opcode,
+    RESPONSE_HEADER_BYTES, Refusal, RequestHeader, ResponseHeader, SessionId,
 };
 
 use super::shares::SHARE_DEADLINE;
@@ -31,7 +31,7 @@ struct Client {
     outgoing: Vec<u8>,
     sent: usize,
     incoming: Vec<u8>,
-    greeted: bool,
+    greeting: Option<HelloReply>,
     outcomes: Vec<Result<(), Refusal>>,
     last_payload: Vec<u8>,
     closed: bool,
@@ -51,27 +51,31 @@ impl Bench {
         Bench { server: Server::new(SuiteHost::new(), listeners).unwrap(), address, clients: Vec::new() }
     }
 
-    /// A greeted client.
-    fn join(&mut self) -> usize {
+    /// A client that greets so.
+    fn greet(&mut self, session: u64, incarnation: u64, node: NodeId) -> usize {
         let place = self.clients.len();
         let stream = TcpStream::connect(self.address).unwrap();
         stream.set_nonblocking(true).unwrap();
-        let node = self.server.host.identity().node;
-        let session = SessionId(place as u64 + 1);
-        let outgoing = Hello { session, incarnation: Incarnation(1), node }.encode().to_vec();
+        let hello = Hello { session: SessionId(session), incarnation: Incarnation(incarnation), node };
         self.clients.push(Client {
             stream,
-            outgoing,
+            outgoing: hello.encode().to_vec(),
             sent: 0,
             incoming: Vec::new(),
-            greeted: false,
+            greeting: None,
             outcomes: Vec::new(),
             last_payload: Vec::new(),
             closed: false,
             reads: true,
         });
-        self.until(|bench| bench.clients[place].greeted);
+        self.until(|bench| bench.clients[place].greeting.is_some());
         place
+    }
+
+    /// A client of a session of its own.
+    fn join(&mut self) -> usize {
+        let node = self.server.host.identity().node;
+        self.greet(self.clients.len() as u64 + 1, 1, node)
     }
 
     fn join_attached(&mut self) -> usize {
@@ -158,11 +162,13 @@ impl Client {
     }
 
     fn take_answers(&mut self) {
-        if !self.greeted && self.incoming.len() >= HELLO_BYTES {
+        if self.greeting.is_none()
+            && let Ok(Decoded::Complete(greeting)) = HelloReply::decode(&self.incoming)
+        {
             self.incoming.drain(..HELLO_BYTES);
-            self.greeted = true;
+            self.greeting = Some(greeting);
         }
-        while self.greeted
+        while self.greeting.is_some()
             && let Ok(Decoded::Complete(header)) = ResponseHeader::decode(&self.incoming)
             && self.incoming.len() >= RESPONSE_HEADER_BYTES + header.payload as usize
         {
@@ -290,4 +296,19 @@ fn clients_without_a_key_never_hold_a_share() {
     assert!((1..=CROWD * SMALL_BYTES).contains(&bench.kept_bytes()));
     bench.clients.iter_mut().for_each(|client| client.reads = true);
     assert!(bench.all_done(&crowd, 100));
+}
+
+#[test]
+fn a_greeting_meant_for_another_node_leaves_the_session_alone() {
+    let mut bench = Bench::start();
+    let node = bench.server.host.identity().node;
+    let place = bench.join_attached();
+    let lost = bench.greet(1, 2, NodeId(node.0 + 1));
+    assert_eq!(bench.clients[lost].greeting.unwrap().node, node);
+    bench.until(|bench| bench.clients[lost].closed);
+    bench.send(place, &request(Opcode::Read, 8, 0).encode());
+    assert!(bench.all_done(&[place], 1));
+    let next = bench.greet(1, 2, node);
+    assert_eq!(bench.clients[next].greeting.unwrap().incarnation, Incarnation(2));
+    bench.until(|bench| bench.clients[place].closed);
 }
