@@ -67,6 +67,8 @@ const MAX_HOT: usize = 4;
 /// others may wait.
 const TURNS_WITHOUT_EPOLL: u32 = 16;
 
+/// What the kernel holds of a Unix socket's answers: some attachments' with their descriptors.
+const UNIX_SEND_BYTES: usize = 4 << 10;
 /// Events taken in one call.
 const EVENTS: usize = 64;
 
@@ -329,7 +331,11 @@ impl Server {
     fn accept_unix(&mut self) {
         while let Some((listener, _)) = &self.listeners.unix {
             match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(stream) => self.adopt(stream, true),
+                Ok(stream) => {
+                    // Only answers to attachments go there: their descriptors, too, would wait in the socket.
+                    let _ = sockopt::set_socket_send_buffer_size(&stream, UNIX_SEND_BYTES);
+                    self.adopt(stream, true);
+                }
                 Err(error) => return self.accept_failed(error),
             }
         }

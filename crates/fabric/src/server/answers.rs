@@ -9,9 +9,14 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::buffers::SpareBuffers;
+use super::connection::SEND_AT_BYTES;
 
 /// Most descriptors that go with one byte.
 const MAX_DESCRIPTORS: usize = 2;
+
+/// Requests are not looked at while so many descriptors wait. Room for those of a few attachments: they are open in
+/// this process until they are sent.
+const MAX_WAITING_DESCRIPTORS: usize = 8;
 
 /// What waits to be sent.
 #[derive(Default)]
@@ -33,6 +38,18 @@ impl Answers {
     pub(super) fn attach_descriptors(&mut self, descriptors: Vec<OwnedFd>) {
         debug_assert!(descriptors.len() <= MAX_DESCRIPTORS);
         self.descriptors.push_back((self.bytes.len() - 1, descriptors));
+    }
+
+    /// Whether another request may be carried out before something is sent.
+    #[inline]
+    pub(super) fn have_room(&self) -> bool {
+        self.waiting_bytes() < SEND_AT_BYTES
+            && (self.descriptors.is_empty() || self.waiting_descriptors() < MAX_WAITING_DESCRIPTORS)
+    }
+
+    /// Descriptors that wait.
+    pub(super) fn waiting_descriptors(&self) -> usize {
+        self.descriptors.iter().map(|(_, descriptors)| descriptors.len()).sum()
     }
 
     /// Sends what can be sent; false when the peer is gone.

@@ -198,6 +198,12 @@ impl Connection {
         self.received.capacity() + self.answers.bytes.capacity()
     }
 
+    /// Descriptors to be sent.
+    #[cfg(test)]
+    pub(super) fn waiting_descriptors(&self) -> usize {
+        self.answers.waiting_descriptors()
+    }
+
     fn kept_bytes(&self) -> usize {
         self.received.len() - self.served + self.answers.waiting_bytes()
     }
@@ -343,7 +349,7 @@ impl Connection {
             });
         }
         self.fetch_ahead();
-        while self.stage == Stage::Open && self.answers.waiting_bytes() < SEND_AT_BYTES {
+        while self.stage == Stage::Open && self.answers.have_room() {
             if self.discarding.is_some() && !self.discard() {
                 break;
             }

@@ -2,11 +2,14 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
 
 use farpool_wire::{
     Decoded, Epoch, HELLO_BYTES, Hello, HelloReply, Incarnation, MAX_TRANSFER_BYTES, NodeId, Opcode,
     RESPONSE_HEADER_BYTES, Refusal, RequestHeader, ResponseHeader, SessionId,
 };
+
+use tempfile::TempDir;
 
 use super::shares::SHARE_DEADLINE;
 use super::*;
@@ -24,10 +27,14 @@ struct Bench {
     server: Server,
     address: SocketAddr,
     clients: Vec<Client>,
+    directory: TempDir,
 }
 
+trait Stream: Read + Write {}
+impl<S: Read + Write> Stream for S {}
+
 struct Client {
-    stream: TcpStream,
+    stream: Box<dyn Stream>,
     outgoing: Vec<u8>,
     sent: usize,
     incoming: Vec<u8>,
@@ -47,15 +54,22 @@ impl Bench {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let listeners = Listeners { tcp: Some(listener), unix: None };
-        Bench { server: Server::new(SuiteHost::new(), listeners).unwrap(), address, clients: Vec::new() }
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let unix = Some((UnixListener::bind(&path).unwrap(), path));
+        let server = Server::new(SuiteHost::new(), Listeners { tcp: Some(listener), unix }).unwrap();
+        Bench { server, address, clients: Vec::new(), directory }
     }
 
     /// A client that greets so.
     fn greet(&mut self, session: u64, incarnation: u64, node: NodeId) -> usize {
-        let place = self.clients.len();
         let stream = TcpStream::connect(self.address).unwrap();
         stream.set_nonblocking(true).unwrap();
+        self.greet_on(Box::new(stream), session, incarnation, node)
+    }
+
+    fn greet_on(&mut self, stream: Box<dyn Stream>, session: u64, incarnation: u64, node: NodeId) -> usize {
+        let place = self.clients.len();
         let hello = Hello { session: SessionId(session), incarnation: Incarnation(incarnation), node };
         self.clients.push(Client {
             stream,
@@ -76,6 +90,14 @@ impl Bench {
     fn join(&mut self) -> usize {
         let node = self.server.host.identity().node;
         self.greet(self.clients.len() as u64 + 1, 1, node)
+    }
+
+    /// A client of a session of its own, over the Unix socket.
+    fn join_unix(&mut self) -> usize {
+        let stream = UnixStream::connect(self.directory.path().join("socket")).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let node = self.server.host.identity().node;
+        self.greet_on(Box::new(stream), self.clients.len() as u64 + 1, 1, node)
     }
 
     fn join_attached(&mut self) -> usize {
@@ -311,4 +333,18 @@ fn a_greeting_meant_for_another_node_leaves_the_session_alone() {
     let next = bench.greet(1, 2, node);
     assert_eq!(bench.clients[next].greeting.unwrap().incarnation, Incarnation(2));
     bench.until(|bench| bench.clients[place].closed);
+}
+
+#[test]
+fn attaching_without_reading_the_answers_makes_few_descriptors_wait() {
+    const ATTACHES: usize = 2000;
+    let mut bench = Bench::start();
+    let place = bench.join_unix();
+    bench.clients[place].reads = false;
+    bench.send(place, &[&request(Opcode::Attach, 0, KEY.len()).encode()[..], &KEY].concat().repeat(ATTACHES));
+    bench.settle();
+    let waiting = bench.server.connections.values().map(Connection::waiting_descriptors).sum::<usize>();
+    assert!((1..=8).contains(&waiting), "{waiting} descriptors wait");
+    bench.clients[place].reads = true;
+    assert!(bench.all_done(&[place], ATTACHES));
 }
