@@ -15,6 +15,7 @@ mod attached;
 mod buffers;
 mod connection;
 mod rings;
+mod room;
 mod sessions;
 mod shares;
 #[cfg(test)]
@@ -31,18 +32,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farpool_wire::Hello;
+use farpool_wire::{Epoch, Hello, Refusal};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, sockopt};
 
-use crate::host::Host;
+use crate::host::{AccessKind, Host};
 use crate::spin::Spinner;
 use crate::tcp::calm_loopback;
 use buffers::{BUFFER_BYTES, SPARE_BUFFERS, SpareBuffers};
 use connection::{Allowance, Connection, Idle, SMALL_BYTES, Verdict};
 use rings::{AwakeRings, Ring, RingEvent};
+use room::{Occupant, who_makes_room};
 pub use sessions::Sessions;
 use shares::{SHARES, Shares};
 
@@ -153,6 +155,9 @@ struct Server {
     hot: Vec<u64>,
     /// Rings that are looked at.
     rings: AwakeRings,
+    most_connections: usize,
+    /// When the last events came: for what need not be exact.
+    now: Instant,
     last_housekeeping: Instant,
 }
 
@@ -182,6 +187,8 @@ impl Server {
             next_token: FIRST_CONNECTION_TOKEN,
             hot: Vec::with_capacity(MAX_HOT),
             rings: AwakeRings::new(),
+            most_connections: MAX_CONNECTIONS,
+            now: Instant::now(),
             last_housekeeping: Instant::now(),
         })
     }
@@ -235,6 +242,7 @@ impl Server {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error),
         }
+        self.now = Instant::now();
         self.hot.clear();
         for event in events.iter() {
             self.handle(event);
@@ -242,8 +250,8 @@ impl Server {
                 self.hot.push(event.data.u64());
             }
         }
-        if self.last_housekeeping.elapsed() >= HOUSEKEEPING {
-            self.keep_house(Instant::now());
+        if self.now.saturating_duration_since(self.last_housekeeping) >= HOUSEKEEPING {
+            self.keep_house(self.now);
         }
         self.serve_waiting();
         Ok(())
@@ -287,7 +295,7 @@ impl Server {
 
     fn keep_ring(&mut self, token: u64, ring: Ring) {
         if let Some(connection) = self.connections.get_mut(&token) {
-            connection.keep_ring(ring);
+            connection.keep_ring(ring, self.now);
         }
     }
 
@@ -360,8 +368,8 @@ impl Server {
     }
 
     fn adopt(&mut self, stream: OwnedFd, passes_descriptors: bool) {
-        if self.connections.len() >= MAX_CONNECTIONS && !self.make_room() {
-            tracing::warn!(limit = MAX_CONNECTIONS, "too many connections in use; closing the newest");
+        if self.connections.len() >= self.most_connections && !self.make_room() {
+            tracing::warn!(limit = self.most_connections, "too many connections in use; closing the newest");
             return;
         }
         let token = self.next_token;
@@ -370,19 +378,35 @@ impl Server {
             tracing::warn!(%error, "a connection could not be watched");
             return;
         }
-        self.connections.insert(token, Connection::new(stream, passes_descriptors));
+        self.connections.insert(token, Connection::new(stream, passes_descriptors, self.now));
     }
 
-    /// Closes the connection that has longest been of no use to anybody; false when all are in use.
+    /// Closes the connection that has longest been of no use to anybody, or one of whoever has more than his share;
+    /// false when there is none.
     fn make_room(&mut self) -> bool {
-        let useless = self.connections.iter().filter_map(|(&token, connection)| match connection.idle() {
-            Idle::Ungreeted(time) | Idle::Unattached(time) => Some((time, token)),
-            Idle::No => None,
-        });
-        let Some((_, token)) = useless.max() else { return false };
+        let useless =
+            self.connections.iter().filter_map(|(&token, connection)| match connection.idle(self.now) {
+                Idle::Ungreeted(time) | Idle::Unattached(time) => Some((time, token)),
+                Idle::No | Idle::Attached(_) => None,
+            });
+        let longest = useless.max().map(|(_, token)| token);
+        let Some(token) = longest.or_else(|| self.who_makes_room()) else { return false };
         self.host.rejected();
         self.close(token);
         true
+    }
+
+    fn who_makes_room(&self) -> Option<u64> {
+        let occupants =
+            self.connections.iter().filter_map(|(&token, connection)| match connection.idle(self.now) {
+                Idle::Attached(idle) => Some(Occupant { token, idle, grants: connection.grants() }),
+                _ => None,
+            });
+        let is_over = |region: u32, epoch: Epoch| {
+            let looked = self.host.with_region(region, epoch, AccessKind::Read, &mut |_| Ok(()));
+            matches!(looked, Err(Refusal::StaleEpoch | Refusal::NotAttached))
+        };
+        who_makes_room(occupants, is_over)
     }
 
     fn serve_connection(&mut self, token: u64) {
@@ -406,12 +430,18 @@ impl Server {
 
     fn serve_within(&mut self, allowance: Allowance, token: u64) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
-        match connection.serve(&*self.host, &mut self.spare, allowance) {
+        match connection.serve(&*self.host, &mut self.spare, allowance, self.now) {
             Verdict::Keep => {
                 if let Some(ring) = connection.take_kicked_ring() {
                     self.rings.add(token, ring);
                 }
-                self.settle(token);
+                let keeps_much = connection.keeps_much();
+                if keeps_much || self.shares.are_held() {
+                    self.shares.settle(token, keeps_much, self.now);
+                }
+                if connection.is_starved() && !self.shares.is_waiting(token) {
+                    self.shares.wait(token, self.now);
+                }
                 self.watch(token);
             }
             Verdict::Greeted(hello) => self.greeted(token, hello),
@@ -442,19 +472,6 @@ impl Server {
         }
         // What was sent right behind the greeting is here already and raises no further event.
         self.serve_connection(token);
-    }
-
-    /// After a connection's turn: whether it needs a share of the memory, or waits for one.
-    #[inline]
-    fn settle(&mut self, token: u64) {
-        let connection = &self.connections[&token];
-        let (keeps_much, starved) = (connection.keeps_much(), connection.is_starved());
-        if keeps_much || self.shares.are_held() {
-            self.shares.settle(token, keeps_much, Instant::now());
-        }
-        if starved && !self.shares.is_waiting(token) {
-            self.shares.wait(token, Instant::now());
-        }
     }
 
     /// Asks for room to send while answers wait, for nothing while it waits for others, and for input otherwise.
@@ -492,7 +509,7 @@ impl Server {
     fn close_silent(&mut self) {
         let mut silent = Vec::new();
         for (&token, connection) in &self.connections {
-            match connection.idle() {
+            match connection.idle(self.now) {
                 Idle::Ungreeted(time) if time > GREETING_DEADLINE => silent.push((token, true)),
                 Idle::Unattached(time) if time > UNATTACHED_DEADLINE => silent.push((token, false)),
                 _ => {}

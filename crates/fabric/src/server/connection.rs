@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use farpool_wire::{
-    AccessKey, Decoded, FrameError, HELLO_BYTES, Hello, HelloReply, Incarnation, MAX_CALL_BYTES,
+    AccessKey, Decoded, Epoch, FrameError, HELLO_BYTES, Hello, HelloReply, Incarnation, MAX_CALL_BYTES,
     MAX_PAYLOAD_BYTES, MAX_TRANSFER_BYTES, Opcode, REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES, Refusal,
     RequestHeader, ResponseHeader, SHM_ATTACHED_BYTES,
 };
@@ -73,7 +73,9 @@ pub(super) enum Idle {
     Ungreeted(Duration),
     /// It has nothing attached and asks for nothing.
     Unattached(Duration),
-    /// It may hold memory of somebody.
+    /// It has something attached.
+    Attached(Duration),
+    /// It has nothing attached, and calls.
     No,
 }
 
@@ -122,11 +124,11 @@ enum Room {
 }
 
 impl Connection {
-    pub(super) fn new(stream: OwnedFd, passes_descriptors: bool) -> Self {
+    pub(super) fn new(stream: OwnedFd, passes_descriptors: bool, now: Instant) -> Self {
         Connection {
             stream,
             passes_descriptors,
-            last_active: Instant::now(),
+            last_active: now,
             stage: Stage::Silent,
             received: Vec::new(),
             served: 0,
@@ -147,15 +149,27 @@ impl Connection {
         self.stream.as_fd()
     }
 
-    /// How long a connection has been of no use to anybody: from its start until it greets, and while it is greeted
-    /// but silent and nothing is attached on it.
-    pub(super) fn idle(&self) -> Idle {
+    /// How long nothing has come, and what the connection is good for: nothing to anybody until it greets, and while
+    /// nothing is attached on it. (Loads and stores of shared memory are not seen here.)
+    pub(super) fn idle(&self, now: Instant) -> Idle {
+        let time = now.saturating_duration_since(self.last_active);
+        let calls = self.stage == Stage::Open && self.passes_descriptors && self.ring.is_none();
         match self.stage {
-            Stage::Silent => Idle::Ungreeted(self.last_active.elapsed()),
-            Stage::Open if self.passes_descriptors && self.ring.is_none() => Idle::No, // it calls
-            _ if self.attached.is_empty() => Idle::Unattached(self.last_active.elapsed()),
-            _ => Idle::No,
+            Stage::Silent => Idle::Ungreeted(time),
+            _ if self.attached.is_empty() => {
+                if calls {
+                    Idle::No
+                } else {
+                    Idle::Unattached(time)
+                }
+            }
+            _ => Idle::Attached(if calls { Duration::ZERO } else { time }),
         }
+    }
+
+    /// Regions and epochs of all that is attached.
+    pub(super) fn grants(&self) -> impl Iterator<Item = (u32, Epoch)> {
+        self.attached.grants()
     }
 
     /// Whether something has come since this was last asked.
@@ -214,8 +228,8 @@ impl Connection {
     }
 
     /// Nobody looks at the ring for now.
-    pub(super) fn keep_ring(&mut self, ring: Ring) {
-        self.last_active = Instant::now();
+    pub(super) fn keep_ring(&mut self, ring: Ring, now: Instant) {
+        self.last_active = now;
         self.ring = Some(ring);
     }
 
@@ -269,10 +283,11 @@ impl Connection {
         host: &dyn Host,
         spare: &mut SpareBuffers,
         allowance: Allowance,
+        now: Instant,
     ) -> Verdict {
         spare.widen(&mut self.received);
         self.answers.widen(spare);
-        let verdict = self.turn(host, allowance);
+        let verdict = self.turn(host, allowance, now);
         self.answers.narrow(spare);
         let served = spare.narrow(&mut self.received, self.served);
         self.fetched = self.fetched.saturating_sub(self.served - served);
@@ -280,7 +295,7 @@ impl Connection {
         verdict
     }
 
-    fn turn(&mut self, host: &dyn Host, allowance: Allowance) -> Verdict {
+    fn turn(&mut self, host: &dyn Host, allowance: Allowance, now: Instant) -> Verdict {
         let mut receives = 0;
         let mut drained = false;
         self.starved = false;
@@ -320,9 +335,8 @@ impl Connection {
                 Ok((0, _)) => return Verdict::Close,
                 Ok((_, room)) => {
                     self.active = true;
-                    // Only asked for where nothing is attached; looking at the clock for every request would cost.
-                    if self.stage != Stage::Silent && self.attached.is_empty() {
-                        self.last_active = Instant::now();
+                    if self.stage != Stage::Silent {
+                        self.last_active = now;
                     }
                     // Less than there was room for: asking again would only say that there is no more.
                     drained = room == Room::Left;
@@ -480,7 +494,6 @@ impl Connection {
             Opcode::Attach => self.attach(host, header, payload).map(|()| 0),
             Opcode::Detach => {
                 self.attached.remove(header.region);
-                self.last_active = Instant::now();
                 Ok(0)
             }
             Opcode::Call => {

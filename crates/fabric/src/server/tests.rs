@@ -5,12 +5,13 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 
 use farpool_wire::{
-    Decoded, Epoch, HELLO_BYTES, Hello, HelloReply, Incarnation, MAX_TRANSFER_BYTES, NodeId, Opcode,
-    RESPONSE_HEADER_BYTES, Refusal, RequestHeader, ResponseHeader, SessionId,
+    AccessKey, Decoded, Epoch, HELLO_BYTES, Hello, HelloReply, Incarnation, MAX_TRANSFER_BYTES, NodeId,
+    Opcode, RESPONSE_HEADER_BYTES, Refusal, RequestHeader, ResponseHeader, SessionId,
 };
 
 use tempfile::TempDir;
 
+use super::room::FAIR_SHARE;
 use super::shares::SHARE_DEADLINE;
 use super::*;
 use crate::conformance::SuiteHost;
@@ -25,6 +26,7 @@ const CROWD: usize = 3 * SHARES;
 
 /// A server without a thread, and its clients.
 struct Bench {
+    host: Arc<SuiteHost>,
     server: Server,
     address: SocketAddr,
     clients: Vec<Client>,
@@ -58,9 +60,10 @@ impl Bench {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let unix = Some((UnixListener::bind(&path).unwrap(), path));
-        let mut server = Server::new(SuiteHost::new(), Listeners { tcp: Some(listener), unix }).unwrap();
+        let host = SuiteHost::new();
+        let mut server = Server::new(host.clone(), Listeners { tcp: Some(listener), unix }).unwrap();
         server.last_housekeeping = Instant::now() + NEVER; // tests keep house when they mean to, however slow they are
-        Bench { server, address, clients: Vec::new(), directory }
+        Bench { host, server, address, clients: Vec::new(), directory }
     }
 
     /// A client that greets so.
@@ -71,8 +74,13 @@ impl Bench {
     }
 
     fn greet_on(&mut self, stream: Box<dyn Stream>, session: u64, incarnation: u64, node: NodeId) -> usize {
-        let place = self.clients.len();
         let hello = Hello { session: SessionId(session), incarnation: Incarnation(incarnation), node };
+        let place = self.add(stream, hello);
+        self.until(|bench| bench.clients[place].greeting.is_some());
+        place
+    }
+
+    fn add(&mut self, stream: Box<dyn Stream>, hello: Hello) -> usize {
         self.clients.push(Client {
             stream,
             outgoing: hello.encode().to_vec(),
@@ -84,13 +92,12 @@ impl Bench {
             closed: false,
             reads: true,
         });
-        self.until(|bench| bench.clients[place].greeting.is_some());
-        place
+        self.clients.len() - 1
     }
 
     /// A client of a session of its own.
     fn join(&mut self) -> usize {
-        let node = self.server.host.identity().node;
+        let node = self.host.identity().node;
         self.greet(self.clients.len() as u64 + 1, 1, node)
     }
 
@@ -98,13 +105,18 @@ impl Bench {
     fn join_unix(&mut self) -> usize {
         let stream = UnixStream::connect(self.directory.path().join("socket")).unwrap();
         stream.set_nonblocking(true).unwrap();
-        let node = self.server.host.identity().node;
+        let node = self.host.identity().node;
         self.greet_on(Box::new(stream), self.clients.len() as u64 + 1, 1, node)
     }
 
     fn join_attached(&mut self) -> usize {
         let place = self.join();
-        self.send(place, &request(Opcode::Attach, 0, KEY.len()).encode());
+        self.attach(place, 0, EPOCH)
+    }
+
+    fn attach(&mut self, place: usize, region: u32, epoch: Epoch) -> usize {
+        let header = RequestHeader { region, epoch, ..request(Opcode::Attach, 0, KEY.len()) };
+        self.send(place, &header.encode());
         self.send(place, &KEY);
         assert!(self.all_done(&[place], 1));
         self.clients[place].outcomes.clear();
@@ -146,6 +158,12 @@ impl Bench {
     fn all_done(&mut self, crowd: &[usize], answers: usize) -> bool {
         self.until(|bench| crowd.iter().all(|&place| bench.clients[place].outcomes.len() == answers));
         crowd.iter().all(|&place| self.clients[place].outcomes.iter().all(Result::is_ok))
+    }
+
+    /// The clients whose connections have ended.
+    fn closed(&mut self) -> Vec<usize> {
+        self.settle();
+        (0..self.clients.len()).filter(|&place| self.clients[place].closed).collect()
     }
 
     /// What the server keeps for its connections.
@@ -322,7 +340,7 @@ fn clients_without_a_key_never_hold_a_share() {
 #[test]
 fn a_greeting_meant_for_another_node_leaves_the_session_alone() {
     let mut bench = Bench::start();
-    let node = bench.server.host.identity().node;
+    let node = bench.host.identity().node;
     let place = bench.join_attached();
     let lost = bench.greet(1, 2, NodeId(node.0 + 1));
     assert_eq!(bench.clients[lost].greeting.unwrap().node, node);
@@ -346,4 +364,48 @@ fn attaching_without_reading_the_answers_makes_few_descriptors_wait() {
     assert!((1..=8).contains(&waiting), "{waiting} descriptors wait");
     bench.clients[place].reads = true;
     assert!(bench.all_done(&[place], ATTACHES));
+}
+
+#[test]
+fn who_occupies_most_makes_room_for_others_once_all_places_are_taken() {
+    const OTHERS: Epoch = Epoch(2);
+    let mut bench = Bench::start();
+    bench.server.most_connections = FAIR_SHARE + 3;
+    bench.host.regions.open(1, OTHERS, AccessKey::from_bytes(KEY));
+    let other = bench.join();
+    bench.attach(other, 1, OTHERS);
+    let greedy: Vec<_> = (0..FAIR_SHARE + 2).map(|_| bench.join_attached()).collect();
+    assert_eq!(bench.closed(), [], "there is a place for each");
+    bench.send(greedy[0], &request(Opcode::Read, 8, 0).encode());
+    assert!(bench.all_done(&[greedy[0]], 1));
+    let next = bench.join();
+    bench.attach(next, 1, OTHERS);
+    assert_eq!(bench.closed(), [greedy[1]], "of his connections the one that has been idle longest");
+    let next = bench.join();
+    bench.attach(next, 1, OTHERS);
+    assert_eq!(bench.closed(), [greedy[1], greedy[2]]);
+    // Now nobody has more than a fair share.
+    let stream = TcpStream::connect(bench.address).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let node = bench.host.identity().node;
+    let hello = Hello { session: SessionId(u64::MAX), incarnation: Incarnation(1), node };
+    let refused = bench.add(Box::new(stream), hello);
+    assert_eq!(bench.closed(), [greedy[1], greedy[2], refused]);
+}
+
+#[test]
+fn attachments_of_ended_grants_keep_nobody_out() {
+    const NEXT: Epoch = Epoch(2);
+    let mut bench = Bench::start();
+    bench.server.most_connections = 5;
+    bench.host.regions.open(1, NEXT, AccessKey::from_bytes(KEY));
+    let dead: Vec<_> = (0..4).map(|_| bench.join_attached()).collect();
+    let alive = bench.join_attached();
+    bench.attach(alive, 1, NEXT);
+    bench.host.regions.fence(0);
+    for count in 1..=dead.len() {
+        let next = bench.join();
+        bench.attach(next, 1, NEXT);
+        assert_eq!(bench.closed(), dead[..count]);
+    }
 }
