@@ -6,9 +6,11 @@
 //! V3. Malformed bytes close their connection, count as rejected, and change nothing else.
 //! V4. Memory is bounded. Between its turns each connection keeps at most [`SMALL_BYTES`] of what it has received and of
 //!     answers, but for [`SHARES`] of them, which have regions attached and are in the middle of something larger: two
-//!     large buffers each. With those of the turn under way, and the spare ones, [`MAX_KEPT_BYTES`] in all. The payload
-//!     of a WRITE that will be refused is thrown away as it comes. Not counted: an attachment takes a few words, and the
-//!     rings are memory of the clients' making.
+//!     large buffers each. With those of the turn under way and the spare ones that is [`MAX_KEPT_BYTES`] in all. The
+//!     payload of a WRITE that is refused in any case is thrown away as it comes. Not counted: some words for each
+//!     attachment, and rings, of which clients and calls touch a megabyte each at the most.
+//! V5. While there are places, everybody gets one. Then those that are of no use make room, and after them whoever has
+//!     most (`room.rs`).
 
 mod accepting;
 mod answers;
@@ -46,7 +48,7 @@ use rings::{AwakeRings, Ring, RingEvent};
 pub use sessions::Sessions;
 use shares::{SHARES, Shares};
 
-/// Connections served at once; for the next one, one that is of no use makes room. Two queues of a few hundred threads.
+/// Connections served at once; for the next one, another makes room. Two queues of a few hundred threads.
 const MAX_CONNECTIONS: usize = 1024;
 /// What all connections can make the server keep: a small part of what a node lends.
 const MAX_KEPT_BYTES: usize = 112 << 20;
