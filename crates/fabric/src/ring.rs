@@ -163,7 +163,10 @@ impl<W: Words> NodeEnd<W> {
     /// The next request, if it is there.
     #[inline]
     pub(crate) fn request(&self) -> Result<Option<Message>, Broken> {
-        look(&self.words, REQUESTS, self.served)
+        match look(&self.words, REQUESTS, self.served)? {
+            Some(Message { outcome: Err(_), .. }) => Err(Broken), // requests have no status
+            request => Ok(request),
+        }
     }
 
     /// Copies the request that [`NodeEnd::request`] has shown to the end of `to`.
@@ -234,8 +237,10 @@ fn fill<W: Words>(words: &W, slots: usize, number: u64, status: u8, bytes: &[u8]
 fn look<W: Words>(words: &W, slots: usize, number: u64) -> Result<Option<Message>, Broken> {
     words.prefetch(slot::<W>(slots, number) + LINE_BYTES);
     let header = words.load(slot::<W>(slots, number), Ordering::Acquire); // G3; pairs with the store in `fill`
-    if header as u32 != lap::<W>(number) {
-        return Ok(None);
+    let awaited = lap::<W>(number);
+    if header as u32 != awaited {
+        // Until it is filled, a slot holds what the lap before has left, or nothing.
+        return if header as u32 == awaited.wrapping_sub(1) { Ok(None) } else { Err(Broken) };
     }
     let bytes = (header >> 32 & 0xFF_FFFF) as usize;
     if bytes > MAX_CALL_BYTES {

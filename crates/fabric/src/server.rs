@@ -4,12 +4,25 @@
 //! V2. A greeting of a newer incarnation buries older connections of its session before it is answered; since
 //!     one thread serves all, nothing of them is under way then (design, section 3: incarnations).
 //! V3. Malformed bytes close their connection, count as rejected, and change nothing else.
-//! V4. Memory is bounded: connections, bytes read ahead and answers waiting to be sent all have limits.
+//! V4. Memory is bounded. Between its turns each connection keeps at most [`SMALL_BYTES`] of what it has received and of
+//!     answers, but for [`SHARES`] of them, which have regions attached and are in the middle of something larger: two
+//!     large buffers each. With those of the turn under way and the spare ones that is [`MAX_KEPT_BYTES`] in all. The
+//!     payload of a WRITE that is refused in any case is thrown away as it comes. Not counted: some words for each
+//!     attachment, and rings, of which clients and calls touch a megabyte each at the most.
+//! V5. While there are places, everybody gets one. Then those that are of no use make room, and after them whoever has
+//!     most (`room.rs`).
 
+mod accepting;
+mod answers;
 mod attached;
+mod buffers;
 mod connection;
 mod rings;
+mod room;
 mod sessions;
+mod shares;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::io;
@@ -22,19 +35,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use farpool_wire::Hello;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
-use rustix::net::{SocketFlags, sockopt};
+use rustix::io::Errno;
 
 use crate::host::Host;
 use crate::spin::Spinner;
-use crate::tcp::calm_loopback;
-use connection::{Connection, Idle, Verdict};
+use buffers::{BUFFER_BYTES, SPARE_BUFFERS, SpareBuffers};
+use connection::{Allowance, Connection, Idle, SMALL_BYTES, Verdict};
 use rings::{AwakeRings, Ring, RingEvent};
 pub use sessions::Sessions;
+use shares::{SHARES, Shares};
 
-/// Connections served at once; for the next one, one that is of no use makes room. Two queues of a few hundred threads.
+/// Connections served at once; for the next one, another makes room. Two queues of a few hundred threads.
 const MAX_CONNECTIONS: usize = 1024;
+/// What all connections can make the server keep: a small part of what a node lends.
+const MAX_KEPT_BYTES: usize = 112 << 20;
+const _: () = assert!(
+    MAX_CONNECTIONS * SMALL_BYTES + (2 * SHARES + 2 + SPARE_BUFFERS) * BUFFER_BYTES <= MAX_KEPT_BYTES,
+    "V4"
+);
 /// A connection that has not greeted by then is closed.
 const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 /// A greeted connection that has nothing attached and asks for nothing for so long is closed: its place may be wanted.
@@ -47,6 +68,9 @@ const MAX_HOT: usize = 4;
 /// Turns in which only the hot connections and rings are asked: how long, in turns of some microseconds or requests,
 /// others may wait.
 const TURNS_WITHOUT_EPOLL: u32 = 16;
+
+/// Events taken in one call.
+const EVENTS: usize = 64;
 
 const TCP_TOKEN: u64 = 0;
 const UNIX_TOKEN: u64 = 1;
@@ -107,35 +131,12 @@ impl Drop for ServerHandle {
 
 /// Serves `host` on a thread of its own until the handle is dropped.
 pub fn serve(host: Arc<dyn Host>, listeners: Listeners) -> io::Result<ServerHandle> {
-    let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-    let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-    let stop = Arc::new(Stop { asked: AtomicBool::new(false), wake });
-    epoll::add(&epoll, &stop.wake, EventData::new_u64(STOP_TOKEN), EventFlags::IN)?;
-    let mut tcp_address = None;
-    if let Some(listener) = &listeners.tcp {
-        listener.set_nonblocking(true)?;
-        tcp_address = Some(listener.local_addr()?);
-        epoll::add(&epoll, listener, EventData::new_u64(TCP_TOKEN), EventFlags::IN)?;
-    }
-    let unix_path = listeners.unix.as_ref().map(|(_, path)| path.clone());
-    if let Some((listener, _)) = &listeners.unix {
-        listener.set_nonblocking(true)?;
-        epoll::add(&epoll, listener, EventData::new_u64(UNIX_TOKEN), EventFlags::IN)?;
-    }
-    let server = Server {
-        host,
-        listeners,
-        epoll,
-        stop: stop.clone(),
-        connections: HashMap::new(),
-        sessions: Sessions::new(),
-        next_token: FIRST_CONNECTION_TOKEN,
-        hot: Vec::with_capacity(MAX_HOT),
-        rings: AwakeRings::new(),
-        last_housekeeping: Instant::now(),
-    };
+    let tcp = listeners.tcp.as_ref().map(TcpListener::local_addr).transpose()?;
+    let unix = listeners.unix.as_ref().map(|(_, path)| path.clone());
+    let server = Server::new(host, listeners)?;
+    let stop = server.stop.clone();
     let thread = std::thread::Builder::new().name("fabric-server".into()).spawn(move || server.run())?;
-    Ok(ServerHandle { stop, thread: Some(thread), tcp: tcp_address, unix: unix_path })
+    Ok(ServerHandle { stop, thread: Some(thread), tcp, unix })
 }
 
 struct Server {
@@ -145,25 +146,63 @@ struct Server {
     stop: Arc<Stop>,
     connections: HashMap<u64, Connection>,
     sessions: Sessions,
+    shares: Shares,
+    spare: SpareBuffers,
     next_token: u64,
     /// Connections that were active of late; some may be closed by now.
     hot: Vec<u64>,
     /// Rings that are looked at.
     rings: AwakeRings,
+    most_connections: usize,
+    /// When the last events came: for what need not be exact.
+    now: Instant,
     last_housekeeping: Instant,
 }
 
 impl Server {
+    fn new(host: Arc<dyn Host>, listeners: Listeners) -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let stop = Arc::new(Stop { asked: AtomicBool::new(false), wake });
+        epoll::add(&epoll, &stop.wake, EventData::new_u64(STOP_TOKEN), EventFlags::IN)?;
+        if let Some(listener) = &listeners.tcp {
+            listener.set_nonblocking(true)?;
+            epoll::add(&epoll, listener, EventData::new_u64(TCP_TOKEN), EventFlags::IN)?;
+        }
+        if let Some((listener, _)) = &listeners.unix {
+            listener.set_nonblocking(true)?;
+            epoll::add(&epoll, listener, EventData::new_u64(UNIX_TOKEN), EventFlags::IN)?;
+        }
+        Ok(Server {
+            host,
+            listeners,
+            epoll,
+            stop,
+            connections: HashMap::new(),
+            sessions: Sessions::new(),
+            shares: Shares::default(),
+            spare: SpareBuffers::default(),
+            next_token: FIRST_CONNECTION_TOKEN,
+            hot: Vec::with_capacity(MAX_HOT),
+            rings: AwakeRings::new(),
+            most_connections: MAX_CONNECTIONS,
+            now: Instant::now(),
+            last_housekeeping: Instant::now(),
+        })
+    }
+
     fn run(mut self) {
         let mut spinner = Spinner::new();
-        let mut events = Vec::with_capacity(64);
+        let mut events = Vec::with_capacity(EVENTS);
         let mut sleep = Duration::ZERO;
         let mut turns_without_epoll = 0;
         while !self.stop.asked.load(Ordering::Acquire) {
             let some_hot = !self.hot.is_empty() || !self.rings.is_empty();
             if sleep.is_zero() && some_hot && turns_without_epoll < TURNS_WITHOUT_EPOLL {
                 turns_without_epoll += 1;
-                if self.serve_rings() | self.serve_hot() {
+                let progressed = self.serve_rings() | self.serve_hot();
+                self.serve_waiting();
+                if progressed {
                     spinner.progressed();
                     continue;
                 }
@@ -178,26 +217,9 @@ impl Server {
                 sleep = Duration::ZERO;
                 continue;
             }
-            events.clear();
-            let timeout = Timespec { tv_sec: sleep.as_secs() as i64, tv_nsec: sleep.subsec_nanos() as i64 };
-            let waited =
-                epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
-            match waited {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => {
-                    tracing::error!(%error, "the data plane cannot wait for its connections any more");
-                    return;
-                }
-            }
-            self.hot.clear();
-            for event in &events {
-                self.handle(event);
-                if event.data.u64() >= FIRST_CONNECTION_TOKEN && self.hot.len() < MAX_HOT {
-                    self.hot.push(event.data.u64());
-                }
-            }
-            if self.last_housekeeping.elapsed() >= HOUSEKEEPING {
-                self.close_silent();
+            if let Err(error) = self.serve_events(&mut events, sleep) {
+                tracing::error!(%error, "the data plane cannot wait for its connections any more");
+                return;
             }
             if !events.is_empty() {
                 spinner.progressed();
@@ -208,6 +230,29 @@ impl Server {
                 sleep = Duration::ZERO;
             }
         }
+    }
+
+    /// Waits for events, for so long at most, and serves whom they are about.
+    fn serve_events(&mut self, events: &mut Vec<Event>, longest: Duration) -> Result<(), Errno> {
+        events.clear();
+        let timeout = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos() as i64 };
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+        self.now = Instant::now();
+        self.hot.clear();
+        for event in events.iter() {
+            self.handle(event);
+            if event.data.u64() >= FIRST_CONNECTION_TOKEN && self.hot.len() < MAX_HOT {
+                self.hot.push(event.data.u64());
+            }
+        }
+        if self.now.saturating_duration_since(self.last_housekeeping) >= HOUSEKEEPING {
+            self.keep_house(self.now);
+        }
+        self.serve_waiting();
+        Ok(())
     }
 
     /// Asks the connections that were active of late, without asking epoll first; true if something had come.
@@ -248,15 +293,14 @@ impl Server {
 
     fn keep_ring(&mut self, token: u64, ring: Ring) {
         if let Some(connection) = self.connections.get_mut(&token) {
-            connection.keep_ring(ring);
+            connection.keep_ring(ring, self.now);
         }
     }
 
     fn wake_peer(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
-        let was_blocked = connection.is_blocked();
         match connection.wake_peer() {
-            true => self.watch(token, was_blocked),
+            true => self.watch(token),
             false => self.close(token),
         }
     }
@@ -266,102 +310,50 @@ impl Server {
             TCP_TOKEN => self.accept_tcp(),
             UNIX_TOKEN => self.accept_unix(),
             STOP_TOKEN => {}
+            // Nothing is asked for while it waits; that it has ended is told all the same.
+            token if { event.flags }.contains(EventFlags::HUP) && self.shares.is_waiting(token) => {
+                self.close(token);
+            }
             token => self.serve_connection(token),
         }
     }
 
-    fn accept_tcp(&mut self) {
-        while let Some(listener) = &self.listeners.tcp {
-            match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(stream) => {
-                    let _ = sockopt::set_tcp_nodelay(&stream, true); // only slower without
-                    let peer = rustix::net::getpeername(&stream).ok().flatten();
-                    if let Some(peer) = peer.and_then(|peer| SocketAddr::try_from(peer).ok()) {
-                        calm_loopback(&stream, peer);
-                    }
-                    self.adopt(stream, false);
-                }
-                Err(error) => return self.accept_failed(error),
-            }
-        }
-    }
-
-    fn accept_unix(&mut self) {
-        while let Some((listener, _)) = &self.listeners.unix {
-            match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(stream) => self.adopt(stream, true),
-                Err(error) => return self.accept_failed(error),
-            }
-        }
-    }
-
-    /// Out of descriptors or memory: what caused it does not pass by trying at once, so the listeners have a rest.
-    fn accept_failed(&mut self, error: rustix::io::Errno) {
-        if error != rustix::io::Errno::AGAIN {
-            tracing::warn!(%error, "a connection could not be accepted; raise the limit on open files");
-            self.listen_for(EventFlags::empty());
-        }
-    }
-
-    fn listen_for(&self, interest: EventFlags) {
-        let tcp = self.listeners.tcp.as_ref().map(|listener| (listener.as_fd(), TCP_TOKEN));
-        let unix = self.listeners.unix.as_ref().map(|(listener, _)| (listener.as_fd(), UNIX_TOKEN));
-        for (listener, token) in tcp.into_iter().chain(unix) {
-            if let Err(error) = epoll::modify(&self.epoll, listener, EventData::new_u64(token), interest) {
-                tracing::error!(%error, "a listener cannot be watched");
-            }
-        }
-    }
-
-    fn adopt(&mut self, stream: OwnedFd, passes_descriptors: bool) {
-        if self.connections.len() >= MAX_CONNECTIONS && !self.make_room() {
-            tracing::warn!(limit = MAX_CONNECTIONS, "too many connections in use; closing the newest");
-            return;
-        }
-        let token = self.next_token;
-        self.next_token += 1;
-        if let Err(error) = epoll::add(&self.epoll, &stream, EventData::new_u64(token), EventFlags::IN) {
-            tracing::warn!(%error, "a connection could not be watched");
-            return;
-        }
-        self.connections.insert(token, Connection::new(stream, passes_descriptors));
-    }
-
-    /// Closes the connection that has longest been of no use to anybody; false when all are in use.
-    fn make_room(&mut self) -> bool {
-        let useless = self.connections.iter().filter_map(|(&token, connection)| match connection.idle() {
-            Idle::Ungreeted(time) | Idle::Unattached(time) => Some((time, token)),
-            Idle::No => None,
-        });
-        let Some((_, token)) = useless.max() else { return false };
-        self.host.rejected();
-        self.close(token);
-        true
-    }
-
     fn serve_connection(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
-        let was_blocked = connection.is_blocked();
-        match connection.serve(&*self.host) {
+        if self.shares.is_waiting(token) && !connection.is_blocked() {
+            return;
+        }
+        let allowance = match connection.has_attached() && self.shares.is_open_to(token) {
+            true => Allowance::Large,
+            false => Allowance::Small,
+        };
+        self.serve_within(allowance, token);
+    }
+
+    /// Goes on with those that wait for a share of the memory, as long as there is one.
+    fn serve_waiting(&mut self) {
+        while let Some(token) = self.shares.next() {
+            self.serve_within(Allowance::Large, token);
+        }
+    }
+
+    fn serve_within(&mut self, allowance: Allowance, token: u64) {
+        let Some(connection) = self.connections.get_mut(&token) else { return };
+        match connection.serve(&*self.host, &mut self.spare, allowance, self.now) {
             Verdict::Keep => {
                 if let Some(ring) = connection.take_kicked_ring() {
                     self.rings.add(token, ring);
                 }
-                self.watch(token, was_blocked);
-            }
-            Verdict::Greeted(hello) => {
-                let (reply, buried) = self.sessions.greet(hello, token);
-                if let Some(older) = buried {
-                    self.close(older);
+                let keeps_much = connection.keeps_much();
+                if keeps_much || self.shares.are_held() {
+                    self.shares.settle(token, keeps_much, self.now);
                 }
-                let connection = self.connections.get_mut(&token).expect("looked up above");
-                if let Err(error) = connection.answer_greeting(&self.host.identity(), reply) {
-                    tracing::warn!(%error, "no memory for another client's calls; closing its connection");
-                    return self.close(token);
+                if connection.is_starved() && !self.shares.is_waiting(token) {
+                    self.shares.wait(token, self.now);
                 }
-                // What was sent right behind the greeting is here already and raises no further event.
-                self.serve_connection(token);
+                self.watch(token);
             }
+            Verdict::Greeted(hello) => self.greeted(token, hello),
             Verdict::Close => self.close(token),
             Verdict::Reject(error) => {
                 tracing::debug!(%error, "malformed input; closing the connection");
@@ -371,13 +363,34 @@ impl Server {
         }
     }
 
-    /// Asks for room to send while answers wait, and for input otherwise.
-    fn watch(&mut self, token: u64, was_blocked: bool) {
-        let connection = &self.connections[&token];
-        if connection.is_blocked() == was_blocked {
+    fn greeted(&mut self, token: u64, hello: Hello) {
+        let identity = self.host.identity();
+        let mut in_force = hello.incarnation;
+        // A greeting meant for another node is answered, so that the client learns who is here, and enters no table.
+        if hello.node == identity.node {
+            let (incarnation, older) = self.sessions.greet(hello, token);
+            in_force = incarnation;
+            if let Some(older) = older {
+                self.close(older);
+            }
+        }
+        let Some(connection) = self.connections.get_mut(&token) else { return };
+        if let Err(error) = connection.answer_greeting(&identity, in_force) {
+            tracing::warn!(%error, "no memory for another client's calls; closing its connection");
+            return self.close(token);
+        }
+        // What was sent right behind the greeting is here already and raises no further event.
+        self.serve_connection(token);
+    }
+
+    /// Asks for room to send while answers wait, for nothing while it waits for others, and for input otherwise.
+    fn watch(&mut self, token: u64) {
+        let Some(connection) = self.connections.get_mut(&token) else { return };
+        let interest = connection.interest();
+        if connection.watched == interest {
             return;
         }
-        let interest = if was_blocked { EventFlags::IN } else { EventFlags::OUT };
+        connection.watched = interest;
         if epoll::modify(&self.epoll, connection.stream(), EventData::new_u64(token), interest).is_err() {
             self.close(token);
         }
@@ -388,15 +401,24 @@ impl Server {
             let _ = epoll::delete(&self.epoll, connection.stream().as_fd()); // dropping closes it in any case
             self.rings.remove(token);
             self.sessions.closed(token);
+            self.shares.closed(token);
         }
     }
 
-    fn close_silent(&mut self) {
-        self.last_housekeeping = Instant::now();
+    fn keep_house(&mut self, now: Instant) {
+        self.last_housekeeping = now;
         self.listen_for(EventFlags::IN);
+        for token in self.shares.overdue(now) {
+            tracing::debug!("closing a connection in the middle of a request that others wait for");
+            self.close(token);
+        }
+        self.close_silent();
+    }
+
+    fn close_silent(&mut self) {
         let mut silent = Vec::new();
         for (&token, connection) in &self.connections {
-            match connection.idle() {
+            match connection.idle(self.now) {
                 Idle::Ungreeted(time) if time > GREETING_DEADLINE => silent.push((token, true)),
                 Idle::Unattached(time) if time > UNATTACHED_DEADLINE => silent.push((token, false)),
                 _ => {}

@@ -137,10 +137,13 @@ fn a_call_by_the_letter_of_the_wire_format_is_answered() {
 }
 
 #[test]
-fn impossible_lengths_and_statuses_end_that_connection_alone() {
+fn impossible_words_of_a_slot_end_that_connection_alone() {
     let node = Node::start();
     let honest = node.client();
-    let words = [1 | 65_537 << 32, 1 | 0xFF_FFFF << 32, 1 | 0xFE << 56, 1 | u64::MAX << 32];
+    let lengths = [1 | 65_537 << 32, 1 | 0xFF_FFFF << 32, 1 | u64::MAX << 32];
+    let statuses = [1 | 0xFE << 56, 1 | 1 << 56, 1 | 8 << 32 | 9 << 56]; // a request has none
+    let laps = [2, 3 | 8 << 32, u64::from(u32::MAX)]; // neither the one before nor the one awaited
+    let words = [&lengths[..], &statuses, &laps].concat();
     for (place, word) in (0u64..).zip(words) {
         let mut raw = Raw::connect(&node, 2 + place);
         raw.ring.store(FIRST_REQUEST, word).unwrap();

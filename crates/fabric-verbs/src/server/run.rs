@@ -36,7 +36,10 @@ const COMPLETIONS: u32 = (2 * MAX_CONNECTIONS * 3 * MESSAGES_IN_FLIGHT) as u32;
 const TAKEN_AT_ONCE: usize = 32;
 /// A connection that has nothing attached and asks for nothing for so long is closed: its place may be wanted.
 const UNATTACHED_DEADLINE: Duration = Duration::from_secs(60);
-/// How often an idle server looks for connections that were cut or are of no use.
+/// Looks for messages between two looks for connections that come and go: clients that are never quiet must not keep
+/// others out, and to look costs a system call.
+const TURNS_WITHOUT_EVENTS: u32 = 256;
+/// How often a server looks for connections that were cut or are of no use.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 
 /// State of the server's thread. Fields drop in this order: connections before what they are made from.
@@ -105,7 +108,13 @@ impl Server {
 
     pub(super) fn run(mut self) {
         let mut spinner = Spinner::new();
+        let mut turns_without_events = 0;
         while !self.stop.asked.load(Ordering::Acquire) {
+            turns_without_events += 1;
+            if turns_without_events == TURNS_WITHOUT_EVENTS {
+                turns_without_events = 0;
+                self.attend();
+            }
             match self.serve_completions() {
                 Ok(0) => {}
                 Ok(_) => {
@@ -132,6 +141,11 @@ impl Server {
         let mut events = Vec::with_capacity(4);
         // EINTR and the like only mean an earlier look.
         let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
+        self.attend();
+    }
+
+    /// Looks after connections that come and go.
+    fn attend(&mut self) {
         self.serve_events();
         if self.last_housekeeping.elapsed() >= HOUSEKEEPING {
             self.keep_house();
@@ -201,6 +215,9 @@ impl Server {
                 return id.reject(&[]);
             }
         };
+        if hello.node != self.host.identity().node {
+            return id.reject(&self.reply(hello.incarnation).encode()); // its session has nothing to do with this node
+        }
         if self.connections.len() >= MAX_CONNECTIONS && !self.make_room() {
             tracing::warn!(limit = MAX_CONNECTIONS, "too many RDMA connections in use; rejecting the newest");
             return id.reject(&[]);
@@ -212,7 +229,7 @@ impl Server {
             self.close(older as u32); // before the newer one is answered
         }
         let reply = self.reply(incarnation);
-        if hello.incarnation != incarnation || hello.node != reply.node {
+        if hello.incarnation != incarnation {
             id.reject(&reply.encode());
             return self.sessions.closed(number.into());
         }

@@ -27,7 +27,7 @@ pub(super) const TWICE: &[u8] = b"twice ";
 
 /// The node of the suite: two regions, of which the first is lent, and a call that echoes.
 pub struct SuiteHost {
-    pub(super) regions: RegionSet,
+    pub(crate) regions: RegionSet,
     /// While set, calls wait: stands for a node that has stopped.
     pub(super) stalled: AtomicBool,
     rejected: AtomicU64,

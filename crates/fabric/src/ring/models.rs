@@ -61,11 +61,13 @@ struct View {
     memory: Arc<Memory>,
     /// Has just said that it sleeps.
     about_to_sleep: Cell<bool>,
+    /// What the slot's word was when it was last looked at: each side reads one slot.
+    seen: Cell<u64>,
 }
 
 impl View {
     fn of(memory: &Arc<Memory>) -> Self {
-        View { memory: memory.clone(), about_to_sleep: Cell::new(false) }
+        View { memory: memory.clone(), about_to_sleep: Cell::new(false), seen: Cell::new(0) }
     }
 }
 
@@ -74,12 +76,16 @@ impl Words for View {
 
     fn load(&self, at: usize, order: Ordering) -> u64 {
         let is_slot = at == REQUESTS || at == ANSWERS;
-        match self.memory.fault {
-            Fault::NoSecondLook if is_slot && self.about_to_sleep.take() => 0,
+        let value = match self.memory.fault {
+            Fault::NoSecondLook if is_slot && self.about_to_sleep.take() => self.seen.get(),
             Fault::BytesBeforeWord if is_slot => self.memory.word(at).load(Ordering::Relaxed),
             Fault::NobodyIsWoken if !is_slot => 0,
             _ => self.memory.word(at).load(order),
+        };
+        if is_slot {
+            self.seen.set(value);
         }
+        value
     }
 
     fn store(&self, at: usize, value: u64, order: Ordering) {

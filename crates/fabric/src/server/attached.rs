@@ -44,6 +44,11 @@ impl Attached {
         self.count
     }
 
+    /// Regions and epochs of all that is open.
+    pub(super) fn grants(&self) -> impl Iterator<Item = (u32, Epoch)> {
+        (0..).zip(&self.regions).filter_map(|(region, attached)| Some((region, attached.as_ref()?.epoch)))
+    }
+
     pub(super) fn contains(&self, region: u32) -> bool {
         self.get(region).is_some()
     }

@@ -1,39 +1,44 @@
 //! One framed connection, seen from the node.
 
-use std::collections::VecDeque;
-use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
+mod requests;
+
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use farpool_wire::{
-    AccessKey, Decoded, FrameError, HELLO_BYTES, Hello, HelloReply, Incarnation, MAX_PAYLOAD_BYTES,
-    MAX_TRANSFER_BYTES, Opcode, REQUEST_HEADER_BYTES, Refusal, RequestHeader, ResponseHeader,
+    Decoded, Epoch, FrameError, HELLO_BYTES, Hello, HelloReply, Incarnation, MAX_CALL_BYTES,
+    MAX_PAYLOAD_BYTES, Opcode, REQUEST_HEADER_BYTES, Refusal, RequestHeader, ResponseHeader,
 };
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::RecvFlags;
 
-use super::attached::{Attached, Attachment};
+use super::answers::Answers;
+use super::attached::Attached;
+use super::buffers::{BUFFER_BYTES, SpareBuffers};
 use super::rings::Ring;
-use crate::host::{AccessKind, Host, HostIdentity};
+use crate::host::{Host, HostIdentity};
 
 /// Answers are sent once there is this much of them, and requests are not looked at while it waits: a system call
 /// costs as much as copying some KiB, but the answers should still be in the cache when the kernel copies them, and a
 /// client that does not read cannot fill us up.
-const SEND_AT_BYTES: usize = 256 << 10;
+pub(super) const SEND_AT_BYTES: usize = 256 << 10;
 /// Longest run of bytes kept unparsed: one request.
 const MAX_RECEIVED_BYTES: usize = REQUEST_HEADER_BYTES + MAX_PAYLOAD_BYTES;
 /// Received in one call at the least.
 const RECEIVE_BYTES: usize = 64 << 10;
 /// Receives in one turn: then others have theirs, and what is left raises another event.
 const RECEIVES_PER_TURN: usize = 16;
-/// Buffers above this are given back when they are empty.
-const KEPT_BUFFER_BYTES: usize = 2 * SEND_AT_BYTES;
+/// Received in one call at the least when no more may be kept than a little.
+const SMALL_RECEIVE_BYTES: usize = 4 << 10;
+/// Longest request or answer that every connection may be in the middle of: a call and its header, the longer of the two.
+const SMALL_FRAME_BYTES: usize = REQUEST_HEADER_BYTES + MAX_CALL_BYTES;
+/// What every connection may keep between its turns: such a frame, and the beginnings of others behind it.
+pub(super) const SMALL_BYTES: usize = SMALL_FRAME_BYTES + 2 * SMALL_RECEIVE_BYTES;
 /// Regions attached on one connection: 4 Ki regions of 64 MiB are 256 GiB.
 const MAX_ATTACHED: usize = 4 << 10;
-
-/// Most descriptors that go with one byte.
-const MAX_DESCRIPTORS: usize = 2;
+const _: () = assert!(MAX_RECEIVED_BYTES + RECEIVE_BYTES <= BUFFER_BYTES, "received into a large buffer");
 
 /// What became of a connection after it was served.
 pub(super) enum Verdict {
@@ -47,13 +52,31 @@ pub(super) enum Verdict {
     Reject(FrameError),
 }
 
+/// What a connection may keep when its turn is over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Allowance {
+    /// [`SMALL_BYTES`], and what the request needs that it is in the middle of.
+    Small,
+    /// Two large buffers.
+    Large,
+}
+
+/// A WRITE that is refused, while its payload comes and is thrown away.
+struct Discarding {
+    token: u64,
+    refusal: Refusal,
+    left: usize,
+}
+
 /// Whether and for how long a connection only occupies its place.
 pub(super) enum Idle {
     /// It has not greeted.
     Ungreeted(Duration),
     /// It has nothing attached and asks for nothing.
     Unattached(Duration),
-    /// It may hold memory of somebody.
+    /// It has something attached.
+    Attached(Duration),
+    /// It has nothing attached, and calls.
     No,
 }
 
@@ -68,10 +91,14 @@ pub(super) struct Connection {
     served: usize,
     /// Up to where the places that requests name are being fetched into the cache.
     fetched: usize,
-    unsent: Vec<u8>,
-    sent: usize,
-    /// Descriptors to go out with the byte at this place of `unsent`.
-    descriptors: VecDeque<(usize, Vec<OwnedFd>)>,
+    discarding: Option<Discarding>,
+    /// The request in front is a large one and has come in part: it may all come.
+    begun: bool,
+    /// The request in front needs a larger allowance to be begun.
+    starved: bool,
+    answers: Answers,
+    /// What the server's poll waits for.
+    pub(super) watched: EventFlags,
     attached: Attached,
     /// Something came in the last turn.
     active: bool,
@@ -98,18 +125,20 @@ enum Room {
 }
 
 impl Connection {
-    pub(super) fn new(stream: OwnedFd, passes_descriptors: bool) -> Self {
+    pub(super) fn new(stream: OwnedFd, passes_descriptors: bool, now: Instant) -> Self {
         Connection {
             stream,
             passes_descriptors,
-            last_active: Instant::now(),
+            last_active: now,
             stage: Stage::Silent,
             received: Vec::new(),
             served: 0,
             fetched: 0,
-            unsent: Vec::new(),
-            sent: 0,
-            descriptors: VecDeque::new(),
+            discarding: None,
+            begun: false,
+            starved: false,
+            answers: Answers::default(),
+            watched: EventFlags::IN,
             attached: Attached::default(),
             active: false,
             ring: None,
@@ -121,15 +150,27 @@ impl Connection {
         self.stream.as_fd()
     }
 
-    /// How long a connection has been of no use to anybody: from its start until it greets, and while it is greeted
-    /// but silent and nothing is attached on it.
-    pub(super) fn idle(&self) -> Idle {
+    /// How long nothing has come, and what the connection is good for: nothing to anybody until it greets, and while
+    /// nothing is attached on it. (Loads and stores of shared memory are not seen here.)
+    pub(super) fn idle(&self, now: Instant) -> Idle {
+        let time = now.saturating_duration_since(self.last_active);
+        let calls = self.stage == Stage::Open && self.passes_descriptors && self.ring.is_none();
         match self.stage {
-            Stage::Silent => Idle::Ungreeted(self.last_active.elapsed()),
-            Stage::Open if self.passes_descriptors && self.ring.is_none() => Idle::No, // it calls
-            _ if self.attached.is_empty() => Idle::Unattached(self.last_active.elapsed()),
-            _ => Idle::No,
+            Stage::Silent => Idle::Ungreeted(time),
+            _ if self.attached.is_empty() => {
+                if calls {
+                    Idle::No
+                } else {
+                    Idle::Unattached(time)
+                }
+            }
+            _ => Idle::Attached(if calls { Duration::ZERO } else { time }),
         }
+    }
+
+    /// Regions and epochs of all that is attached.
+    pub(super) fn grants(&self) -> impl Iterator<Item = (u32, Epoch)> {
+        self.attached.grants()
     }
 
     /// Whether something has come since this was last asked.
@@ -139,7 +180,47 @@ impl Connection {
 
     /// Answers wait for the peer to read.
     pub(super) fn is_blocked(&self) -> bool {
-        self.sent < self.unsent.len()
+        self.answers.waiting_bytes() > 0
+    }
+
+    /// What can make it worth another turn.
+    pub(super) fn interest(&self) -> EventFlags {
+        match () {
+            () if self.is_blocked() => EventFlags::OUT,
+            () if self.starved => EventFlags::empty(),
+            () => EventFlags::IN,
+        }
+    }
+
+    /// The request in front waits for a larger allowance.
+    pub(super) fn is_starved(&self) -> bool {
+        self.starved && !self.is_blocked()
+    }
+
+    /// Whether some region is attached: who has no key is never allowed more than a little.
+    pub(super) fn has_attached(&self) -> bool {
+        !self.attached.is_empty()
+    }
+
+    /// Whether more than a little is kept, or will be.
+    pub(super) fn keeps_much(&self) -> bool {
+        self.begun || self.kept_bytes() > SMALL_BYTES
+    }
+
+    /// Memory of its buffers.
+    #[cfg(test)]
+    pub(super) fn allocated_bytes(&self) -> usize {
+        self.received.capacity() + self.answers.bytes.capacity()
+    }
+
+    /// Descriptors to be sent.
+    #[cfg(test)]
+    pub(super) fn waiting_descriptors(&self) -> usize {
+        self.answers.waiting_descriptors()
+    }
+
+    fn kept_bytes(&self) -> usize {
+        self.received.len() - self.served + self.answers.waiting_bytes()
     }
 
     /// The ring, to be looked at, if the client has asked for that.
@@ -148,8 +229,8 @@ impl Connection {
     }
 
     /// Nobody looks at the ring for now.
-    pub(super) fn keep_ring(&mut self, ring: Ring) {
-        self.last_active = Instant::now();
+    pub(super) fn keep_ring(&mut self, ring: Ring, now: Instant) {
+        self.last_active = now;
         self.ring = Some(ring);
     }
 
@@ -158,8 +239,8 @@ impl Connection {
         if self.is_blocked() {
             return true; // what it has not read yet wakes it as well
         }
-        self.unsent.extend_from_slice(&ResponseHeader::WAKE.encode());
-        self.send()
+        self.answers.bytes.extend_from_slice(&ResponseHeader::WAKE.encode());
+        self.answers.send(&self.stream)
     }
 
     /// Answers the greeting; `incarnation` is the one in force.
@@ -188,26 +269,51 @@ impl Connection {
             _ => Stage::Buried,
         };
         self.served += HELLO_BYTES;
-        self.unsent.extend_from_slice(&reply.encode());
+        self.answers.bytes.extend_from_slice(&reply.encode());
         if self.passes_descriptors && self.stage == Stage::Open {
             let (ring, memory) = Ring::create()?;
-            self.descriptors.push_back((self.unsent.len() - 1, vec![memory]));
+            self.answers.attach_descriptors(vec![memory]);
             self.ring = Some(ring);
         }
         Ok(())
     }
 
-    /// Serves what has come, as far as answers can be sent.
-    pub(super) fn serve(&mut self, host: &dyn Host) -> Verdict {
+    /// Serves what has come, as far as answers can be sent and the allowance goes.
+    pub(super) fn serve(
+        &mut self,
+        host: &dyn Host,
+        spare: &mut SpareBuffers,
+        allowance: Allowance,
+        now: Instant,
+    ) -> Verdict {
+        spare.widen(&mut self.received);
+        self.answers.widen(spare);
+        let verdict = self.turn(host, allowance, now);
+        self.answers.narrow(spare);
+        let served = spare.narrow(&mut self.received, self.served);
+        self.fetched = self.fetched.saturating_sub(self.served - served);
+        self.served = served;
+        verdict
+    }
+
+    fn turn(&mut self, host: &dyn Host, allowance: Allowance, now: Instant) -> Verdict {
         let mut receives = 0;
         let mut drained = false;
+        self.starved = false;
+        // First what was left: the buffers hold one turn's answers.
+        if !self.answers.send(&self.stream) {
+            return Verdict::Close;
+        }
+        if self.is_blocked() {
+            return Verdict::Keep;
+        }
         loop {
-            match self.serve_received(host) {
+            match self.serve_received(host, allowance) {
                 Ok(None) => {}
                 Ok(Some(verdict)) => return verdict,
                 Err(error) => return Verdict::Reject(error),
             }
-            if !self.send() {
+            if !self.answers.send(&self.stream) {
                 return Verdict::Close;
             }
             if self.is_blocked() {
@@ -216,6 +322,9 @@ impl Connection {
             if self.stage == Stage::Buried {
                 return Verdict::Close;
             }
+            if self.starved {
+                return Verdict::Keep;
+            }
             if self.has_whole_request() {
                 continue; // held back while answers waited; nothing else would call us for it
             }
@@ -223,28 +332,28 @@ impl Connection {
                 return Verdict::Keep;
             }
             receives += 1;
-            match self.receive() {
+            match self.receive(allowance) {
                 Ok((0, _)) => return Verdict::Close,
                 Ok((_, room)) => {
                     self.active = true;
-                    // Only asked for where nothing is attached; looking at the clock for every request would cost.
-                    if self.stage != Stage::Silent && self.attached.is_empty() {
-                        self.last_active = Instant::now();
+                    if self.stage != Stage::Silent {
+                        self.last_active = now;
                     }
                     // Less than there was room for: asking again would only say that there is no more.
                     drained = room == Room::Left;
                 }
-                Err(Errno::AGAIN | Errno::INTR) => {
-                    self.shrink();
-                    return Verdict::Keep;
-                }
+                Err(Errno::AGAIN | Errno::INTR) => return Verdict::Keep,
                 Err(_) => return Verdict::Close,
             }
         }
     }
 
     /// Serves whole requests until the input is used up or too much waits to be sent.
-    fn serve_received(&mut self, host: &dyn Host) -> Result<Option<Verdict>, FrameError> {
+    fn serve_received(
+        &mut self,
+        host: &dyn Host,
+        allowance: Allowance,
+    ) -> Result<Option<Verdict>, FrameError> {
         if self.stage == Stage::Silent {
             return Ok(match Hello::decode(&self.received)? {
                 Decoded::Incomplete => None,
@@ -255,14 +364,32 @@ impl Connection {
             });
         }
         self.fetch_ahead();
-        while self.stage == Stage::Open && self.unsent.len() - self.sent < SEND_AT_BYTES {
+        while self.stage == Stage::Open && self.answers.have_room() {
+            if self.discarding.is_some() && !self.discard() {
+                break;
+            }
             let Decoded::Complete(header) = RequestHeader::decode(&self.received[self.served..])? else {
                 break;
             };
+            if header.opcode == Opcode::Write
+                && let Err(refusal) = self.attached.check(header.region, header.epoch)
+            {
+                self.served += REQUEST_HEADER_BYTES;
+                let left = header.payload as usize;
+                self.discarding = Some(Discarding { token: header.token, refusal, left });
+                continue;
+            }
             let frame_bytes = REQUEST_HEADER_BYTES + header.payload as usize;
-            if self.received.len() - self.served < frame_bytes {
+            let is_whole = self.received.len() - self.served >= frame_bytes;
+            if allowance == Allowance::Small && !self.fits_small(&header, is_whole) {
+                self.starved = !self.is_blocked();
                 break;
             }
+            if !is_whole {
+                self.begun = frame_bytes > SMALL_FRAME_BYTES;
+                break;
+            }
+            self.begun = false;
             if header.opcode == Opcode::Look {
                 if !self.passes_descriptors {
                     return Err(FrameError::Malformed); // there is no ring
@@ -281,13 +408,33 @@ impl Connection {
         Ok(None)
     }
 
+    /// Throws away what has come of a refused WRITE's payload; true when that was all of it, and it is answered.
+    fn discard(&mut self) -> bool {
+        let Some(discarding) = &mut self.discarding else { return true };
+        let come = discarding.left.min(self.received.len() - self.served);
+        discarding.left -= come;
+        self.served += come;
+        if discarding.left > 0 {
+            return false;
+        }
+        let (token, refusal) = (discarding.token, discarding.refusal);
+        let response = ResponseHeader { outcome: Err(refusal), payload: 0, token, value: 0 };
+        self.answers.bytes.extend_from_slice(&response.encode());
+        self.discarding = None;
+        true
+    }
+
     /// Starts to fetch what requests behind the next one ask for: serving takes locks, which wait for all loads
     /// before them, so that misses of different requests would not overlap by themselves.
     fn fetch_ahead(&mut self) {
         if self.stage != Stage::Open {
             return;
         }
-        let mut at = self.fetched.max(self.served);
+        let discarded = self.discarding.as_ref().map_or(0, |discarding| discarding.left);
+        let mut at = self.fetched.max(self.served + discarded);
+        if at > self.received.len() {
+            return;
+        }
         while let Ok(Decoded::Complete(header)) = RequestHeader::decode(&self.received[at..]) {
             let first = at == self.served;
             at += REQUEST_HEADER_BYTES + header.payload as usize;
@@ -307,144 +454,15 @@ impl Connection {
         }
     }
 
-    fn serve_request(&mut self, host: &dyn Host, header: &RequestHeader, payload: &[u8]) {
-        let start = self.unsent.len();
-        let blank = ResponseHeader { outcome: Ok(()), payload: 0, token: header.token, value: 0 };
-        self.unsent.extend_from_slice(&blank.encode());
-        let body = self.unsent.len();
-        let outcome = self.carry_out(host, header, payload);
-        if outcome.is_err() {
-            self.unsent.truncate(body);
-        }
-        let response = ResponseHeader {
-            outcome: outcome.map(drop),
-            payload: (self.unsent.len() - body) as u32,
-            value: outcome.unwrap_or(0),
-            ..blank
-        };
-        self.unsent[start..body].copy_from_slice(&response.encode());
-    }
-
-    /// Carries out one request, appends the answer's payload, and returns the answer's value.
-    fn carry_out(&mut self, host: &dyn Host, header: &RequestHeader, payload: &[u8]) -> Result<u64, Refusal> {
-        match header.opcode {
-            Opcode::Attach => self.attach(host, header, payload).map(|()| 0),
-            Opcode::Detach => {
-                self.attached.remove(header.region);
-                self.last_active = Instant::now();
-                Ok(0)
-            }
-            Opcode::Call => {
-                let start = self.unsent.len();
-                host.call(payload, &mut self.unsent)?;
-                let fits = self.unsent.len() - start <= header.length as usize;
-                if fits { Ok(0) } else { Err(Refusal::TooLong) }
-            }
-            Opcode::Read | Opcode::Write | Opcode::CompareAndSwap | Opcode::FetchAndAdd => {
-                self.attached.check(header.region, header.epoch)?;
-                self.access(host, header, payload)
-            }
-            Opcode::Look => unreachable!("not answered"),
-        }
-    }
-
-    fn attach(&mut self, host: &dyn Host, header: &RequestHeader, payload: &[u8]) -> Result<(), Refusal> {
-        let key = AccessKey::from_slice(payload).ok_or(Refusal::WrongKey)?;
-        if self.attached.len() >= MAX_ATTACHED && !self.attached.contains(header.region) {
-            return Err(Refusal::Exhausted);
-        }
-        if self.passes_descriptors {
-            let shared = host.share(header.region, header.epoch, &key)?;
-            self.unsent.extend_from_slice(&shared.attached.encode());
-            self.descriptors.push_back((self.unsent.len() - 1, vec![shared.memory, shared.words]));
-        } else {
-            host.attach(header.region, header.epoch, &key)?;
-        }
-        self.attached.insert(header.region, Attachment::new(header.epoch));
-        Ok(())
-    }
-
-    fn access(&mut self, host: &dyn Host, header: &RequestHeader, payload: &[u8]) -> Result<u64, Refusal> {
-        let length = header.length as usize;
-        if header.opcode == Opcode::Read && length > MAX_TRANSFER_BYTES {
-            return Err(Refusal::TooLong);
-        }
-        let word =
-            |at: usize| u64::from_le_bytes(payload[at..at + 8].try_into().expect("length checked in decode"));
-        let kind = if header.opcode == Opcode::Read { AccessKind::Read } else { AccessKind::Write };
-        let (unsent, attached) = (&mut self.unsent, &mut self.attached);
-        let mut value = 0;
-        host.with_region(header.region, header.epoch, kind, &mut |memory| {
-            attached.remember(header.region, memory);
-            value = match header.opcode {
-                Opcode::Read => {
-                    let start = unsent.len();
-                    unsent.reserve(length);
-                    let room = unsent.spare_capacity_mut().as_mut_ptr().cast();
-                    // SAFETY: `length` bytes were reserved, and are nobody else's; all of them are written.
-                    unsafe {
-                        memory.read_to(header.offset, room, length)?;
-                        unsent.set_len(start + length);
-                    }
-                    0
-                }
-                Opcode::Write => {
-                    memory.write(header.offset, payload)?;
-                    0
-                }
-                Opcode::CompareAndSwap => memory.compare_and_swap(header.offset, word(0), word(8))?,
-                Opcode::FetchAndAdd => memory.fetch_and_add(header.offset, word(0))?,
-                _ => unreachable!("served elsewhere"),
-            };
-            Ok(())
-        })?;
-        Ok(value)
-    }
-
-    /// Sends what can be sent; false when the peer is gone.
-    fn send(&mut self) -> bool {
-        while self.is_blocked() {
-            let stop = self.descriptors.front().map_or(self.unsent.len(), |&(place, _)| place);
-            let result = if self.sent < stop {
-                let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-                rustix::net::send(&self.stream, &self.unsent[self.sent..stop], flags)
-            } else {
-                self.send_with_descriptors()
-            };
-            match result {
-                Ok(bytes) => self.sent += bytes,
-                Err(Errno::AGAIN) => return true,
-                Err(Errno::INTR) => {}
-                Err(_) => return false,
-            }
-        }
-        self.unsent.clear();
-        self.sent = 0;
-        true
-    }
-
-    /// Sends the one byte that the next descriptors go with.
-    fn send_with_descriptors(&mut self) -> Result<usize, Errno> {
-        let (place, descriptors) = self.descriptors.front().expect("the caller looked");
-        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-        let byte = [IoSlice::new(&self.unsent[*place..place + 1])];
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let sent = rustix::net::sendmsg(&self.stream, &byte, &mut ancillary, flags)?;
-        self.descriptors.pop_front();
-        Ok(sent)
-    }
-
     /// How many bytes came, and whether there was room for more.
-    fn receive(&mut self) -> Result<(usize, Room), Errno> {
+    fn receive(&mut self, allowance: Allowance) -> Result<(usize, Room), Errno> {
         self.received.drain(..self.served);
         self.fetched = self.fetched.saturating_sub(self.served);
         self.served = 0;
         let old = self.received.len();
         let most = (MAX_RECEIVED_BYTES + RECEIVE_BYTES).saturating_sub(old);
-        let wanted = self.missing_bytes().max(RECEIVE_BYTES).min(most);
+        let least = if allowance == Allowance::Small { SMALL_RECEIVE_BYTES } else { RECEIVE_BYTES };
+        let wanted = self.missing_bytes().max(least).min(most);
         self.received.reserve(wanted);
         let room = &mut self.received.spare_capacity_mut()[..wanted];
         let (_, bytes) = rustix::net::recv(&self.stream, room, RecvFlags::DONTWAIT)?;
@@ -455,6 +473,9 @@ impl Connection {
 
     fn has_whole_request(&self) -> bool {
         let unserved = &self.received[self.served..];
+        if let Some(discarding) = &self.discarding {
+            return unserved.len() >= discarding.left;
+        }
         self.stage == Stage::Open
             && matches!(RequestHeader::decode(unserved), Ok(Decoded::Complete(header))
                 if unserved.len() >= REQUEST_HEADER_BYTES + header.payload as usize)
@@ -462,22 +483,14 @@ impl Connection {
 
     /// How much of the request at the front has not come yet.
     fn missing_bytes(&self) -> usize {
+        if let Some(discarding) = &self.discarding {
+            return discarding.left.min(RECEIVE_BYTES);
+        }
         match RequestHeader::decode(&self.received) {
             Ok(Decoded::Complete(header)) if self.stage == Stage::Open => {
                 (REQUEST_HEADER_BYTES + header.payload as usize).saturating_sub(self.received.len())
             }
             _ => 0,
-        }
-    }
-
-    fn shrink(&mut self) {
-        if self.received.len() == self.served && self.received.capacity() > KEPT_BUFFER_BYTES {
-            self.received = Vec::new();
-            self.served = 0;
-            self.fetched = 0;
-        }
-        if self.unsent.capacity() > KEPT_BUFFER_BYTES {
-            self.unsent.shrink_to(KEPT_BUFFER_BYTES);
         }
     }
 }

@@ -111,7 +111,10 @@ impl State {
     fn greet(&mut self, id: NodeId, connection: u64, hello: Hello) {
         let mutation = self.config.mutation;
         let node = self.nodes.get_mut(&id).expect("the caller looked");
-        let (in_force, older) = node.sessions.greet(hello, connection);
+        let (in_force, older) = match hello.node == node.served.identity().node {
+            true => node.sessions.greet(hello, connection),
+            false => (hello.incarnation, None), // its session has nothing to do with this node
+        };
         if let Some(older) = older
             && mutation != Some(Mutation::OldIncarnationStillApplied)
         {

@@ -1,0 +1,122 @@
+//! Carrying out one request, and what its answer takes.
+
+use farpool_wire::{
+    AccessKey, MAX_CALL_BYTES, MAX_TRANSFER_BYTES, Opcode, REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES,
+    Refusal, RequestHeader, ResponseHeader, SHM_ATTACHED_BYTES,
+};
+
+use super::{Connection, MAX_ATTACHED, SMALL_BYTES, SMALL_FRAME_BYTES};
+use crate::host::{AccessKind, Host};
+use crate::server::attached::Attachment;
+
+impl Connection {
+    /// Whether the request in front may be begun, or carried out once it is whole, without keeping more than a little.
+    pub(super) fn fits_small(&self, header: &RequestHeader, is_whole: bool) -> bool {
+        let frame_bytes = REQUEST_HEADER_BYTES + header.payload as usize;
+        if !is_whole {
+            return self.begun || frame_bytes <= SMALL_FRAME_BYTES;
+        }
+        let answer = match header.opcode {
+            Opcode::Read if self.attached.check(header.region, header.epoch).is_err() => 0,
+            Opcode::Read if header.length as usize > MAX_TRANSFER_BYTES => 0,
+            Opcode::Read => header.length as usize,
+            Opcode::Call => MAX_CALL_BYTES.min(header.length as usize),
+            Opcode::Attach => SHM_ATTACHED_BYTES,
+            _ => 0,
+        };
+        self.kept_bytes() - frame_bytes + RESPONSE_HEADER_BYTES + answer <= SMALL_BYTES
+    }
+
+    pub(super) fn serve_request(&mut self, host: &dyn Host, header: &RequestHeader, payload: &[u8]) {
+        let start = self.answers.bytes.len();
+        let blank = ResponseHeader { outcome: Ok(()), payload: 0, token: header.token, value: 0 };
+        self.answers.bytes.extend_from_slice(&blank.encode());
+        let body = self.answers.bytes.len();
+        let outcome = self.carry_out(host, header, payload);
+        if outcome.is_err() {
+            self.answers.bytes.truncate(body);
+        }
+        let response = ResponseHeader {
+            outcome: outcome.map(drop),
+            payload: (self.answers.bytes.len() - body) as u32,
+            value: outcome.unwrap_or(0),
+            ..blank
+        };
+        self.answers.bytes[start..body].copy_from_slice(&response.encode());
+    }
+
+    /// Carries out one request, appends the answer's payload, and returns the answer's value.
+    fn carry_out(&mut self, host: &dyn Host, header: &RequestHeader, payload: &[u8]) -> Result<u64, Refusal> {
+        match header.opcode {
+            Opcode::Attach => self.attach(host, header, payload).map(|()| 0),
+            Opcode::Detach => {
+                self.attached.remove(header.region);
+                Ok(0)
+            }
+            Opcode::Call => {
+                let start = self.answers.bytes.len();
+                host.call(payload, &mut self.answers.bytes)?;
+                let fits = self.answers.bytes.len() - start <= header.length as usize;
+                if fits { Ok(0) } else { Err(Refusal::TooLong) }
+            }
+            Opcode::Read | Opcode::Write | Opcode::CompareAndSwap | Opcode::FetchAndAdd => {
+                self.attached.check(header.region, header.epoch)?;
+                self.access(host, header, payload)
+            }
+            Opcode::Look => unreachable!("not answered"),
+        }
+    }
+
+    fn attach(&mut self, host: &dyn Host, header: &RequestHeader, payload: &[u8]) -> Result<(), Refusal> {
+        let key = AccessKey::from_slice(payload).ok_or(Refusal::WrongKey)?;
+        if self.attached.len() >= MAX_ATTACHED && !self.attached.contains(header.region) {
+            return Err(Refusal::Exhausted);
+        }
+        if self.passes_descriptors {
+            let shared = host.share(header.region, header.epoch, &key)?;
+            self.answers.bytes.extend_from_slice(&shared.attached.encode());
+            self.answers.attach_descriptors(vec![shared.memory, shared.words]);
+        } else {
+            host.attach(header.region, header.epoch, &key)?;
+        }
+        self.attached.insert(header.region, Attachment::new(header.epoch));
+        Ok(())
+    }
+
+    fn access(&mut self, host: &dyn Host, header: &RequestHeader, payload: &[u8]) -> Result<u64, Refusal> {
+        let length = header.length as usize;
+        if header.opcode == Opcode::Read && length > MAX_TRANSFER_BYTES {
+            return Err(Refusal::TooLong);
+        }
+        let word =
+            |at: usize| u64::from_le_bytes(payload[at..at + 8].try_into().expect("length checked in decode"));
+        let kind = if header.opcode == Opcode::Read { AccessKind::Read } else { AccessKind::Write };
+        let (unsent, attached) = (&mut self.answers.bytes, &mut self.attached);
+        let mut value = 0;
+        host.with_region(header.region, header.epoch, kind, &mut |memory| {
+            attached.remember(header.region, memory);
+            value = match header.opcode {
+                Opcode::Read => {
+                    let start = unsent.len();
+                    unsent.reserve(length);
+                    let room = unsent.spare_capacity_mut().as_mut_ptr().cast();
+                    // SAFETY: `length` bytes were reserved, and are nobody else's; all of them are written.
+                    unsafe {
+                        memory.read_to(header.offset, room, length)?;
+                        unsent.set_len(start + length);
+                    }
+                    0
+                }
+                Opcode::Write => {
+                    memory.write(header.offset, payload)?;
+                    0
+                }
+                Opcode::CompareAndSwap => memory.compare_and_swap(header.offset, word(0), word(8))?,
+                Opcode::FetchAndAdd => memory.fetch_and_add(header.offset, word(0))?,
+                _ => unreachable!("served elsewhere"),
+            };
+            Ok(())
+        })?;
+        Ok(value)
+    }
+}

@@ -1,0 +1,141 @@
+//! Who may keep more between its turns than the little that each connection may.
+//!
+//! S1. At most [`SHARES`] connections do. One that wants to begin a request that needs it, while all shares are taken,
+//!     waits for its turn with nothing but that little; the first to wait is the first to get one.
+//! S2. Whoever has a share while others wait finishes what it is in the middle of and lets go. What takes longer than
+//!     [`SHARE_DEADLINE`] ends: nobody waits for ever.
+//! Not here: the clock (callers pass `now`), and what connections keep.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Connections that may be in the middle of a large request or answer at once. One thread serves them all, so more
+/// would not be faster.
+pub(super) const SHARES: usize = 12;
+/// How long a share may be held while others wait: a megabyte comes through the slowest network by then.
+pub(super) const SHARE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Holders and waiting connections, by their tokens.
+#[derive(Default)]
+pub(super) struct Shares {
+    /// Since when each has its share.
+    holders: Vec<(u64, Instant)>,
+    waiting: VecDeque<u64>,
+    /// Since when somebody waits.
+    waiting_since: Option<Instant>,
+}
+
+impl Shares {
+    /// Whether this connection may begin large requests: nobody waits, and it has a share or there is one.
+    #[inline]
+    pub(super) fn is_open_to(&self, token: u64) -> bool {
+        self.waiting.is_empty() && (self.holders.len() < SHARES || self.holds(token))
+    }
+
+    /// Whether anybody has one.
+    #[inline]
+    pub(super) fn are_held(&self) -> bool {
+        !self.holders.is_empty()
+    }
+
+    fn holds(&self, token: u64) -> bool {
+        self.holders.iter().any(|&(holder, _)| holder == token)
+    }
+
+    pub(super) fn is_waiting(&self, token: u64) -> bool {
+        self.waiting.contains(&token)
+    }
+
+    /// A connection's turn is over, and it keeps more than a little, or not.
+    #[inline]
+    pub(super) fn settle(&mut self, token: u64, keeps_much: bool, now: Instant) {
+        if !keeps_much {
+            self.holders.retain(|&(holder, _)| holder != token);
+        } else if !self.holds(token) {
+            self.holders.push((token, now));
+        }
+    }
+
+    /// A connection waits for a share.
+    pub(super) fn wait(&mut self, token: u64, now: Instant) {
+        self.waiting.push_back(token);
+        self.waiting_since.get_or_insert(now);
+    }
+
+    /// Who has waited longest, if there is a share for it.
+    pub(super) fn next(&mut self) -> Option<u64> {
+        if self.holders.len() >= SHARES {
+            return None;
+        }
+        let next = self.waiting.pop_front();
+        if self.waiting.is_empty() {
+            self.waiting_since = None;
+        }
+        next
+    }
+
+    /// A connection has ended.
+    pub(super) fn closed(&mut self, token: u64) {
+        self.holders.retain(|&(holder, _)| holder != token);
+        self.waiting.retain(|&waiting| waiting != token);
+        if self.waiting.is_empty() {
+            self.waiting_since = None;
+        }
+    }
+
+    /// Those that others have waited for too long.
+    pub(super) fn overdue(&self, now: Instant) -> Vec<u64> {
+        let Some(waiting_since) = self.waiting_since else { return Vec::new() };
+        let is_over = |since: Instant| now.duration_since(since.max(waiting_since)) >= SHARE_DEADLINE;
+        self.holders.iter().filter(|(_, since)| is_over(*since)).map(|&(token, _)| token).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all_taken(now: Instant) -> Shares {
+        let mut shares = Shares::default();
+        for token in 0..SHARES as u64 {
+            assert!(shares.is_open_to(token));
+            shares.settle(token, true, now);
+        }
+        shares
+    }
+
+    #[test]
+    fn the_first_to_wait_is_the_first_to_get_a_share() {
+        let now = Instant::now();
+        let mut shares = all_taken(now);
+        shares.settle(3, true, now);
+        assert!(shares.is_open_to(3) && !shares.is_open_to(100));
+        shares.wait(100, now);
+        shares.wait(101, now);
+        assert!(!shares.is_open_to(3), "who has a share lets go of it when others wait");
+        assert_eq!(shares.next(), None);
+        shares.settle(3, false, now);
+        assert!(!shares.is_open_to(102), "nobody overtakes those that wait");
+        assert_eq!(shares.next(), Some(100));
+        shares.settle(100, true, now);
+        assert_eq!(shares.next(), None);
+        shares.closed(101);
+        assert!(shares.is_open_to(100) && !shares.is_open_to(102));
+    }
+
+    #[test]
+    fn a_share_may_be_held_as_long_as_nobody_waits_and_for_the_deadline_then() {
+        let start = Instant::now();
+        let mut shares = all_taken(start);
+        let later = start + 100 * SHARE_DEADLINE;
+        assert!(shares.overdue(later).is_empty());
+        shares.wait(100, later);
+        assert!(shares.overdue(later + SHARE_DEADLINE / 2).is_empty());
+        shares.settle(0, false, later);
+        assert_eq!(shares.next(), Some(100));
+        shares.wait(101, later);
+        shares.settle(100, true, later + SHARE_DEADLINE / 2);
+        let overdue = shares.overdue(later + SHARE_DEADLINE);
+        assert_eq!(overdue, (1..SHARES as u64).collect::<Vec<_>>(), "each has the deadline for itself");
+    }
+}

@@ -1,0 +1,411 @@
+//! The server's bounds (V4), its turns driven by hand, with clients over real sockets.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+
+use farpool_wire::{
+    AccessKey, Decoded, Epoch, HELLO_BYTES, Hello, HelloReply, Incarnation, MAX_TRANSFER_BYTES, NodeId,
+    Opcode, RESPONSE_HEADER_BYTES, Refusal, RequestHeader, ResponseHeader, SessionId,
+};
+
+use tempfile::TempDir;
+
+use super::room::FAIR_SHARE;
+use super::shares::SHARE_DEADLINE;
+use super::*;
+use crate::conformance::SuiteHost;
+
+const EPOCH: Epoch = Epoch(1);
+const KEY: [u8; 16] = [0x5A; 16];
+const PATIENCE: Duration = Duration::from_secs(20);
+const NEVER: Duration = Duration::from_secs(24 * 3600);
+const MIB: usize = MAX_TRANSFER_BYTES;
+/// More than there are shares.
+const CROWD: usize = 3 * SHARES;
+
+/// A server without a thread, and its clients.
+struct Bench {
+    host: Arc<SuiteHost>,
+    server: Server,
+    address: SocketAddr,
+    clients: Vec<Client>,
+    directory: TempDir,
+}
+
+trait Stream: Read + Write {}
+impl<S: Read + Write> Stream for S {}
+
+struct Client {
+    stream: Box<dyn Stream>,
+    outgoing: Vec<u8>,
+    sent: usize,
+    incoming: Vec<u8>,
+    greeting: Option<HelloReply>,
+    outcomes: Vec<Result<(), Refusal>>,
+    last_payload: Vec<u8>,
+    closed: bool,
+    reads: bool,
+}
+
+fn request(opcode: Opcode, length: usize, payload: usize) -> RequestHeader {
+    let (payload, length) = (payload as u32, length as u32);
+    RequestHeader { opcode, fence: false, payload, token: 7, region: 0, length, epoch: EPOCH, offset: 0 }
+}
+
+impl Bench {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let unix = Some((UnixListener::bind(&path).unwrap(), path));
+        let host = SuiteHost::new();
+        let mut server = Server::new(host.clone(), Listeners { tcp: Some(listener), unix }).unwrap();
+        server.last_housekeeping = Instant::now() + NEVER; // tests keep house when they mean to, however slow they are
+        Bench { host, server, address, clients: Vec::new(), directory }
+    }
+
+    /// A client that greets so.
+    fn greet(&mut self, session: u64, incarnation: u64, node: NodeId) -> usize {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        self.greet_on(Box::new(stream), session, incarnation, node)
+    }
+
+    fn greet_on(&mut self, stream: Box<dyn Stream>, session: u64, incarnation: u64, node: NodeId) -> usize {
+        let hello = Hello { session: SessionId(session), incarnation: Incarnation(incarnation), node };
+        let place = self.add(stream, hello);
+        self.until(|bench| bench.clients[place].greeting.is_some());
+        place
+    }
+
+    fn add(&mut self, stream: Box<dyn Stream>, hello: Hello) -> usize {
+        self.clients.push(Client {
+            stream,
+            outgoing: hello.encode().to_vec(),
+            sent: 0,
+            incoming: Vec::new(),
+            greeting: None,
+            outcomes: Vec::new(),
+            last_payload: Vec::new(),
+            closed: false,
+            reads: true,
+        });
+        self.clients.len() - 1
+    }
+
+    /// A client of a session of its own.
+    fn join(&mut self) -> usize {
+        let node = self.host.identity().node;
+        self.greet(self.clients.len() as u64 + 1, 1, node)
+    }
+
+    /// A client of a session of its own, over the Unix socket.
+    fn join_unix(&mut self) -> usize {
+        let stream = UnixStream::connect(self.directory.path().join("socket")).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let node = self.host.identity().node;
+        self.greet_on(Box::new(stream), self.clients.len() as u64 + 1, 1, node)
+    }
+
+    fn join_attached(&mut self) -> usize {
+        let place = self.join();
+        self.attach(place, 0, EPOCH)
+    }
+
+    fn attach(&mut self, place: usize, region: u32, epoch: Epoch) -> usize {
+        let header = RequestHeader { region, epoch, ..request(Opcode::Attach, 0, KEY.len()) };
+        self.send(place, &header.encode());
+        self.send(place, &KEY);
+        assert!(self.all_done(&[place], 1));
+        self.clients[place].outcomes.clear();
+        place
+    }
+
+    fn send(&mut self, place: usize, bytes: &[u8]) {
+        self.clients[place].outgoing.extend_from_slice(bytes);
+    }
+
+    /// One turn of everybody; whether anything happened. The memory kept is checked.
+    fn turn(&mut self) -> bool {
+        let mut events = Vec::with_capacity(EVENTS);
+        let moved: usize = self.clients.iter_mut().map(Client::pump).sum();
+        self.server.serve_events(&mut events, Duration::from_millis(2)).unwrap();
+        let bound = self.clients.len() * SMALL_BYTES + 2 * SHARES * BUFFER_BYTES;
+        assert!(self.kept_bytes() <= bound, "{} bytes kept", self.kept_bytes());
+        moved > 0 || !events.is_empty()
+    }
+
+    /// Goes on until it is so.
+    fn until(&mut self, is_so: impl Fn(&Bench) -> bool) {
+        let started = Instant::now();
+        while !is_so(self) {
+            assert!(started.elapsed() < PATIENCE);
+            self.turn();
+        }
+    }
+
+    /// Goes on until nobody seems to have anything to do.
+    fn settle(&mut self) {
+        let mut quiet = 0;
+        while quiet < 5 {
+            quiet = if self.turn() { 0 } else { quiet + 1 };
+        }
+    }
+
+    /// Goes on until each of these has so many answers; whether all say that it was done.
+    fn all_done(&mut self, crowd: &[usize], answers: usize) -> bool {
+        self.until(|bench| crowd.iter().all(|&place| bench.clients[place].outcomes.len() == answers));
+        crowd.iter().all(|&place| self.clients[place].outcomes.iter().all(Result::is_ok))
+    }
+
+    /// The clients whose connections have ended.
+    fn closed(&mut self) -> Vec<usize> {
+        self.settle();
+        (0..self.clients.len()).filter(|&place| self.clients[place].closed).collect()
+    }
+
+    /// What the server keeps for its connections.
+    fn kept_bytes(&self) -> usize {
+        self.server.connections.values().map(Connection::allocated_bytes).sum()
+    }
+}
+
+impl Client {
+    /// Sends and receives what goes; how much that was.
+    fn pump(&mut self) -> usize {
+        let mut moved = 0;
+        while self.sent < self.outgoing.len() {
+            match self.stream.write(&self.outgoing[self.sent..]) {
+                Ok(bytes) => (self.sent, moved) = (self.sent + bytes, moved + bytes),
+                Err(error) => {
+                    self.closed |= error.kind() != ErrorKind::WouldBlock;
+                    break;
+                }
+            }
+        }
+        let mut bytes = [0; 64 << 10];
+        while self.reads && !self.closed {
+            match self.stream.read(&mut bytes) {
+                Ok(0) => self.closed = true,
+                Ok(count) => {
+                    self.incoming.extend_from_slice(&bytes[..count]);
+                    moved += count;
+                }
+                Err(error) => {
+                    self.closed |= error.kind() != ErrorKind::WouldBlock;
+                    break;
+                }
+            }
+        }
+        self.take_answers();
+        moved
+    }
+
+    fn take_answers(&mut self) {
+        if self.greeting.is_none()
+            && let Ok(Decoded::Complete(greeting)) = HelloReply::decode(&self.incoming)
+        {
+            self.incoming.drain(..HELLO_BYTES);
+            self.greeting = Some(greeting);
+        }
+        while self.greeting.is_some()
+            && let Ok(Decoded::Complete(header)) = ResponseHeader::decode(&self.incoming)
+            && self.incoming.len() >= RESPONSE_HEADER_BYTES + header.payload as usize
+        {
+            self.outcomes.push(header.outcome);
+            let frame: Vec<u8> =
+                self.incoming.drain(..RESPONSE_HEADER_BYTES + header.payload as usize).collect();
+            self.last_payload = frame[RESPONSE_HEADER_BYTES..].to_vec();
+        }
+    }
+}
+
+#[test]
+fn payloads_of_writes_that_will_be_refused_are_not_kept() {
+    let mut bench = Bench::start();
+    let crowd: Vec<_> = (0..CROWD).map(|_| bench.join()).collect();
+    for &place in &crowd {
+        bench.send(place, &request(Opcode::Write, 0, MIB).encode());
+        bench.send(place, &vec![1; MIB - 1]);
+    }
+    bench.until(|bench| bench.clients.iter().all(|client| client.sent == client.outgoing.len()));
+    bench.until(|bench| bench.kept_bytes() < CROWD << 10);
+    for &place in &crowd {
+        bench.send(place, &[1]);
+    }
+    bench.until(|bench| bench.clients.iter().all(|client| !client.outcomes.is_empty()));
+    assert!(bench.clients.iter().all(|client| client.outcomes == [Err(Refusal::NotAttached)]));
+}
+
+#[test]
+fn refused_writes_are_answered_in_their_turn_and_change_nothing() {
+    let mut bench = Bench::start();
+    let place = bench.join();
+    let stale = RequestHeader { epoch: Epoch(9), ..request(Opcode::Write, 0, 100 << 10) };
+    let requests = [
+        (request(Opcode::Write, 0, MIB), vec![1; MIB]),
+        (request(Opcode::Write, 0, 0), vec![]),
+        (request(Opcode::Attach, 0, KEY.len()), KEY.to_vec()),
+        (stale, vec![1; 100 << 10]),
+        (request(Opcode::Write, 0, 8), vec![3; 8]),
+        (RequestHeader { region: 1, ..request(Opcode::Write, 0, 8) }, vec![1; 8]),
+        (request(Opcode::Read, 16, 0), vec![]),
+    ];
+    for (header, payload) in requests {
+        bench.send(place, &header.encode());
+        bench.send(place, &payload);
+    }
+    bench.until(|bench| bench.clients[place].outcomes.len() == 7);
+    let (not_attached, stale) = (Err(Refusal::NotAttached), Err(Refusal::StaleEpoch));
+    let client = &bench.clients[place];
+    assert_eq!(client.outcomes, [not_attached, not_attached, Ok(()), stale, Ok(()), not_attached, Ok(())]);
+    assert_eq!(client.last_payload, [[3; 8], [0; 8]].concat());
+}
+
+#[test]
+fn a_crowd_in_the_middle_of_large_writes_is_kept_within_bounds_and_all_are_served() {
+    let mut bench = Bench::start();
+    let crowd: Vec<_> = (0..CROWD).map(|_| bench.join_attached()).collect();
+    for &place in &crowd {
+        bench.send(place, &request(Opcode::Write, 0, MIB).encode());
+        bench.send(place, &vec![1; MIB - 1]);
+    }
+    bench.until(|bench| bench.kept_bytes() >= SHARES * MIB); // so many may be in the middle of one
+    bench.settle();
+    for &place in &crowd {
+        bench.send(place, &[1]);
+        bench.send(place, &request(Opcode::Write, 0, MIB).encode());
+        bench.send(place, &vec![1; MIB]);
+    }
+    assert!(bench.all_done(&crowd, 2));
+    assert_eq!(bench.kept_bytes(), 0);
+}
+
+#[test]
+fn a_crowd_that_does_not_read_its_answers_is_kept_within_bounds_and_all_are_answered() {
+    /// More than sockets hold.
+    const READS: usize = 12;
+    let mut bench = Bench::start();
+    let crowd: Vec<_> = (0..CROWD).map(|_| bench.join_attached()).collect();
+    for &place in &crowd {
+        bench.clients[place].reads = false;
+        bench.send(place, &request(Opcode::Read, MIB, 0).encode().repeat(READS));
+    }
+    bench.settle();
+    bench.clients.iter_mut().for_each(|client| client.reads = true);
+    assert!(bench.all_done(&crowd, READS));
+}
+
+#[test]
+fn who_holds_up_others_in_the_middle_of_a_request_is_closed_and_small_requests_never_wait() {
+    let mut bench = Bench::start();
+    let crowd: Vec<_> = (0..SHARES).map(|_| bench.join_attached()).collect();
+    for &place in &crowd {
+        bench.send(place, &request(Opcode::Write, 0, MIB).encode());
+        bench.send(place, &vec![1; MIB - 1]);
+    }
+    bench.until(|bench| bench.kept_bytes() >= SHARES * (MIB - 1));
+    let (large, small) = (bench.join_attached(), bench.join_attached());
+    bench.send(large, &request(Opcode::Read, MIB, 0).encode());
+    bench.send(small, &request(Opcode::Read, 8 << 10, 0).encode());
+    assert!(bench.all_done(&[small], 1));
+    bench.settle();
+    assert_eq!(bench.clients[large].outcomes, []);
+    bench.server.keep_house(Instant::now() + SHARE_DEADLINE);
+    assert!(bench.all_done(&[large], 1));
+    bench.until(|bench| crowd.iter().all(|&place| bench.clients[place].closed));
+}
+
+#[test]
+fn clients_without_a_key_never_hold_a_share() {
+    let mut bench = Bench::start();
+    let crowd: Vec<_> = (0..CROWD).map(|_| bench.join()).collect();
+    let payload = [&b"echo "[..], &[7; (64 << 10) - 5]].concat();
+    for &place in &crowd {
+        bench.clients[place].reads = false;
+        for _ in 0..100 {
+            bench.send(place, &request(Opcode::Call, 64 << 10, payload.len()).encode());
+            bench.send(place, &payload);
+        }
+    }
+    bench.settle();
+    assert!(!bench.server.shares.are_held());
+    assert!((1..=CROWD * SMALL_BYTES).contains(&bench.kept_bytes()));
+    bench.clients.iter_mut().for_each(|client| client.reads = true);
+    assert!(bench.all_done(&crowd, 100));
+}
+
+#[test]
+fn a_greeting_meant_for_another_node_leaves_the_session_alone() {
+    let mut bench = Bench::start();
+    let node = bench.host.identity().node;
+    let place = bench.join_attached();
+    let lost = bench.greet(1, 2, NodeId(node.0 + 1));
+    assert_eq!(bench.clients[lost].greeting.unwrap().node, node);
+    bench.until(|bench| bench.clients[lost].closed);
+    bench.send(place, &request(Opcode::Read, 8, 0).encode());
+    assert!(bench.all_done(&[place], 1));
+    let next = bench.greet(1, 2, node);
+    assert_eq!(bench.clients[next].greeting.unwrap().incarnation, Incarnation(2));
+    bench.until(|bench| bench.clients[place].closed);
+}
+
+#[test]
+fn attaching_without_reading_the_answers_makes_few_descriptors_wait() {
+    const ATTACHES: usize = 2000;
+    let mut bench = Bench::start();
+    let place = bench.join_unix();
+    bench.clients[place].reads = false;
+    bench.send(place, &[&request(Opcode::Attach, 0, KEY.len()).encode()[..], &KEY].concat().repeat(ATTACHES));
+    bench.settle();
+    let waiting = bench.server.connections.values().map(Connection::waiting_descriptors).sum::<usize>();
+    assert!((1..=8).contains(&waiting), "{waiting} descriptors wait");
+    bench.clients[place].reads = true;
+    assert!(bench.all_done(&[place], ATTACHES));
+}
+
+#[test]
+fn who_occupies_most_makes_room_for_others_once_all_places_are_taken() {
+    const OTHERS: Epoch = Epoch(2);
+    let mut bench = Bench::start();
+    bench.server.most_connections = FAIR_SHARE + 3;
+    bench.host.regions.open(1, OTHERS, AccessKey::from_bytes(KEY));
+    let other = bench.join();
+    bench.attach(other, 1, OTHERS);
+    let greedy: Vec<_> = (0..FAIR_SHARE + 2).map(|_| bench.join_attached()).collect();
+    assert_eq!(bench.closed(), [], "there is a place for each");
+    bench.send(greedy[0], &request(Opcode::Read, 8, 0).encode());
+    assert!(bench.all_done(&[greedy[0]], 1));
+    let next = bench.join();
+    bench.attach(next, 1, OTHERS);
+    assert_eq!(bench.closed(), [greedy[1]], "of his connections the one that has been idle longest");
+    let next = bench.join();
+    bench.attach(next, 1, OTHERS);
+    assert_eq!(bench.closed(), [greedy[1], greedy[2]]);
+    // Now nobody has more than a fair share.
+    let stream = TcpStream::connect(bench.address).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let node = bench.host.identity().node;
+    let hello = Hello { session: SessionId(u64::MAX), incarnation: Incarnation(1), node };
+    let refused = bench.add(Box::new(stream), hello);
+    assert_eq!(bench.closed(), [greedy[1], greedy[2], refused]);
+}
+
+#[test]
+fn attachments_of_ended_grants_keep_nobody_out() {
+    const NEXT: Epoch = Epoch(2);
+    let mut bench = Bench::start();
+    bench.server.most_connections = 5;
+    bench.host.regions.open(1, NEXT, AccessKey::from_bytes(KEY));
+    let dead: Vec<_> = (0..4).map(|_| bench.join_attached()).collect();
+    let alive = bench.join_attached();
+    bench.attach(alive, 1, NEXT);
+    bench.host.regions.fence(0);
+    for count in 1..=dead.len() {
+        let next = bench.join();
+        bench.attach(next, 1, NEXT);
+        assert_eq!(bench.closed(), dead[..count]);
+    }
+}
