@@ -18,7 +18,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::control::control_service;
 use crate::core::Core;
-use crate::identity::{self, Identity};
+use crate::identity::{self, Held, Identity};
 use crate::keeper::Keeper;
 use crate::memory::{available_memory, lockable_memory};
 use crate::register::Registration;
@@ -161,11 +161,7 @@ pub async fn run(
 ) -> Result<(), NodeError> {
     let regions = check(&config)?;
     raise_descriptor_limit();
-    let identity = match &config.state_dir {
-        Some(directory) => identity::next_life(directory)
-            .map_err(|source| NodeError::State { directory: directory.clone(), source })?,
-        None => identity::fresh().map_err(NodeError::Start)?,
-    };
+    let (identity, _state_held) = identify(config.state_dir.as_deref())?;
     // Bound before the memory is taken: a taken port is told at once.
     let control = Listener::bind(config.control_listen, config.tls.clone()).await?;
     let listeners = listen(&config)?;
@@ -183,6 +179,16 @@ pub async fn run(
         served = serving => served.map_err(NodeError::from),
         never = registration.run() => match never {},
     }
+}
+
+/// Who this node is, and its hold on the folder that says so, if there is one.
+fn identify(state_dir: Option<&Path>) -> Result<(Identity, Option<Held>), NodeError> {
+    let Some(directory) = state_dir else {
+        return Ok((identity::fresh().map_err(NodeError::Start)?, None));
+    };
+    let kept = |source| NodeError::State { directory: directory.to_owned(), source };
+    let (identity, held) = identity::next_life(directory).map_err(kept)?;
+    Ok((identity, Some(held)))
 }
 
 /// Starts the service by network card, if there is to be one; where clients find it.
