@@ -92,11 +92,15 @@ pub fn run(args: NodeArgs) -> Result<()> {
         state_dir: args.state,
         tls: args.tls_dir.as_deref().map(Tls::load).transpose()?,
     };
-    runtime()?.block_on(async {
+    let runtime = runtime()?;
+    let ended = runtime.block_on(async {
         let mut shutdown = Shutdown::listen()?;
         let greet = |ready: &Ready| say(format!("ready {} lending {memory}", ready.node));
         farpool_node::run(config, greet, shutdown.asked()).await.map_err(explain)
-    })
+    });
+    // A thread may still be taking memory, for minutes if there is much: it ends with the process.
+    runtime.shutdown_background();
+    ended
 }
 
 fn memory_to_lend(memory: Memory, region: ByteSize) -> Result<ByteSize> {

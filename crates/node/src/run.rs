@@ -6,6 +6,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 
 use farpool_control::{ControlError, Listener, Tls, this_host};
@@ -154,6 +155,9 @@ pub struct Ready {
 
 /// Runs a node until `shutdown`. `on_ready` is called once it serves; it registers with the broker meanwhile and
 /// keeps trying when that is away.
+///
+/// A shutdown while the memory is being taken ends it at once, but a thread of the runtime is still at that work then:
+/// end the runtime by `shutdown_background`, which does not wait for it.
 pub async fn run(
     config: NodeConfig,
     on_ready: impl FnOnce(&Ready),
@@ -165,7 +169,16 @@ pub async fn run(
     // Bound before the memory is taken: a taken port is told at once.
     let control = Listener::bind(config.control_listen, config.tls.clone()).await?;
     let listeners = listen(&config)?;
-    let (core, _keeper, server) = start(&config, identity, regions, listeners).await?;
+    let mut shutdown = pin!(shutdown);
+    let started = tokio::select! {
+        biased;
+        () = shutdown.as_mut() => {
+            leave_socket(&config);
+            return Ok(());
+        }
+        started = start(&config, identity, regions, listeners) => started,
+    };
+    let (core, _keeper, server) = started.inspect_err(|_| leave_socket(&config))?;
     let (rdma, _card_server) = serve_by_card(&config, &core)?;
     let address = NodeAddress { rdma, ..address(identity, &control, &server) };
     core.set_address(address.clone());
@@ -256,6 +269,15 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
+/// Takes the socket's path away again where the data plane, whose it would have been, was not started.
+fn leave_socket(config: &NodeConfig) {
+    if let Some(path) = &config.shm_socket
+        && let Err(error) = std::fs::remove_file(path)
+    {
+        tracing::warn!(path = %path.display(), %error, "the socket is left behind");
+    }
+}
+
 /// Takes the memory, which may last seconds, and starts the data plane.
 async fn start(
     config: &NodeConfig,
@@ -341,6 +363,15 @@ mod tests {
             assert!(error.contains(flag), "{error}");
         }
         assert_eq!(check(&config(130 << 20, 64 << 20)).unwrap(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_shutdown_while_the_memory_is_taken_ends_the_node_before_it_is_ready() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("node.sock");
+        let config = NodeConfig { shm_socket: Some(path.clone()), ..config(1 << 20, 1 << 20) };
+        run(config, |_| panic!("it was to end"), std::future::ready(())).await.unwrap();
+        assert!(!path.exists());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `farpool node` and `farpool broker` by themselves: what they keep, and how they end.
 
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::support::{Process, assert_complaint, farpool, run_command};
@@ -41,4 +42,20 @@ fn second_broker_on_a_store_is_refused_and_told_which() {
     assert_complaint(&output, 1, "--store");
     assert!(output.stderr.contains(store.to_str().unwrap()), "{output:?}");
     first.end_well();
+}
+
+#[test]
+fn node_that_is_interrupted_while_it_reserves_memory_ends_at_once_and_leaves_no_socket() {
+    let dir = TempDir::new().unwrap();
+    let socket = dir.path().join("node.sock");
+    let mut command = farpool(NODE);
+    command.args(["--memory", "1GiB", "--shm-socket"]).arg(&socket).env("FARPOOL_LOG", "farpool_node=debug");
+    let mut node = Process::start("the node", command);
+    node.await_complaint("regions reserved");
+    node.signal(Signal::TERM);
+    let output = node.wait();
+    assert!(output.status.success(), "{output:?}");
+    assert!(!output.stderr.contains("done=1024"), "it has taken all of its memory first");
+    assert_eq!(output.stdout, "", "it was never ready");
+    assert!(!socket.exists());
 }
