@@ -7,7 +7,7 @@
 //!     thread, since the kernel ties it to the thread.
 
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -41,6 +41,11 @@ pub fn check_stop(stop: &AtomicBool) -> Result<()> {
         bail!("interrupted: stopped and cleaned up as asked");
     }
     Ok(())
+}
+
+/// Prints a line on standard error. One that is closed or full does not end a measurement.
+pub fn complain(line: &str) {
+    let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
 /// A running child; see the rules at the head of this module.
@@ -166,7 +171,7 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
-            eprintln!("farpool bench: {}: {error:#}", self.name);
+            complain(&format!("farpool bench: {}: {error:#}", self.name));
         }
     }
 }

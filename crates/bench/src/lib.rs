@@ -7,6 +7,9 @@
 //!
 //! [`run_io`] is one measurement, [`run_table`] all that are published, beside peers. Not here: the command line.
 
+// They panic when the stream is closed or full; see `child::complain`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod child;
 mod floors;
 mod footprint;

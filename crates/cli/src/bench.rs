@@ -15,7 +15,7 @@ use farpool_bench::{
 use farpool_control::Tls;
 
 use crate::errors::UsageError;
-use crate::output::{say, say_json};
+use crate::output::{say, tell, tell_json};
 use crate::rdma::card_transport;
 use crate::size::ByteSize;
 use crate::tether::{self, Tether};
@@ -203,10 +203,9 @@ fn io(args: &IoArgs) -> Result<()> {
     let stop = stop_on_signals()?;
     let report = run_io(&options, Some(card_transport), source, &farpool, &stop)?;
     if args.json {
-        return say_json(&report);
+        return tell_json(&report);
     }
-    say(report.lines()?);
-    Ok(())
+    tell(report.lines()?)
 }
 
 fn io_table(args: IoTableArgs) -> Result<()> {
@@ -218,8 +217,7 @@ fn io_table(args: IoTableArgs) -> Result<()> {
         seconds: args.seconds.as_secs_f64(),
         footprint_bytes: args.footprint.0,
     };
-    say(run_table(&options, &farpool, &stop)?);
-    Ok(())
+    tell(run_table(&options, &farpool, &stop)?)
 }
 
 impl IoArgs {

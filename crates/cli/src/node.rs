@@ -8,7 +8,7 @@ use farpool_control::Tls;
 use farpool_node::{NodeConfig, NodeError, Ready};
 
 use crate::errors::UsageError;
-use crate::output::say;
+use crate::output::{complain, say};
 use crate::rdma::RdmaListen;
 use crate::reach::runtime;
 use crate::shutdown::Shutdown;
@@ -114,7 +114,7 @@ fn memory_to_lend(memory: Memory, region: ByteSize) -> Result<ByteSize> {
     };
     let (rounded, remark) = whole_regions(asked, region)?;
     if let Some(remark) = remark {
-        eprintln!("farpool: {remark}");
+        complain(format!("farpool: {remark}"));
     }
     Ok(rounded)
 }
