@@ -24,6 +24,8 @@ const POLL: Duration = Duration::from_millis(10);
 const READY_DEADLINE: Duration = Duration::from_secs(100);
 /// From SIGTERM to SIGKILL: a node frees its memory.
 const END_DEADLINE: Duration = Duration::from_secs(10);
+/// There is one for each child.
+const NO_THREAD: &str = "cannot start a thread that reads what a child says: raise the limits (ulimit -u, ulimit -v), or lower --threads";
 /// The word a process of this program says once it serves.
 const READY: &str = "ready";
 
@@ -91,7 +93,7 @@ impl Child {
             let lines = BufReader::new(pipe).lines().map_while(Result::ok);
             lines.for_each(|line| drop(say.send(line))); // nobody listens any more once it is ready
         };
-        std::thread::Builder::new().name("child-output".into()).spawn(hear)?;
+        std::thread::Builder::new().name("child-output".into()).spawn(hear).context(NO_THREAD)?;
         let until = Instant::now() + deadline;
         loop {
             let name = &child.name;
@@ -114,10 +116,12 @@ impl Child {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = Self::start(name, command)?;
         let mut pipe = child.process.stdout.take().context("a child without output")?;
-        let reading = std::thread::spawn(move || {
+        let read = move || {
             let mut text = String::new();
             pipe.read_to_string(&mut text).map(|_| text)
-        });
+        };
+        let reading =
+            std::thread::Builder::new().name("child-output".into()).spawn(read).context(NO_THREAD)?;
         let status = loop {
             if let Some(status) = child.process.try_wait()? {
                 break status;

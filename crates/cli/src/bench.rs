@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use farpool_bench::{
-    FloorPages, IoOp, IoOptions, IoTransport, Pattern, Source, TableOptions, run_io, run_table,
+    FloorPages, IoOp, IoOptions, IoTransport, Pattern, Source, TableOptions, check_room, run_io, run_table,
     serve_ping_pong, serve_tcp,
 };
 use farpool_control::Tls;
@@ -194,6 +194,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
 
 fn io(args: &IoArgs) -> Result<()> {
     let options = args.options().map_err(UsageError)?;
+    check_room(&options).map_err(UsageError)?;
     if args.broker.is_none() {
         check_memory(&options)?;
     }

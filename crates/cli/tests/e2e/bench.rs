@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use crate::support::{
     Pool, PoolOptions, Process, assert_complaint, children_of, eventually, farpool, is_running, run,
+    run_command, tied,
 };
 
 const SMALL: [&str; 5] = ["--footprint", "64MiB", "--seconds", "1", "--json"];
@@ -84,6 +85,18 @@ fn interrupted_measurement_leaves_no_process() {
     let output = bench.wait();
     assert_complaint(&output, 1, "interrupted");
     assert!(children.iter().all(|&id| !is_running(id)));
+}
+
+#[test]
+fn too_little_address_space_is_an_error_that_says_what_to_lower_and_leaves_no_folder() {
+    for (transport, op, threads) in [("shm", "read", "16"), ("tcp", "read", "16"), ("shm", "call", "128")] {
+        let temporary = tempfile::tempdir().unwrap();
+        let mut command = tied("prlimit", ["--as=600000000:600000000", "--", env!("CARGO_BIN_EXE_farpool")]);
+        command.args(["bench", "io", "--transport", transport, "--op", op, "--threads", threads]);
+        command.args(["--footprint", "32MiB", "--seconds", "0.1", "--floor"]).env("TMPDIR", temporary.path());
+        assert_complaint(&run_command(command), 2, "lower --threads");
+        assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0);
+    }
 }
 
 #[test]
