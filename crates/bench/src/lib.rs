@@ -12,6 +12,7 @@
 
 mod child;
 mod floors;
+mod folder;
 mod footprint;
 mod lane;
 mod local_pool;

@@ -29,6 +29,9 @@ pub const LEAST_REGION_BYTES: u64 = 1 << 20;
 /// Regions' sizes are multiples of this, so that they can be mapped by huge pages.
 const REGION_GRANULE_BYTES: u64 = 1 << 20;
 
+/// Longest path of a Unix socket without its final zero (unix(7)).
+const SOCKET_PATH_MAX: usize = 107;
+
 /// Serves a node's memory by network card. It lives in a crate of its own, and whoever makes a program brings it.
 pub trait CardService: fmt::Debug + Send + Sync {
     /// Where it is to listen, for people to read.
@@ -264,6 +267,11 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
         }
         std::fs::remove_file(path)?;
     }
+    let bytes = path.as_os_str().len();
+    if bytes > SOCKET_PATH_MAX {
+        let text = format!("a socket's path has at most {SOCKET_PATH_MAX} bytes, and this one {bytes}");
+        return Err(io::Error::new(io::ErrorKind::InvalidFilename, text));
+    }
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
     Ok(listener)
@@ -384,5 +392,7 @@ mod tests {
         drop(living);
         std::fs::write(directory.path().join("file"), "precious").unwrap();
         assert!(bind_unix(&directory.path().join("file")).is_err());
+        let error = bind_unix(&directory.path().join("n".repeat(108))).unwrap_err().to_string();
+        assert!(error.contains("107"), "{error}");
     }
 }

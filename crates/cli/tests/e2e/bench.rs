@@ -100,6 +100,19 @@ fn too_little_address_space_is_an_error_that_says_what_to_lower_and_leaves_no_fo
 }
 
 #[test]
+fn folder_for_temporary_files_that_is_too_deep_for_a_socket_is_an_error_that_names_the_variable() {
+    let temporary = tempfile::tempdir().unwrap();
+    let deep = temporary.path().join("d".repeat(90));
+    std::fs::create_dir(&deep).unwrap();
+    let mut command = farpool(["bench", "io", "--transport", "shm", "--op", "read", "--seconds", "1"]);
+    command.args(["--footprint", "4MiB"]).env("TMPDIR", &deep);
+    let output = run_command(command);
+    assert_complaint(&output, 1, "TMPDIR");
+    assert!(output.stderr.contains("107"), "{output:?}");
+    assert_eq!(std::fs::read_dir(&deep).unwrap().count(), 0);
+}
+
+#[test]
 fn what_cannot_be_measured_is_a_usage_error_with_the_fix() {
     let bad = |args: &[&str], fix: &str| {
         let usual = ["bench", "io", "--seconds", "1"];
