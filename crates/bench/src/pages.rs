@@ -6,20 +6,17 @@
 use std::fmt;
 use std::fs;
 use std::io;
-use std::ptr::NonNull;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use farpool_fabric::SharedMemory;
+use rustix::mm::Advice;
 
 /// How the kernel came to the pages of shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pages {
     /// The machine's smallest.
     Small,
-    /// From the pool that `vm.nr_hugepages` reserves.
-    Reserved,
     /// Small ones that the kernel has put together.
     Transparent,
 }
@@ -28,7 +25,6 @@ impl fmt::Display for Pages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Pages::Small => "small",
-            Pages::Reserved => "reserved",
             Pages::Transparent => "transparent",
         })
     }
@@ -38,9 +34,9 @@ impl FromStr for Pages {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let known = [Pages::Small, Pages::Reserved, Pages::Transparent];
+        let known = [Pages::Small, Pages::Transparent];
         let found = known.into_iter().find(|pages| pages.to_string() == name);
-        found.ok_or_else(|| format!("unknown pages '{name}': choose small, reserved or transparent"))
+        found.ok_or_else(|| format!("unknown pages '{name}': choose small or transparent"))
     }
 }
 
@@ -63,8 +59,8 @@ impl Pages {
 
     /// The pages of most of what is mapped under the name.
     fn of_smaps(smaps: &str, name: &str) -> Option<Self> {
-        let (mut mapped, mut reserved, mut together) = (0, 0, 0);
-        let (mut counts, mut size) = (false, 0);
+        let (mut mapped, mut together) = (0, 0);
+        let mut counts = false;
         for line in smaps.lines() {
             let Some((field, value)) = line.split_once(':').filter(|(field, _)| !field.contains(' ')) else {
                 counts = line.contains(name);
@@ -73,103 +69,64 @@ impl Pages {
             let kib: u64 = value.split_whitespace().next().and_then(|kib| kib.parse().ok()).unwrap_or(0);
             match field {
                 _ if !counts => {}
-                "Size" => {
-                    size = kib;
-                    mapped += kib;
-                }
-                "KernelPageSize" if kib >= HUGE_KIB => reserved += size,
+                "Size" => mapped += kib,
                 "ShmemPmdMapped" | "FilePmdMapped" => together += kib,
                 _ => {}
             }
         }
         match () {
             () if mapped == 0 => None,
-            () if 2 * reserved > mapped => Some(Pages::Reserved),
             () if 2 * together > mapped => Some(Pages::Transparent),
             () => Some(Pages::Small),
         }
     }
 }
 
-/// A shared mapping of a memory file, prefaulted, that no other process has.
+/// Zeroed memory of our own, allocated, that no other process has.
 #[derive(Debug)]
 pub struct SharedPages {
-    base: NonNull<u8>,
-    bytes: usize,
-    mapped: usize,
-}
-
-// SAFETY: an address range that lives until drop; who shares it between threads answers for what they do there.
-unsafe impl Send for SharedPages {}
-// SAFETY: as above.
-unsafe impl Sync for SharedPages {}
-
-impl SharedPages {
-    /// Zeroed memory on such pages.
-    pub fn new(bytes: usize, pages: Pages) -> Result<Self> {
-        let mapped = if pages == Pages::Small { bytes } else { bytes.next_multiple_of(HUGE_BYTES) };
-        let memory = Self::map(bytes, mapped, pages);
-        let memory = memory.with_context(|| match pages {
-            Pages::Reserved => format!(
-                "the floor needs {} more huge pages: raise vm.nr_hugepages, or lower --footprint",
-                mapped / HUGE_BYTES
-            ),
-            Pages::Small | Pages::Transparent => {
-                format!("the floor needs {} MiB more memory: lower --footprint", mapped >> 20)
-            }
-        })?;
-        if pages == Pages::Transparent
-            && Pages::of_process(std::process::id(), FLOOR_NAME)? != Some(Pages::Transparent)
-        {
-            bail!(
-                "the kernel puts no huge pages together for the floor: see /sys/kernel/mm/transparent_hugepage"
-            );
-        }
-        Ok(memory)
-    }
-
-    fn map(bytes: usize, mapped: usize, pages: Pages) -> io::Result<Self> {
-        let huge = if pages == Pages::Reserved {
-            MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB
-        } else {
-            MemfdFlags::empty()
-        };
-        let fd = memfd_create(FLOOR_NAME, MemfdFlags::CLOEXEC | huge)?;
-        rustix::fs::ftruncate(&fd, mapped as u64)?;
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address the kernel chooses aliases nothing of ours.
-        let base =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), mapped, access, MapFlags::SHARED, &fd, 0)? };
-        let memory =
-            SharedPages { base: NonNull::new(base.cast()).expect("mmap never returns null"), bytes, mapped };
-        if pages == Pages::Transparent {
-            // SAFETY: the range is ours until drop; advice changes no contents.
-            unsafe { rustix::mm::madvise(base, mapped, Advice::LinuxHugepage)? };
-        }
-        // SAFETY: as above.
-        unsafe { rustix::mm::madvise(base, mapped, Advice::LinuxPopulateWrite)? };
-        Ok(memory)
-    }
-
-    /// First byte.
-    pub fn base(&self) -> *mut u8 {
-        self.base.as_ptr()
-    }
-
-    /// Length in bytes.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
+    memory: SharedMemory,
 }
 
 /// Name of the floor's memory in `/proc/PID/maps`.
 const FLOOR_NAME: &str = "farpool-floor";
 
-impl Drop for SharedPages {
-    fn drop(&mut self) {
-        // SAFETY: the range was mapped by `map`, and whoever used it borrowed or owned `self`.
-        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
-        debug_assert!(unmapped.is_ok(), "munmap of an own mapping: {unmapped:?}");
+impl SharedPages {
+    /// Memory on such pages.
+    pub fn new(bytes: usize, pages: Pages) -> Result<Self> {
+        let mapped = if pages == Pages::Small { bytes } else { bytes.next_multiple_of(HUGE_BYTES) };
+        let memory = Self::allocate(mapped, pages).with_context(|| {
+            format!("the floor needs {} MiB more memory: lower --footprint", mapped >> 20)
+        })?;
+        if pages == Pages::Transparent
+            && Pages::of_process(std::process::id(), FLOOR_NAME)? != Some(Pages::Transparent)
+        {
+            bail!("the kernel has no large pages left for the floor: lower --footprint, or end something");
+        }
+        Ok(SharedPages { memory })
+    }
+
+    fn allocate(bytes: usize, pages: Pages) -> io::Result<SharedMemory> {
+        let memory = SharedMemory::create(FLOOR_NAME, bytes as u64)?;
+        let mapping = memory.mapping();
+        match pages {
+            Pages::Transparent => drop(mapping.prefault()?),
+            // SAFETY: the range is the mapping's; populating it changes no contents.
+            Pages::Small => unsafe {
+                rustix::mm::madvise(mapping.base().cast(), bytes, Advice::LinuxPopulateWrite)?;
+            },
+        }
+        Ok(memory)
+    }
+
+    /// First byte.
+    pub fn base(&self) -> *mut u8 {
+        self.memory.mapping().base()
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.memory.mapping().len() as usize
     }
 }
 
@@ -177,28 +134,27 @@ impl Drop for SharedPages {
 mod tests {
     use super::*;
 
-    fn smaps(kernel_page: u64, together: u64) -> String {
+    fn smaps(together: u64) -> String {
         format!(
             "7f00-7f10 rw-p 00000000 00:00 0 \nSize: 900 kB\nKernelPageSize: 4 kB\n\
-             7f20-7f30 rw-s 00000000 00:01 7 /memfd:far (deleted)\nSize: 65536 kB\nKernelPageSize: {kernel_page} kB\n\
+             7f20-7f30 rw-s 00000000 00:01 7 /memfd:far (deleted)\nSize: 65536 kB\nKernelPageSize: 4 kB\n\
              ShmemPmdMapped: {together} kB\nVmFlags: rd wr sh\n"
         )
     }
 
     #[test]
     fn pages_are_told_by_what_the_kernel_says_of_the_mapping() {
-        assert_eq!(Pages::of_smaps(&smaps(4, 0), "/memfd:far"), Some(Pages::Small));
-        assert_eq!(Pages::of_smaps(&smaps(2048, 0), "/memfd:far"), Some(Pages::Reserved));
-        assert_eq!(Pages::of_smaps(&smaps(4, 65536), "/memfd:far"), Some(Pages::Transparent));
-        assert_eq!(Pages::of_smaps(&smaps(4, 0), "/memfd:near"), None);
+        assert_eq!(Pages::of_smaps(&smaps(0), "/memfd:far"), Some(Pages::Small));
+        assert_eq!(Pages::of_smaps(&smaps(65536), "/memfd:far"), Some(Pages::Transparent));
+        assert_eq!(Pages::of_smaps(&smaps(0), "/memfd:near"), None);
     }
 
     #[test]
     fn pages_are_read_as_they_are_shown() {
-        for pages in [Pages::Small, Pages::Reserved, Pages::Transparent] {
+        for pages in [Pages::Small, Pages::Transparent] {
             assert_eq!(pages.to_string().parse(), Ok(pages));
         }
-        assert!("large".parse::<Pages>().unwrap_err().contains("reserved"));
+        assert!("large".parse::<Pages>().unwrap_err().contains("transparent"));
     }
 
     #[test]

@@ -75,7 +75,8 @@ pub fn run_io(
     let transports = Transports { choice: options.transport.0, card };
     let footprint = Footprint::lease(&broker, tls, transports, options.footprint_bytes)?;
     let options = &IoOptions { footprint_bytes: footprint.bytes(), ..*options };
-    let first = Reach::open(&footprint, transports, 0)?; // kept: the pages are told by its mapping
+    let first = Reach::open(&footprint, transports, 0)?; // kept: the pages are told by its mapping,
+    first.sum()?; // where it was touched
     let pages = pages(options, own.as_ref())?;
     let ground = options.floor.then(|| Ground::prepare(options, pages.unwrap_or(Pages::Small), farpool));
     let ground = ground.transpose()?;

@@ -30,7 +30,8 @@ pub struct NodeArgs {
     #[arg(long, value_name = "HOST:PORT", env = "FARPOOL_BROKER", hide_env_values = true)]
     broker: String,
 
-    /// What to lend; auto is what is available now, less a reserve
+    /// What to lend; auto is what is available now, less a reserve. With --shm-socket the node keeps one region more, to
+    /// move memory to whose sharers are shut out
     #[arg(long, value_name = "SIZE|auto", default_value = "auto")]
     memory: Memory,
 
@@ -79,7 +80,8 @@ pub struct NodeArgs {
 /// Lends until asked to stop.
 pub fn run(args: NodeArgs) -> Result<()> {
     tether::fasten(&args.tether)?;
-    let memory = memory_to_lend(args.memory, args.region_size)?;
+    let spare = if args.shm_socket.is_some() { args.region_size } else { ByteSize(0) };
+    let memory = memory_to_lend(args.memory, args.region_size, spare)?;
     let config = NodeConfig {
         broker: args.broker,
         control_listen: args.listen,
@@ -103,14 +105,16 @@ pub fn run(args: NodeArgs) -> Result<()> {
     ended
 }
 
-fn memory_to_lend(memory: Memory, region: ByteSize) -> Result<ByteSize> {
+/// What to lend, where the node keeps `spare` beside it.
+fn memory_to_lend(memory: Memory, region: ByteSize, spare: ByteSize) -> Result<ByteSize> {
     let Memory::Bytes(asked) = memory else {
-        let spare = farpool_node::memory_to_lend().context("cannot read how much memory there is")?;
-        if spare < region.0 {
-            let spare = ByteSize(spare);
-            bail!("this machine has only {spare} to spare: give --memory, or a smaller --region-size");
+        let room = farpool_node::memory_to_lend().context("cannot read how much memory there is")?;
+        let lent = room.saturating_sub(spare.0);
+        if lent < region.0 {
+            let room = ByteSize(room);
+            bail!("this machine has only {room} to spare: give --memory, or a smaller --region-size");
         }
-        return Ok(ByteSize(spare - spare % region.0));
+        return Ok(ByteSize(lent - lent % region.0));
     };
     let (rounded, remark) = whole_regions(asked, region)?;
     if let Some(remark) = remark {

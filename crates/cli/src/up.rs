@@ -83,7 +83,7 @@ pub struct UpArgs {
 /// Runs the pool until asked to stop.
 pub fn run(args: UpArgs) -> Result<()> {
     let (memory, remark) = whole_regions(args.memory, args.region_size)?;
-    check_memory(args.nodes, memory)?;
+    check_memory(args.nodes, memory, args.region_size)?;
     let run_dir = RunDir::claim(&args.dir.clone().unwrap_or_else(run_dir::default_path))?;
     check_socket_path(&run_dir, args.nodes)?;
     if let Some(remark) = remark {
@@ -104,11 +104,12 @@ pub fn run(args: UpArgs) -> Result<()> {
     })
 }
 
-fn check_memory(nodes: u32, memory: ByteSize) -> Result<()> {
+fn check_memory(nodes: u32, memory: ByteSize, spare: ByteSize) -> Result<()> {
     let room = ByteSize(farpool_node::available_memory().context("cannot read how much memory there is")?);
-    if memory.0.saturating_mul(u64::from(nodes)) > room.0 {
+    if memory.0.saturating_add(spare.0).saturating_mul(u64::from(nodes)) > room.0 {
         let text = format!(
-            "{nodes} nodes with {memory} each are more than the {room} available: lower --memory or --nodes"
+            "{nodes} nodes with {memory} each, and {spare} that each keeps for fences, are more than the {room} \
+             available: lower --memory or --nodes"
         );
         return Err(UsageError(text).into());
     }

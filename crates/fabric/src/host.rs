@@ -26,8 +26,6 @@ pub struct SharedRegion {
     pub words: OwnedFd,
     /// Sizes and places for the client.
     pub attached: ShmAttached,
-    /// Kept until the client detaches or its connection ends: while it lives, the memory is somebody's.
-    pub holder: Arc<dyn Send + Sync>,
 }
 
 /// Whether an access changes memory.

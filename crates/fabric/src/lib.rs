@@ -38,7 +38,9 @@ pub use clock::{Clock, MonotonicClock};
 pub use drive::block_on;
 pub use endpoint::{Batch, Endpoint, EndpointConfig, MAX_BATCH, MAX_IN_FLIGHT, Queue};
 pub use host::{AccessKind, Cut, Host, HostIdentity, LentMemory, SharedRegion, access_refusal};
-pub use memory::{AccessError, Mapping, Protection, SharedMemory, create_sealed, reopen_read_only};
+pub use memory::{
+    AccessError, LargePages, Mapping, Protection, SharedMemory, create_sealed, reopen_read_only,
+};
 pub use negotiate::{CardTransport, Negotiated, TransportChoice, Transports};
 pub use op::{CallAnswer, OpError, Uncertain};
 pub use regions::{RegionSet, Scrubbed};

@@ -28,22 +28,13 @@ pub enum AccessError {
     ReadOnly,
 }
 
+/// Size of a large page: one entry of the processor's table of translations instead of 512.
+const LARGE_PAGE_BYTES: usize = 2 << 20;
+
 /// Anonymous memory with a descriptor that can be handed to other processes; its size is sealed. Who was handed a
 /// read-only descriptor cannot open it anew for writing, unless it runs as the same user or as root.
 pub fn create_sealed(name: &str, bytes: u64) -> io::Result<OwnedFd> {
-    create_sealed_as(name, bytes, MemfdFlags::empty())
-}
-
-/// Size of a large page: one entry of the processor's table of translations instead of 512.
-const LARGE_PAGE_BYTES: u64 = 2 << 20;
-
-/// Like [`create_sealed`], in large pages.
-fn create_sealed_large(name: &str, bytes: u64) -> io::Result<OwnedFd> {
-    create_sealed_as(name, bytes, MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)
-}
-
-fn create_sealed_as(name: &str, bytes: u64, pages: MemfdFlags) -> io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | pages)?;
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, bytes)?;
     // Memory files are born open to all: through /proc a read-only descriptor would be as good as a writable one.
     rustix::fs::fchmod(&fd, Mode::RUSR)?;
@@ -65,6 +56,15 @@ pub fn reopen_read_only(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
         rustix::fs::Mode::empty(),
     )?)
+}
+
+/// What came of putting memory into large pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LargePages {
+    /// All but what is left over at the end.
+    AsFarAsTheyFit,
+    /// The kernel cannot, or has none left.
+    NotAll,
 }
 
 /// How a mapping may be used.
@@ -108,11 +108,7 @@ impl Mapping {
             Protection::ReadOnly => ProtFlags::READ,
             Protection::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
-        // SAFETY: a new mapping at an address the kernel chooses aliases nothing of ours.
-        let base =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, fd, 0)? };
-        let base = NonNull::new(base.cast()).expect("mmap never returns null");
-        Ok(Mapping { base, bytes: length, protection })
+        Ok(Mapping { base: map_shared(fd, length, access)?, bytes: length, protection })
     }
 
     /// Length in bytes.
@@ -130,17 +126,26 @@ impl Mapping {
         self.base.as_ptr()
     }
 
-    /// Allocates every page now, so that no later access can fail for want of memory.
-    pub fn prefault(&self) -> io::Result<()> {
-        // SAFETY: MADV_POPULATE_WRITE changes no contents; the range is ours until drop.
-        unsafe {
-            rustix::mm::madvise(
-                self.base.as_ptr().cast(),
-                self.bytes,
-                rustix::mm::Advice::LinuxPopulateWrite,
-            )?
-        };
-        Ok(())
+    /// Allocates every page now, so that no later access can fail for want of memory: large pages where the kernel has
+    /// them (Linux 6.1, and memory that is not in crumbs), small ones elsewhere. They are pages like any others, not from
+    /// a reserve: whoever punches holes into them finds zeros, and nobody is killed.
+    pub fn prefault(&self) -> io::Result<LargePages> {
+        let large = self.bytes / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES;
+        // A large page is made of what is there: of one small page, and nothing else that would have to be copied.
+        for start in (0..large).step_by(LARGE_PAGE_BYTES) {
+            self.advise(start, 1, libc::MADV_POPULATE_WRITE)?;
+        }
+        let collapsed = large > 0 && self.advise(0, large, libc::MADV_COLLAPSE).is_ok();
+        self.advise(0, self.bytes, libc::MADV_POPULATE_WRITE)?;
+        Ok(if collapsed { LargePages::AsFarAsTheyFit } else { LargePages::NotAll })
+    }
+
+    /// Gives the kernel advice that changes no contents, on `bytes` bytes at `start`, a multiple of the page size.
+    fn advise(&self, start: usize, bytes: usize, advice: libc::c_int) -> io::Result<()> {
+        assert!(start <= self.bytes && bytes <= self.bytes - start, "advice past the mapping's end");
+        // SAFETY: the range is within the mapping, which is ours until drop; the callers' advice changes no contents.
+        let result = unsafe { libc::madvise(self.base.as_ptr().add(start).cast(), bytes, advice) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Keeps the pages out of swap for as long as the mapping lives.
@@ -270,6 +275,31 @@ impl Mapping {
     }
 }
 
+/// Maps the first `length` bytes of a descriptor, at an address where large pages stay large.
+fn map_shared(fd: BorrowedFd<'_>, length: usize, access: ProtFlags) -> io::Result<NonNull<u8>> {
+    let page = rustix::param::page_size();
+    let too_long = || io::Error::new(io::ErrorKind::InvalidInput, "impossible mapping length");
+    let whole = length.checked_next_multiple_of(page).ok_or_else(too_long)?;
+    let slack = if length < LARGE_PAGE_BYTES { 0 } else { LARGE_PAGE_BYTES };
+    let reserved = whole.checked_add(slack).ok_or_else(too_long)?;
+    let unused = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping at an address the kernel chooses aliases nothing of ours.
+    let start =
+        unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), reserved, ProtFlags::empty(), unused)? };
+    let before = start.addr().next_multiple_of(slack.max(1)) - start.addr();
+    let base = start.wrapping_byte_add(before);
+    // SAFETY: `whole` bytes at `base` lie within what was just reserved, and nobody else knows of it.
+    let mapped = unsafe { rustix::mm::mmap(base, length, access, MapFlags::SHARED | MapFlags::FIXED, fd, 0) };
+    let keep = if mapped.is_ok() { whole } else { 0 };
+    for (at, bytes) in [(start, before), (base.wrapping_byte_add(keep), reserved - before - keep)] {
+        if bytes > 0 {
+            // SAFETY: parts of the reservation outside of the new mapping, which nobody has used.
+            unsafe { rustix::mm::munmap(at, bytes)? };
+        }
+    }
+    Ok(NonNull::new(mapped?.cast()).expect("mmap never returns null"))
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the range was mapped by `new` and nothing can refer to it any more: accessors borrow `self`.
@@ -318,32 +348,6 @@ impl SharedMemory {
         Ok(SharedMemory { fd, mapping })
     }
 
-    /// Like [`SharedMemory::create`], in 2 MiB pages if the system has enough of them in reserve: far reads at
-    /// random places then miss the table of translations less often.
-    pub fn create_large(name: &str, bytes: u64) -> io::Result<Self> {
-        if bytes.is_multiple_of(LARGE_PAGE_BYTES)
-            && let Ok(fd) = create_sealed_large(name, bytes)
-            // Mapping sets the pages aside, taking them may meet a control group's limit: both fail here and now.
-            && let Ok(mapping) = Mapping::new(fd.as_fd(), bytes, Protection::ReadWrite)
-            && mapping.prefault().is_ok()
-        {
-            return Ok(SharedMemory { fd, mapping: Arc::new(mapping) });
-        }
-        Self::create(name, bytes)
-    }
-
-    /// Whether it lies in large pages. What touches them again after [`discard`](Self::discard) may find none left,
-    /// and is killed.
-    pub(crate) fn is_large(&self) -> bool {
-        self.page_bytes().is_ok_and(|bytes| bytes >= LARGE_PAGE_BYTES)
-    }
-
-    /// Size of the pages it lies in.
-    pub fn page_bytes(&self) -> io::Result<u64> {
-        // For memory files the kernel says there what their pages are.
-        Ok(rustix::fs::fstat(&self.fd)?.st_blksize as u64)
-    }
-
     /// The descriptor, to hand out.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -383,13 +387,38 @@ mod tests {
     }
 
     #[test]
-    fn memory_in_large_pages_falls_back_to_small_ones() {
-        let memory = SharedMemory::create_large("test", 2 * LARGE_PAGE_BYTES).unwrap();
-        assert!([4096, LARGE_PAGE_BYTES].contains(&memory.page_bytes().unwrap()));
-        memory.mapping().prefault().unwrap();
-        memory.mapping().store(LARGE_PAGE_BYTES, 5).unwrap();
-        let odd = SharedMemory::create_large("test", 4096).unwrap();
-        assert_eq!(odd.page_bytes().unwrap(), 4096);
+    fn allocated_memory_of_any_length_is_zeroed_usable_and_survives_its_pages_being_taken() {
+        for bytes in [4096, LARGE_PAGE_BYTES as u64, 2 * LARGE_PAGE_BYTES as u64 + 12288] {
+            let memory = SharedMemory::create("test", bytes).unwrap();
+            let mapping = memory.mapping();
+            mapping.prefault().unwrap();
+            assert_eq!(rustix::fs::fstat(memory.fd()).unwrap().st_blocks as u64 * 512, bytes);
+            assert_eq!(mapping.load(bytes - 8), Ok(0));
+            mapping.store(bytes - 8, 5).unwrap();
+            let other = Mapping::new(memory.fd(), bytes, Protection::ReadWrite).unwrap();
+            assert_eq!(other.load(bytes - 8), Ok(5));
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(memory.fd(), hole, 0, bytes).unwrap();
+            assert_eq!(mapping.load(bytes - 8), Ok(0));
+            mapping.store(0, 7).unwrap();
+            assert_eq!(other.load(0), Ok(7));
+        }
+    }
+
+    #[test]
+    fn long_mappings_begin_where_a_large_page_does() {
+        for bytes in [LARGE_PAGE_BYTES as u64, LARGE_PAGE_BYTES as u64 + 100] {
+            let fd = create_sealed("test", bytes).unwrap();
+            let one = Mapping::new(fd.as_fd(), bytes, Protection::ReadWrite).unwrap();
+            let other = Mapping::new(fd.as_fd(), bytes, Protection::ReadOnly).unwrap();
+            for mapping in [&one, &other] {
+                assert_eq!(mapping.base().addr() % LARGE_PAGE_BYTES, 0);
+            }
+            one.write(bytes - 1, &[3]).unwrap();
+            let mut last = [0];
+            other.read(bytes - 1, &mut last).unwrap();
+            assert_eq!(last, [3]);
+        }
     }
 
     #[test]
@@ -404,14 +433,10 @@ mod tests {
     }
 
     #[test]
-    fn other_users_cannot_open_memory_anew_whatever_its_pages() {
-        let small = create_sealed("test", 4096).unwrap();
-        // A kernel without large pages has none to look at; a file of them needs no pages as long as it is not mapped.
-        let large = create_sealed_large("test", LARGE_PAGE_BYTES).ok();
-        for fd in [Some(small), large].into_iter().flatten() {
-            assert_eq!(rustix::fs::fstat(&fd).unwrap().st_mode & 0o777, Mode::RUSR.bits());
-            assert!(reopen_read_only(fd.as_fd()).is_ok());
-        }
+    fn other_users_cannot_open_memory_anew() {
+        let fd = create_sealed("test", 4096).unwrap();
+        assert_eq!(rustix::fs::fstat(&fd).unwrap().st_mode & 0o777, Mode::RUSR.bits());
+        assert!(reopen_read_only(fd.as_fd()).is_ok());
     }
 
     #[test]

@@ -5,11 +5,12 @@
 //! R2. Accesses by shared memory are not stopped but found out: the grant's word changes before the fence returns,
 //!     so that they end as *unknown* (`docs/src/fabric.md`, shared memory).
 //! R3. Memory that was handed to other processes is never lent again: the next lease gets new memory, and the old
-//!     one's pages go back to the system before, whoever still maps them. (In large pages, only once every holder has
-//!     let go: touching them again could kill it.) Memory that was not handed out is overwritten with zeros.
+//!     one's pages go back to the system before, whoever still maps them. Memory that was not handed out is
+//!     overwritten with zeros.
 //! R4. When one of several grants is fenced whose process was handed the memory, the contents *move* to new memory
 //!     before the fence returns: what that process still stores, it stores where nobody reads. Everything that was
-//!     acknowledged is in the copy; the other grants attach again.
+//!     acknowledged is in the copy; the other grants attach again. Nobody waits for the copying but who asked for the
+//!     fence: meanwhile accesses are refused as busy. The spare memory makes that a fence needs none that could be refused.
 //! R5. Access that no check per operation guards (a network card's) is cut before a fence of its grant returns, and
 //!     before the contents move. Cuts run without the lock of the region, since they may have to wait for threads
 //!     that are waiting for it; meanwhile nobody is given the memory anew.
@@ -28,7 +29,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::host::{AccessKind, Cut, LentMemory, SharedRegion, access_refusal};
 use crate::memory::{AccessError, Mapping, SharedMemory};
-use slot::Slot;
+use slot::{Move, Slot};
 use words::Words;
 
 /// Accesses of one region by transports that were lent its memory: one for each connection that a node serves at once.
@@ -41,8 +42,10 @@ pub struct RegionSet {
     locked: bool,
     slots: Vec<RwLock<Slot>>,
     words: Words,
-    /// Held while one grant is fenced: one region moves at a time, so that moving takes one region's memory at most.
-    moves: Mutex<()>,
+    /// Held while one grant is fenced: one region moves at a time, so that moving takes one region's memory at most. Lies
+    /// there ready, if it is kept.
+    spare: Mutex<Option<SharedMemory>>,
+    keeps_spare: bool,
 }
 
 /// What [`RegionSet::scrub`] came to.
@@ -64,13 +67,39 @@ impl RegionSet {
         mut progress: impl FnMut(u32),
     ) -> io::Result<Self> {
         let words = Words::create(regions)?;
-        let mut set = RegionSet { region_bytes, locked, slots: Vec::new(), words, moves: Mutex::new(()) };
+        let mut set = RegionSet {
+            region_bytes,
+            locked,
+            slots: Vec::new(),
+            words,
+            spare: Mutex::new(None),
+            keeps_spare: false,
+        };
         for region in 0..regions {
             let memory = set.new_memory()?;
             set.slots.push(RwLock::new(Slot::new(memory)));
             progress(region + 1);
         }
         Ok(set)
+    }
+
+    /// Takes memory for one more region, to which the next fence of a grant can move contents; else the fence asks the
+    /// system for it.
+    pub fn keep_spare(&mut self) -> io::Result<()> {
+        self.keeps_spare = true;
+        self.restore_spare()
+    }
+
+    /// Takes memory again in the place of the [spare](Self::keep_spare) that a fence has used. Not while one is under
+    /// way.
+    pub fn restore_spare(&self) -> io::Result<()> {
+        if let Some(mut spare) = self.spare.try_lock()
+            && self.keeps_spare
+            && spare.is_none()
+        {
+            *spare = Some(self.new_memory()?);
+        }
+        Ok(())
     }
 
     /// Size of each region.
@@ -131,41 +160,50 @@ impl RegionSet {
     /// From now on nothing of one grant takes effect that another could see (R1, R2, R4, R5). A grant that was fenced
     /// before is left so.
     ///
-    /// May take as long as allocating and copying a region's length of memory; of that, accesses of the region wait
-    /// for the copying. Waits for cuts as [`fence`](Self::fence) does.
+    /// May take as long as copying a region's length of memory, and as allocating it without a
+    /// [spare](Self::keep_spare); while it is copied, accesses are refused as [`Busy`](Refusal::Busy). Waits for cuts as
+    /// [`fence`](Self::fence) does.
     ///
     /// # Errors
     /// When there is no memory to move to. The grant is refused everything then, but a process that was handed the
     /// memory may still store there: ask again.
     pub fn fence_grant(&self, region: u32, epoch: Epoch) -> io::Result<()> {
         let Some(place) = self.slots.get(region as usize) else { return Ok(()) };
-        let _one_at_a_time = self.moves.lock();
+        let mut spare = self.spare.lock();
         let (must_move, cuts) = {
             let mut slot = place.write();
             slot.end(epoch, region, &self.words);
             Words::barrier();
-            slot.moving = slot.exposed && !slot.grants.is_empty();
-            (slot.moving, slot.cuts(Some(epoch)))
+            let must_move = slot.exposed && !slot.grants.is_empty();
+            slot.moving = if must_move { Move::Announced } else { Move::None };
+            (must_move, slot.cuts(Some(epoch)))
         };
         cuts.iter().for_each(|cut| cut.cut());
-        if must_move { self.move_memory(region, place) } else { Ok(()) }
+        if must_move { self.move_memory(region, place, &mut spare) } else { Ok(()) }
     }
 
     /// Moves a region marked so to new memory.
-    fn move_memory(&self, region: u32, place: &RwLock<Slot>) -> io::Result<()> {
-        let fresh = self.new_memory().inspect_err(|_| place.write().moving = false)?;
+    fn move_memory(
+        &self,
+        region: u32,
+        place: &RwLock<Slot>,
+        spare: &mut Option<SharedMemory>,
+    ) -> io::Result<()> {
+        let fresh = match spare.take() {
+            Some(spare) => spare,
+            None => self.new_memory().inspect_err(|_| place.write().moving = Move::None)?,
+        };
         let cuts = place.read().cuts(None);
         cuts.iter().for_each(|cut| cut.cut());
-        let mut slot = place.write();
-        slot.moving = false;
-        if slot.grants.is_empty() {
-            return Ok(()); // the lease has ended meanwhile, and nobody reads the memory any more
-        }
-        let old = slot.move_to(fresh, region, &self.words);
-        drop(slot);
-        if let Some(old) = old.filter(|old| !old.is_large()) {
-            old.discard();
-        }
+        let Some(from) = place.write().begin_copy(region, &self.words) else {
+            *spare = Some(fresh).filter(|_| self.keeps_spare);
+            return Ok(());
+        };
+        // Without the lock: who has business with other regions must not wait.
+        fresh.mapping().copy_all(&from).expect("regions are equally long, and the node's own");
+        drop(from);
+        let old = place.write().end_copy(fresh);
+        old.iter().for_each(SharedMemory::discard);
         Ok(())
     }
 
@@ -201,7 +239,7 @@ impl RegionSet {
                 self.new_memory()?
             }
         };
-        self.slots[region as usize].write().put(memory);
+        self.slots[region as usize].write().memory = Some(memory);
         Ok(Scrubbed::Clean)
     }
 
@@ -226,11 +264,11 @@ impl RegionSet {
     pub fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal> {
         let mut slot = self.slot(region)?.write();
         let at = slot.check(epoch, key)?;
-        if slot.moving {
+        if slot.moving != Move::None {
             return Err(Refusal::Busy);
         }
         let words = self.words.share();
-        let (Ok(words), Ok((memory, holder))) = (words, slot.hand_out(at)) else {
+        let (Ok(words), Ok(memory)) = (words, slot.hand_out(at)) else {
             tracing::warn!(region, "out of descriptors: raise the limit on open files");
             return Err(Refusal::Exhausted);
         };
@@ -241,7 +279,7 @@ impl RegionSet {
             stamp: grant.stamp,
             mode: grant.mode,
         };
-        Ok(SharedRegion { memory, words, attached, holder })
+        Ok(SharedRegion { memory, words, attached })
     }
 
     /// Lends the region's memory to a transport, after checking the key; `cut` is kept until the holder is gone.
@@ -254,7 +292,7 @@ impl RegionSet {
     ) -> Result<LentMemory, Refusal> {
         let mut slot = self.slot(region)?.write();
         let at = slot.check(epoch, key)?;
-        if slot.moving {
+        if slot.moving != Move::None {
             return Err(Refusal::Busy);
         }
         let holder = slot.lend(epoch, cut, MAX_LENT_PER_REGION).ok_or(Refusal::Exhausted)?;
@@ -267,7 +305,7 @@ impl RegionSet {
     }
 
     fn new_memory(&self) -> io::Result<SharedMemory> {
-        let memory = SharedMemory::create_large("farpool-region", self.region_bytes)?;
+        let memory = SharedMemory::create("farpool-region", self.region_bytes)?;
         memory.mapping().prefault()?;
         if self.locked {
             memory.mapping().lock()?;

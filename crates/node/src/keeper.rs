@@ -44,6 +44,7 @@ impl Drop for Keeper {
 
 fn keep(core: &Core, fenced: &Receiver<()>, stopped: &Receiver<()>) {
     let mut more = false;
+    let mut complained = false;
     loop {
         let due = core.leases.lock().next_deadline();
         let until_due = due.map_or(TICK, |due| Duration::from_millis(due.since(core.now()).0));
@@ -61,6 +62,13 @@ fn keep(core: &Core, fenced: &Receiver<()>, stopped: &Receiver<()>) {
         // One at a time, so that leases end on time meanwhile.
         let next = core.leases.lock().begin_scrub(|region| core.regions.is_held(region));
         more = next.is_some_and(|lease| make_free(core, lease));
+        let restored = core.regions.restore_spare();
+        if let Err(error) = &restored
+            && !complained
+        {
+            tracing::error!(%error, "no memory for the next fence of a shared region; trying again");
+        }
+        complained = restored.is_err();
     }
 }
 

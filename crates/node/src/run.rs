@@ -91,18 +91,28 @@ pub enum NodeError {
         region_bytes: u64,
     },
     /// Offer less.
-    #[error("only {} MiB of memory are available, not {} MiB; lower --memory, or use --memory auto", available_bytes >> 20, memory_bytes >> 20)]
+    #[error(
+        "only {} MiB of memory are available, not {} MiB (one region more than is lent is kept for fences); \
+         lower --memory, or use --memory auto",
+        available_bytes >> 20,
+        needed_bytes >> 20
+    )]
     NotAvailable {
-        /// What was offered.
-        memory_bytes: u64,
+        /// What was offered, and the spare region.
+        needed_bytes: u64,
         /// What there is.
         available_bytes: u64,
     },
     /// Raise the limit, or do without locking.
-    #[error("only {} MiB may be locked, not {} MiB; raise the limit (ulimit -l, or LimitMEMLOCK= in the unit), or pass --no-lock", lockable_bytes >> 20, memory_bytes >> 20)]
+    #[error(
+        "only {} MiB may be locked, not {} MiB (one region more than is lent is kept for fences); \
+         raise the limit (ulimit -l, or LimitMEMLOCK= in the unit), or pass --no-lock",
+        lockable_bytes >> 20,
+        needed_bytes >> 20
+    )]
     NotLockable {
-        /// What was offered.
-        memory_bytes: u64,
+        /// What was offered, and the spare region.
+        needed_bytes: u64,
         /// What the limit allows.
         lockable_bytes: u64,
     },
@@ -228,17 +238,23 @@ fn check(config: &NodeConfig) -> Result<u32, NodeError> {
     if regions == 0 {
         return Err(NodeError::NoRegion { memory_bytes, region_bytes });
     }
+    let needed_bytes = u64::from(regions).saturating_add(spare_regions(config)).saturating_mul(region_bytes);
     let available_bytes = available_memory().map_err(NodeError::Reserve)?;
-    if memory_bytes > available_bytes {
-        return Err(NodeError::NotAvailable { memory_bytes, available_bytes });
+    if needed_bytes > available_bytes {
+        return Err(NodeError::NotAvailable { needed_bytes, available_bytes });
     }
     if config.lock_memory
         && let Some(lockable_bytes) = lockable_memory()
-        && lockable_bytes < memory_bytes
+        && lockable_bytes < needed_bytes
     {
-        return Err(NodeError::NotLockable { memory_bytes, lockable_bytes });
+        return Err(NodeError::NotLockable { needed_bytes, lockable_bytes });
     }
     Ok(regions)
+}
+
+/// Regions beside those that are lent: processes that were handed memory are fenced by moving it.
+fn spare_regions(config: &NodeConfig) -> u64 {
+    u64::from(config.shm_socket.is_some())
 }
 
 fn listen(config: &NodeConfig) -> Result<Listeners, NodeError> {
@@ -294,16 +310,22 @@ async fn start(
     listeners: Listeners,
 ) -> Result<(Arc<Core>, Keeper, ServerHandle), NodeError> {
     let (region_bytes, locked) = (config.region_bytes, config.lock_memory);
+    let keeps_spare = spare_regions(config) > 0;
     let reserving = tokio::task::spawn_blocking(move || {
-        RegionSet::create(regions, region_bytes, locked, |done| {
+        let mut memory = RegionSet::create(regions, region_bytes, locked, |done| {
             tracing::debug!(done, of = regions, "regions reserved");
-        })
+        })?;
+        if keeps_spare {
+            memory.keep_spare()?;
+        }
+        Ok(memory)
     });
     let memory = reserving.await.map_err(|error| NodeError::Start(io::Error::other(error)))?;
-    let memory = memory.map_err(|error| match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::MFILE | Errno::NFILE) => NodeError::Descriptors { regions },
-        _ => NodeError::Reserve(error),
-    })?;
+    let memory =
+        memory.map_err(|error: io::Error| match error.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::MFILE | Errno::NFILE) => NodeError::Descriptors { regions },
+            _ => NodeError::Reserve(error),
+        })?;
     let started = Core::start(identity.node, identity.incarnation, DEFAULT_TTL, memory);
     let (core, keeper) = started.map_err(NodeError::Start)?;
     let server = serve(core.clone(), listeners).map_err(NodeError::Start)?;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::{ArenaBuf, ArenaFull, Endpoint, OpError, Queue, Uncertain, block_on};
+use farpool_lease::Millis;
 use farpool_wire::{MAX_TRANSFER_BYTES, NodeId, Refusal};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -29,6 +30,9 @@ const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
 const TRIES: u32 = 5;
 /// Before the second try, and as much longer before each later one: half a second in all, for a node that is besieged.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long a region may be moved to other memory: many GiB take seconds.
+const MOVE_PATIENCE: Millis = Millis(30_000);
 
 /// The blocking edge of a session. Any thread may use it, one at a time.
 #[derive(Clone)]
@@ -197,9 +201,12 @@ impl SessionCore {
     /// Asks the node to attach a region, for as long as it says that the memory is just being moved: that takes as long
     /// as copying a region, and says nothing against the node.
     async fn attach_once_it_stays(&self, queue: &NodeQueue, region: &LeasedRegion) -> Result<(), OpError> {
+        let give_up_at = self.shared.now().plus(MOVE_PATIENCE);
         loop {
             match queue.queue.attach(region.id, region.epoch, region.key).await {
-                Err(OpError::Refused(Refusal::Busy)) if !region.is_over() => {
+                Err(OpError::Refused(Refusal::Busy))
+                    if !region.is_over() && self.shared.now() < give_up_at =>
+                {
                     self.endpoint.sleep(RETRY_PAUSE).await;
                 }
                 answer => return answer,

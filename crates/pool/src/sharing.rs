@@ -17,6 +17,9 @@ use crate::keeper::REQUEST_DEADLINE;
 use crate::pool::Shared;
 use crate::region::LeasedRegion;
 
+/// How often a node is asked to fence a grant while it gives no answer: half a minute in all.
+const FENCE_TRIES: u32 = 10;
+
 /// Adds a grant, and says for how long the client may use it (see [`Holder::usable_for`](crate::Holder::usable_for)).
 pub(crate) async fn add_grant(
     shared: &Arc<Shared>,
@@ -37,18 +40,22 @@ pub(crate) async fn add_grant(
     granted.ok_or(lost)
 }
 
-/// Fences a grant.
+/// Fences a grant. Asked again while the node has not answered: copying a region of many GiB lasts longer than an answer
+/// may, and who asks again learns when it is done.
 pub(crate) async fn fence_grant(
     shared: &Arc<Shared>,
     region: &LeasedRegion,
     grant: Epoch,
 ) -> Result<(), GrantError> {
-    let request = shared.with_holder(|holder| holder.fence_grant(shared.now(), region.id, grant));
-    let request = request.ok_or(GrantError::LeaseLost { region: region.id })?;
     let mut node = client(shared, region)?;
-    let asked = tokio::time::timeout(REQUEST_DEADLINE, node.fence_grant(request)).await;
-    asked.map_err(|_| late(region))?.map_err(|status| refused(region, &status))?;
-    Ok(())
+    for _ in 0..FENCE_TRIES {
+        let request = shared.with_holder(|holder| holder.fence_grant(shared.now(), region.id, grant));
+        let request = request.ok_or(GrantError::LeaseLost { region: region.id })?;
+        if let Ok(answer) = tokio::time::timeout(REQUEST_DEADLINE, node.fence_grant(request)).await {
+            return answer.map(drop).map_err(|status| refused(region, &status));
+        }
+    }
+    Err(late(region))
 }
 
 fn client(shared: &Shared, region: &LeasedRegion) -> Result<NodeClient<Channel>, GrantError> {
@@ -58,7 +65,7 @@ fn client(shared: &Shared, region: &LeasedRegion) -> Result<NodeClient<Channel>,
 }
 
 fn late(region: &LeasedRegion) -> GrantError {
-    let reason = format!("nothing within {} s", REQUEST_DEADLINE.as_secs());
+    let reason = "no answer in time".to_owned();
     GrantError::NoAnswer { node: region.id.node, reason }
 }
 

@@ -87,7 +87,8 @@ impl DemoOptions {
             bail!("no rounds, no result: ask for one at least");
         }
         machine::require_disk(&self.work_dir, DISK_MIN_MIB + self.mib(DISK_MIB_PER_SCALE))?;
-        let needed = u64::from(NODES) * self.node_mib() + MEMORY_LIMIT_MIB + MACHINE_RESERVE_MIB;
+        let needed =
+            u64::from(NODES) * (self.node_mib() + REGION_MIB) + MEMORY_LIMIT_MIB + MACHINE_RESERVE_MIB;
         let available = machine::available_memory_mib()?;
         if available < needed {
             bail!(

@@ -4,6 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use farpool_fabric::{LargePages, SharedMemory};
 use farpool_fabric_verbs::{Finding, Level, diagnose};
 use rustix::fs::{Access, access};
 use rustix::process::{Resource, geteuid, getrlimit};
@@ -36,7 +37,7 @@ pub fn machine() -> Vec<Check> {
         lockable(farpool_node::lockable_memory().map(ByteSize)),
         memory_files(getrlimit(Resource::Fsize).current.map(ByteSize)),
         open_files(getrlimit(Resource::Nofile).current),
-        huge_pages(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
+        large_pages(probe_large_pages()),
         memory_groups(&MemoryGroups::find()),
     ]
     .into_iter()
@@ -149,19 +150,24 @@ fn open_files(limit: Option<u64>) -> Check {
     }
 }
 
-/// For information: regions lie in them when there are enough, and in small pages otherwise.
-fn huge_pages(meminfo: &str) -> Check {
-    let value = |key: &str| {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(key))?;
-        line.split_whitespace().next()?.parse::<u64>().ok()
-    };
-    let (total, free) = (value("HugePages_Total:").unwrap_or(0), value("HugePages_Free:").unwrap_or(0));
-    let name = "huge pages";
-    if total == 0 {
-        let advice = "none; regions of 2 MiB pages make random reads faster: sysctl vm.nr_hugepages=N (each lends 2 MiB)";
-        return Check::ok(name, advice);
+/// Tries what a node does with its regions.
+fn probe_large_pages() -> io::Result<LargePages> {
+    const PROBE_BYTES: u64 = 4 << 20;
+    SharedMemory::create("farpool-doctor", PROBE_BYTES)?.mapping().prefault()
+}
+
+/// For information: everything works in small pages as well.
+fn large_pages(probed: io::Result<LargePages>) -> Check {
+    let name = "large pages";
+    match probed {
+        Ok(LargePages::AsFarAsTheyFit) => Check::ok(name, "the kernel puts regions into pages of 2 MiB"),
+        Ok(LargePages::NotAll) => Check::ok(
+            name,
+            "none, random reads are slower: needs Linux 6.1 with transparent huge pages, and memory that is not in crumbs \
+             (echo 1 > /proc/sys/vm/compact_memory)",
+        ),
+        Err(error) => Check::fail(name, error.to_string(), "free some memory"),
     }
-    Check::ok(name, format!("{free} of {total} free; nodes take them first"))
 }
 
 /// How the machine's control groups are laid out.
@@ -292,10 +298,10 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_are_counted() {
-        let meminfo = "HugePages_Total:      16\nHugePages_Free:        3\n";
-        assert!(huge_pages(meminfo).found.starts_with("3 of 16"));
-        assert!(huge_pages("").found.contains("vm.nr_hugepages"));
+    fn large_pages_are_tried_and_their_lack_is_explained() {
+        assert!(probe_large_pages().is_ok());
+        assert!(large_pages(Ok(LargePages::NotAll)).found.contains("Linux 6.1"));
+        assert!(large_pages(Ok(LargePages::AsFarAsTheyFit)).found.contains("2 MiB"));
     }
 
     #[test]

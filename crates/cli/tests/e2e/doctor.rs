@@ -20,7 +20,7 @@ fn machine_that_runs_these_tests_is_healthy() {
     assert!(output.status.success(), "{output:?}");
     assert_eq!(report["healthy"], true);
     assert_eq!(check(&report, "broker")["state"], "ok");
-    for name in ["kernel", "fuse device", "fuse helper", "lockable memory", "huge pages", "control groups"] {
+    for name in ["kernel", "fuse device", "fuse helper", "lockable memory", "large pages", "control groups"] {
         assert!(!check(&report, name)["found"].as_str().unwrap().is_empty(), "{name}");
     }
 }

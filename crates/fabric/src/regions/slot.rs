@@ -8,9 +8,9 @@ use farpool_wire::{AccessKey, Epoch, GrantMode, MAX_GRANTS_PER_REGION, Refusal};
 
 use super::words::Words;
 use crate::host::{AccessKind, Cut};
-use crate::memory::{SharedMemory, reopen_read_only};
+use crate::memory::{Mapping, SharedMemory, reopen_read_only};
 
-/// Kept by whoever was given a region's memory.
+/// Kept by a transport that was lent a region's memory.
 #[derive(Debug)]
 pub(super) struct Holder;
 
@@ -35,37 +35,37 @@ struct Lent {
     holder: Weak<Holder>,
 }
 
+/// How far a move of the memory is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Move {
+    /// There is none.
+    None,
+    /// The memory is about to be replaced: nobody new is given it.
+    Announced,
+    /// It is being copied: no access is let through.
+    Copying,
+}
+
 pub(super) struct Slot {
     /// Absent only when replacing it failed, and while it is being scrubbed.
     pub(super) memory: Option<SharedMemory>,
-    /// Processes that were handed memory of the region have to let go before it is given back: it is, or was, in
-    /// large pages.
-    pub(super) waits_for_processes: bool,
     pub(super) grants: Vec<OpenGrant>,
     /// The present memory was handed to a process that nobody can keep from storing there.
     pub(super) handed_out: bool,
     /// Such a process was fenced: unless the memory moves, it may still store where others read.
     pub(super) exposed: bool,
-    /// The memory is about to be replaced: nobody new gets it.
-    pub(super) moving: bool,
-    /// Processes that were handed the present memory hold this.
-    present: Weak<Holder>,
-    /// The same of memories that were replaced. At most one for each attachment that still keeps an old one.
-    former: Vec<Weak<Holder>>,
+    pub(super) moving: Move,
     lent: Vec<Lent>,
 }
 
 impl Slot {
     pub(super) fn new(memory: SharedMemory) -> Self {
         Slot {
-            waits_for_processes: memory.is_large(),
             memory: Some(memory),
             grants: Vec::new(),
             handed_out: false,
             exposed: false,
-            moving: false,
-            present: Weak::new(),
-            former: Vec::new(),
+            moving: Move::None,
             lent: Vec::new(),
         }
     }
@@ -75,11 +75,9 @@ impl Slot {
         self.memory.is_some() && self.grants.is_empty() && !self.handed_out && !self.is_held()
     }
 
-    /// Somebody has the memory, or had the former one, who must let go of it before the region is lent again.
+    /// Somebody has the memory who must let go of it before the region is lent again.
     pub(super) fn is_held(&self) -> bool {
-        let lent = self.lent.iter().map(|lent| &lent.holder);
-        let processes = self.former.iter().chain([&self.present]).filter(|_| self.waits_for_processes);
-        self.moving || lent.chain(processes).any(|holder| holder.strong_count() > 0)
+        self.moving != Move::None || self.lent.iter().any(|lent| lent.holder.strong_count() > 0)
     }
 
     pub(super) fn grant(
@@ -112,6 +110,9 @@ impl Slot {
         if kind == AccessKind::Write && grant.mode == GrantMode::ReadOnly {
             return Err(Refusal::ReadOnly);
         }
+        if self.moving == Move::Copying {
+            return Err(Refusal::Busy);
+        }
         self.memory.as_ref().ok_or(Refusal::StaleEpoch)
     }
 
@@ -121,24 +122,25 @@ impl Slot {
         if self.grants[at].key != *key {
             return Err(Refusal::WrongKey);
         }
+        if self.moving == Move::Copying {
+            return Err(Refusal::Busy);
+        }
         if self.memory.is_none() {
             return Err(Refusal::StaleEpoch);
         }
         Ok(at)
     }
 
-    /// A descriptor of the memory for one grant's process, and what that process keeps.
-    pub(super) fn hand_out(&mut self, at: usize) -> io::Result<(OwnedFd, Arc<Holder>)> {
+    /// A descriptor of the memory for one grant's process.
+    pub(super) fn hand_out(&mut self, at: usize) -> io::Result<OwnedFd> {
         let memory = self.memory.as_ref().expect("checked with the key");
         let fd = match self.grants[at].mode {
             GrantMode::ReadWrite => memory.fd().try_clone_to_owned()?,
             GrantMode::ReadOnly => reopen_read_only(memory.fd())?,
         };
-        let holder = self.present.upgrade().unwrap_or_else(|| Arc::new(Holder));
-        self.present = Arc::downgrade(&holder);
         self.grants[at].shared = true;
         self.handed_out = true;
-        Ok((fd, holder))
+        Ok(fd)
     }
 
     /// Notes memory lent to a transport; `None` when `limit` accesses are in force.
@@ -159,42 +161,36 @@ impl Slot {
         wanted.map(|lent| lent.cut.clone()).collect()
     }
 
-    /// Puts a copy of the memory in its place, which only those find who ask anew; returns the old one.
-    pub(super) fn move_to(
-        &mut self,
-        fresh: SharedMemory,
-        region: u32,
-        words: &Words,
-    ) -> Option<SharedMemory> {
+    /// From now on nobody gets at the memory, and whoever was handed it finds out. Returns it, to be copied; `None` when
+    /// the lease has ended: then nobody reads it any more, and nothing moves.
+    pub(super) fn begin_copy(&mut self, region: u32, words: &Words) -> Option<Arc<Mapping>> {
+        let memory = self.memory.as_ref().filter(|_| !self.grants.is_empty());
+        let Some(memory) = memory.map(|memory| memory.mapping().clone()) else {
+            self.moving = Move::None;
+            return None;
+        };
+        self.moving = Move::Copying;
         for grant in &mut self.grants {
             grant.stamp = words.stamp(region, grant.place);
             grant.shared = false;
         }
         Words::barrier();
-        let old = self.memory.take()?;
-        fresh.mapping().copy_all(old.mapping()).expect("regions are equally long, and the node's own");
-        self.waits_for_processes |= fresh.is_large();
-        self.memory = Some(fresh);
+        Some(memory)
+    }
+
+    /// Puts the copy in the memory's place; returns that.
+    pub(super) fn end_copy(&mut self, copy: SharedMemory) -> Option<SharedMemory> {
+        self.moving = Move::None;
         self.handed_out = false;
         self.exposed = false;
-        self.former.retain(|holder| holder.strong_count() > 0);
-        self.former.push(std::mem::take(&mut self.present));
-        Some(old)
+        self.memory.replace(copy)
     }
 
     /// Takes the memory of a fenced region that is not [held](Self::is_held); says whether it was ever handed out.
     pub(super) fn take_for_scrub(&mut self) -> (Option<SharedMemory>, bool) {
-        self.present = Weak::new();
-        self.former.clear();
         self.lent.clear();
         self.exposed = false;
         (self.memory.take(), std::mem::take(&mut self.handed_out))
-    }
-
-    /// Puts clean memory in the place of what was taken.
-    pub(super) fn put(&mut self, memory: SharedMemory) {
-        self.waits_for_processes = memory.is_large();
-        self.memory = Some(memory);
     }
 }
 

@@ -56,22 +56,6 @@ fn memory_handed_out_is_given_back_and_replaced_whoever_keeps_it() {
 }
 
 #[test]
-fn memory_in_large_pages_is_replaced_only_when_its_holders_have_let_go() {
-    let set = set();
-    set.slots[0].write().waits_for_processes = true; // there may be no large pages here
-    set.open(0, Epoch(1), KEY);
-    let shared = set.share(0, Epoch(1), &KEY).unwrap();
-    let view = Mapping::new(shared.memory.as_fd(), REGION_BYTES, crate::Protection::ReadWrite).unwrap();
-    set.fence(0);
-    assert_eq!(set.scrub(0).unwrap(), Scrubbed::StillHeld);
-    drop(shared);
-    assert_eq!(set.scrub(0).unwrap(), Scrubbed::Clean);
-    set.open(0, Epoch(2), KEY);
-    view.write(0, &[9]).unwrap(); // a liar that kept its mapping
-    assert_eq!(first_byte(&set, Epoch(2)), 0);
-}
-
-#[test]
 fn a_wrong_key_opens_nothing() {
     let set = set();
     set.open(0, Epoch(1), KEY);
@@ -163,6 +147,41 @@ fn a_fenced_sharer_stores_where_nobody_reads_and_what_was_stored_before_stays() 
 }
 
 #[test]
+fn who_fences_with_a_spare_at_hand_asks_the_system_for_nothing() {
+    let mut set = shared_set(GrantMode::ReadWrite);
+    set.keep_spare().unwrap();
+    let spare = |set: &RegionSet| set.spare.lock().as_ref().map(|memory| Arc::as_ptr(memory.mapping()));
+    let kept = spare(&set);
+    assert!(kept.is_some());
+    let _fenced = View::of(&set, OTHER, &OTHER_KEY);
+    set.fence_grant(0, OTHER).unwrap();
+    let place = set.slots[0].read().memory.as_ref().map(|memory| Arc::as_ptr(memory.mapping()));
+    assert_eq!((place, spare(&set)), (kept, None));
+    set.restore_spare().unwrap();
+    assert!(spare(&set).is_some_and(|again| Some(again) != kept));
+    assert_eq!(set.spare.lock().as_ref().unwrap().mapping().load(0), Ok(0));
+}
+
+#[test]
+fn while_a_region_is_copied_its_accesses_are_busy_and_others_go_on() {
+    let set = shared_set(GrantMode::ReadWrite);
+    set.open(1, Epoch(5), KEY);
+    let owner = View::of(&set, Epoch(1), &KEY);
+    owner.memory.write(0, &[6]).unwrap();
+    let from = set.slots[0].write().begin_copy(0, &set.words).unwrap();
+    assert!(!owner.is_valid(), "what is stored from now on may be missing in the copy");
+    let access = set.with_region(0, Epoch(1), AccessKind::Read, &mut |_| unreachable!("it is being copied"));
+    assert_eq!(access, Err(Refusal::Busy));
+    assert_eq!(set.check(0, Epoch(1), &KEY), Err(Refusal::Busy));
+    assert!(matches!(set.share(0, Epoch(1), &KEY), Err(Refusal::Busy)));
+    assert_eq!(set.with_region(1, Epoch(5), AccessKind::Write, &mut |memory| memory.write(0, &[1])), Ok(()));
+    let fresh = set.new_memory().unwrap();
+    fresh.mapping().copy_all(&from).unwrap();
+    assert!(set.slots[0].write().end_copy(fresh).is_some());
+    assert_eq!(first_byte(&set, Epoch(1)), 6);
+}
+
+#[test]
 fn nothing_moves_for_a_grant_whose_process_never_had_the_memory() {
     let set = shared_set(GrantMode::ReadWrite);
     let owner = View::of(&set, Epoch(1), &KEY);
@@ -183,20 +202,6 @@ fn a_place_that_is_used_again_shows_another_stamp() {
         assert_eq!(next.attached.word_offset, slept_through.shared.attached.word_offset);
         assert!(!slept_through.is_valid(), "epoch {epoch}");
     }
-}
-
-#[test]
-fn large_pages_of_before_a_move_count_as_held_until_they_were_let_go_of() {
-    let set = shared_set(GrantMode::ReadWrite);
-    set.slots[0].write().waits_for_processes = true; // there may be no large pages here
-    let fenced = View::of(&set, OTHER, &OTHER_KEY);
-    set.fence_grant(0, OTHER).unwrap();
-    set.fence(0);
-    assert_eq!(set.scrub(0).unwrap(), Scrubbed::StillHeld);
-    drop(fenced);
-    assert_eq!(set.scrub(0).unwrap(), Scrubbed::Clean);
-    set.open(0, Epoch(3), KEY);
-    assert_eq!(first_byte(&set, Epoch(3)), 0);
 }
 
 /// Counts how often it was cut, and asks the regions for something meanwhile, as a thread that waits might.

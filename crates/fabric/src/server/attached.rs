@@ -1,7 +1,5 @@
 //! The regions opened on one connection.
 
-use std::sync::Arc;
-
 use farpool_wire::{Epoch, Refusal};
 
 use crate::copy;
@@ -22,8 +20,6 @@ pub(super) struct Attached {
 
 pub(super) struct Attachment {
     epoch: Epoch,
-    /// Keeps shared memory marked as somebody's.
-    _holder: Option<Arc<dyn Send + Sync>>,
     /// Where the memory lay when it was last accessed. Only ever prefetched from, which touches nothing: the memory
     /// may have moved since.
     hint: *const u8,
@@ -34,8 +30,8 @@ pub(super) struct Attachment {
 unsafe impl Send for Attachment {}
 
 impl Attachment {
-    pub(super) fn new(epoch: Epoch, holder: Option<Arc<dyn Send + Sync>>) -> Self {
-        Attachment { epoch, _holder: holder, hint: std::ptr::null(), hint_bytes: 0 }
+    pub(super) fn new(epoch: Epoch) -> Self {
+        Attachment { epoch, hint: std::ptr::null(), hint_bytes: 0 }
     }
 }
 
@@ -111,8 +107,8 @@ mod tests {
     #[test]
     fn regions_are_counted_once_and_found_under_their_epoch_only() {
         let mut attached = Attached::default();
-        attached.insert(7, Attachment::new(Epoch(1), None));
-        attached.insert(7, Attachment::new(Epoch(2), None));
+        attached.insert(7, Attachment::new(Epoch(1)));
+        attached.insert(7, Attachment::new(Epoch(2)));
         assert_eq!(attached.len(), 1);
         assert_eq!(attached.check(7, Epoch(2)), Ok(()));
         assert_eq!(attached.check(7, Epoch(1)), Err(Refusal::StaleEpoch));
@@ -125,7 +121,7 @@ mod tests {
     #[test]
     fn fetching_ahead_from_memory_that_has_gone_is_harmless() {
         let mut attached = Attached::default();
-        attached.insert(0, Attachment::new(Epoch(1), None));
+        attached.insert(0, Attachment::new(Epoch(1)));
         attached.prefetch(0, 0, 64); // nobody knows yet where it lies
         let memory = SharedMemory::create("test", 16 << 10).unwrap();
         attached.remember(0, memory.mapping());

@@ -353,16 +353,14 @@ impl Connection {
         if self.attached.len() >= MAX_ATTACHED && !self.attached.contains(header.region) {
             return Err(Refusal::Exhausted);
         }
-        let mut holder = None;
         if self.passes_descriptors {
             let shared = host.share(header.region, header.epoch, &key)?;
-            holder = Some(shared.holder);
             self.unsent.extend_from_slice(&shared.attached.encode());
             self.descriptors.push_back((self.unsent.len() - 1, vec![shared.memory, shared.words]));
         } else {
             host.attach(header.region, header.epoch, &key)?;
         }
-        self.attached.insert(header.region, Attachment::new(header.epoch, holder));
+        self.attached.insert(header.region, Attachment::new(header.epoch));
         Ok(())
     }
 

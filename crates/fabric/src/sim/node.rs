@@ -46,16 +46,10 @@ pub(super) struct NodeState {
 
 #[derive(Default)]
 struct Served {
-    attached: BTreeMap<u32, Attachment>,
+    attached: BTreeMap<u32, Epoch>,
     pipeline: Vec<Running>,
     /// The client has hung up; what it had sent before is still carried out.
     ending: bool,
-}
-
-struct Attachment {
-    epoch: Epoch,
-    /// Keeps memory marked as somebody's.
-    _holder: Option<Arc<dyn Send + Sync>>,
 }
 
 /// An operation that was posted and is not over.
@@ -270,8 +264,8 @@ impl Served {
                 running.parts.clear();
                 let (region, epoch) = (order.region, order.epoch);
                 match attach(host, order, hands_out) {
-                    Ok((holder, handed)) => {
-                        self.attached.insert(region, Attachment { epoch, _holder: holder });
+                    Ok(handed) => {
+                        self.attached.insert(region, epoch);
                         (Ok(0), handed)
                     }
                     Err(refusal) => (Err(refusal), None),
@@ -295,26 +289,24 @@ impl Served {
             }
             _ => match self.attached.get(&order.region) {
                 None => (Err(Refusal::NotAttached), None),
-                Some(attached) if attached.epoch != order.epoch => (Err(Refusal::StaleEpoch), None),
+                Some(&epoch) if epoch != order.epoch => (Err(Refusal::StaleEpoch), None),
                 Some(_) => (running.access(host), None),
             },
         }
     }
 }
 
-type Attached = (Option<Arc<dyn Send + Sync>>, Option<Box<Handed>>);
-
-fn attach(host: &dyn Host, order: &Order, hands_out: bool) -> Result<Attached, Refusal> {
+fn attach(host: &dyn Host, order: &Order, hands_out: bool) -> Result<Option<Box<Handed>>, Refusal> {
     let Op::Attach(key) = &order.op else { unreachable!("the caller looked") };
     let (region, epoch) = (order.region, order.epoch);
     if !hands_out {
         host.attach(region, epoch, key)?;
-        return Ok((None, None));
+        return Ok(None);
     }
     let shared = host.share(region, epoch, key)?;
     let handed =
         Handed { region, epoch, memory: shared.memory, words: shared.words, layout: shared.attached };
-    Ok((Some(shared.holder), Some(Box::new(handed))))
+    Ok(Some(Box::new(handed)))
 }
 
 impl Running {
