@@ -73,7 +73,7 @@ pub fn run_io(
     };
     check_stop(stop)?;
     let transports = Transports { choice: options.transport.0, card };
-    let footprint = Footprint::lease(&broker, tls, transports, options.footprint_bytes)?;
+    let footprint = Footprint::lease(&broker, tls, transports, options.footprint_bytes, stop)?;
     let options = &IoOptions { footprint_bytes: footprint.bytes(), ..*options };
     let first = Reach::open(&footprint, transports, 0)?; // kept: the pages are told by its mapping,
     first.sum()?; // where it was touched
