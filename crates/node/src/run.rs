@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 
+use farpool_control::limits::REGION_GRANULE_BYTES;
 use farpool_control::{ControlError, Listener, Tls, this_host};
 use farpool_fabric::{Host, Listeners, RegionSet, ServerHandle, serve};
 use farpool_lease::DEFAULT_TTL;
@@ -26,8 +27,6 @@ use crate::register::Registration;
 
 /// Smallest region: one extent of a client's file, several times over.
 pub const LEAST_REGION_BYTES: u64 = 1 << 20;
-/// Regions' sizes are multiples of this, so that they can be mapped by huge pages.
-const REGION_GRANULE_BYTES: u64 = 1 << 20;
 
 /// Longest path of a Unix socket without its final zero (unix(7)).
 const SOCKET_PATH_MAX: usize = 107;
