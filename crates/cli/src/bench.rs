@@ -17,6 +17,7 @@ use farpool_control::Tls;
 use crate::errors::UsageError;
 use crate::output::{say, tell, tell_json};
 use crate::rdma::card_transport;
+use crate::reach::parse_address;
 use crate::size::ByteSize;
 use crate::tether::{self, Tether};
 
@@ -96,7 +97,7 @@ struct IoArgs {
     floor: bool,
 
     /// Use the pool of this broker instead of an own one
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", value_parser = parse_address)]
     broker: Option<String>,
 
     /// Folder with ca.pem, cert.pem and key.pem of that pool
@@ -124,8 +125,8 @@ struct IoTableArgs {
     out: PathBuf,
 
     /// How often everything is measured; medians are shown
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    rounds: usize,
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
 
     /// How long each time
     #[arg(long, value_name = "N", default_value = "0.7", value_parser = parse_seconds)]
@@ -214,7 +215,7 @@ fn io_table(args: IoTableArgs) -> Result<()> {
     let stop = stop_on_signals()?;
     let options = TableOptions {
         out_dir: args.out,
-        rounds: args.rounds,
+        rounds: usize::from(args.rounds),
         seconds: args.seconds.as_secs_f64(),
         footprint_bytes: args.footprint.0,
     };

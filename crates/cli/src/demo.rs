@@ -28,7 +28,7 @@ pub struct DemoArgs {
     transport: Transport,
 
     /// How often each place is measured
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 
     /// Where report.json and the logs go

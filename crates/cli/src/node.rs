@@ -10,7 +10,7 @@ use farpool_node::{NodeConfig, NodeError, Ready};
 use crate::errors::UsageError;
 use crate::output::{complain, say};
 use crate::rdma::RdmaListen;
-use crate::reach::runtime;
+use crate::reach::{parse_address, runtime};
 use crate::shutdown::Shutdown;
 use crate::size::{ByteSize, Memory, parse_region_size, whole_regions};
 use crate::tether::{self, Tether};
@@ -27,7 +27,7 @@ Examples:
       --listen 10.0.0.8:7118 --data-listen 10.0.0.8:7119 --listen-rdma 10.0.0.8:7119 --state /var/lib/farpool")]
 pub struct NodeArgs {
     /// Where the broker listens
-    #[arg(long, value_name = "HOST:PORT", env = "FARPOOL_BROKER", hide_env_values = true)]
+    #[arg(long, value_name = "HOST:PORT", env = "FARPOOL_BROKER", hide_env_values = true, value_parser = parse_address)]
     broker: String,
 
     /// What to lend; auto is what is available now, less a reserve. With --shm-socket the node keeps one region more, to

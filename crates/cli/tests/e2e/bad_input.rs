@@ -67,10 +67,11 @@ fn unreachable_broker_is_an_error_that_says_how_to_start_one() {
 }
 
 #[test]
-fn addresses_that_are_none_are_errors_with_an_example() {
+fn addresses_that_are_none_are_usage_errors_with_an_example() {
     for address in ["nonsense", "127.0.0.1", "127.0.0.1:99999", ""] {
-        assert_complaint(&run(["status", "--broker", address]), 1, "HOST:PORT");
+        assert_complaint(&run(["status", "--broker", address]), 2, "write HOST:PORT");
     }
+    assert_complaint(&run(["node", "--broker", "nonsense"]), 2, "write HOST:PORT");
     assert_complaint(&run(["up", "--listen", "here"]), 2, "farpool up --help");
 }
 

@@ -126,6 +126,9 @@ fn what_cannot_be_measured_is_a_usage_error_with_the_fix() {
     bad(&["--transport", "shm", "--op", "read", "--threads", "0"], "--threads");
     bad(&["--transport", "shm", "--op", "read", "--footprint", "999TiB"], "--footprint");
     bad(&["--op", "read"], "--transport");
+    bad(&["--transport", "tcp", "--op", "read", "--broker", "nonsense"], "write HOST:PORT");
+    let output = run(["bench", "io-table", "--out", "/nonexistent", "--rounds", "0"]);
+    assert_complaint(&output, 2, "--rounds");
     let output = run(["bench", "io", "--transport", "tcp", "--op", "read", "--seconds", "0"]);
     assert_complaint(&output, 2, "for instance 5");
     let output = run([
