@@ -25,7 +25,7 @@ use crate::arena::Arena;
 use crate::clock::Clock;
 use crate::seam::{Peer, Readiness, Transport};
 pub use batch::Batch;
-pub use queue::Queue;
+pub use queue::{ChangingWord, Queue, Transferring};
 use sleep::Sleep;
 use table::{QueueState, Table};
 

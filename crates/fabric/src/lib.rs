@@ -36,7 +36,9 @@ mod tcp;
 pub use arena::{ARENA_GRANULE_BYTES, Arena, ArenaBuf, ArenaFull};
 pub use clock::{Clock, MonotonicClock};
 pub use drive::block_on;
-pub use endpoint::{Batch, Endpoint, EndpointConfig, MAX_BATCH, MAX_IN_FLIGHT, Queue};
+pub use endpoint::{
+    Batch, ChangingWord, Endpoint, EndpointConfig, MAX_BATCH, MAX_IN_FLIGHT, Queue, Transferring,
+};
 pub use host::{AccessKind, Cut, Host, HostIdentity, LentMemory, SharedRegion, access_refusal};
 pub use memory::{
     AccessError, LargePages, Mapping, Protection, SharedMemory, create_sealed, reopen_read_only,

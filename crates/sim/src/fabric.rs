@@ -153,7 +153,9 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     }
     nemesis::start(&run, &places, &mut random);
     // Caught here, so that a run that panics has a trace as well.
-    match catch_unwind(AssertUnwindSafe(|| executor.run(RUN_NS))) {
+    let ended = catch_unwind(AssertUnwindSafe(|| executor.run(RUN_NS)));
+    let panicked = ended.is_err();
+    match ended {
         Ok(RunEnd::Finished) => {}
         Ok(end) => {
             run.complain(format!("somebody hangs: {end:?} with {} clients left", run.clients_left.borrow()));
@@ -166,6 +168,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let violations = judge::judge(history);
     RunReport {
         seed,
+        panicked: panicked && violations.len() == 1,
         violations,
         trace_hash: world.trace_hash(),
         events: world.trace_events(),

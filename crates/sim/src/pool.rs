@@ -262,6 +262,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     RunReport {
         seed,
         violations,
+        panicked: false,
         trace_hash: world.trace_hash(),
         events: world.trace_events(),
         operations,

@@ -20,6 +20,8 @@ pub struct RunReport {
     pub seed: u64,
     /// What the checker found; empty when all is well.
     pub violations: Vec<String>,
+    /// The run ended by a panic, which is its only violation: no checker has said so.
+    pub panicked: bool,
     /// Hash of the whole history.
     #[serde(serialize_with = "as_hex")]
     pub trace_hash: u64,
@@ -57,7 +59,7 @@ pub fn find_scenario(name: &str) -> Option<&'static Scenario> {
 pub fn run_guarded(scenario: &Scenario, seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     // Nothing of a run is looked at after it has panicked.
     catch_unwind(AssertUnwindSafe(|| (scenario.run)(seed, mutation, trace))).unwrap_or_else(|panic| {
-        RunReport { seed, violations: vec![described(&*panic)], ..RunReport::default() }
+        RunReport { seed, violations: vec![described(&*panic)], panicked: true, ..RunReport::default() }
     })
 }
 
@@ -131,7 +133,8 @@ pub struct Catch {
     pub violation: Option<String>,
 }
 
-/// Breaks the code under test in one way and looks for seeds that notice.
+/// Breaks the code under test in one way and looks for seeds that notice. A seed has noticed when a checker complains, not
+/// when something panics, and only if it has nothing to say of the code as it is.
 pub fn hunt(
     scenario: &Scenario,
     mutation: &'static str,
@@ -145,8 +148,10 @@ pub fn hunt(
         let report = run_guarded(scenario, seed, Some(mutation), false);
         run.fetch_add(1, Ordering::Relaxed); // a count, ordered by joining the threads
         progress();
+        let complains = !report.violations.is_empty() && !report.panicked;
+        let noticed = complains && run_guarded(scenario, seed, None, false).violations.is_empty();
         let mut caught = caught.lock().expect("runs are guarded");
-        if !report.violations.is_empty() {
+        if noticed {
             caught.push(report);
         }
         caught.len() < CATCHES_KEPT
@@ -181,4 +186,39 @@ fn in_parallel(seeds: Range<u64>, threads: usize, body: impl Fn(u64) -> bool + S
             });
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEEDS: Range<u64> = 0..10;
+
+    fn hunted(run: fn(u64, Option<&'static str>, bool) -> RunReport) -> Vec<u64> {
+        let scenario = Scenario { name: "test", mutations: &["a fault"], run };
+        hunt(&scenario, "a fault", SEEDS, 1, &|| {}).caught_by
+    }
+
+    fn complaint(seed: u64, complains: bool) -> RunReport {
+        let violations = if complains { vec!["wrong".to_owned()] } else { Vec::new() };
+        RunReport { seed, violations, ..RunReport::default() }
+    }
+
+    #[test]
+    fn a_fault_is_caught_by_seeds_that_complain_of_it_alone() {
+        assert_eq!(hunted(|seed, mutation, _| complaint(seed, mutation.is_some() && seed > 4)), [5, 6, 7]);
+        assert_eq!(hunted(|seed, _, _| complaint(seed, true)), [0; 0], "they complain of anything");
+        assert_eq!(hunted(|seed, _, _| complaint(seed, false)), [0; 0]);
+    }
+
+    #[test]
+    fn a_panic_fails_a_run_and_catches_no_fault() {
+        let panics = |seed, mutation: Option<_>, _| {
+            assert!(mutation.is_none(), "something else than the checker");
+            complaint(seed, false)
+        };
+        assert_eq!(hunted(panics), [0; 0]);
+        let scenario = Scenario { name: "test", mutations: &[], run: |_, _, _| panic!("at once") };
+        assert_eq!(sweep(&scenario, SEEDS, 2, &|| {}).failed, 10);
+    }
 }

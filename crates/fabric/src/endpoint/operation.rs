@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use farpool_wire::{Epoch, RegionId, RemoteAddr};
+use farpool_wire::{Epoch, MAX_TRANSFER_BYTES, Refusal, RegionId, RemoteAddr};
 
 use super::queue::{Queue, to_result};
 use super::{Shared, Table};
@@ -46,6 +46,7 @@ enum Stage {
 }
 
 impl<'a> Operating<'a> {
+    #[inline]
     pub(super) fn new(
         queue: &'a Queue,
         op: Op,
@@ -62,6 +63,7 @@ impl<'a> Operating<'a> {
 impl Future for Operating<'_> {
     type Output = Output;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Output> {
         let this = &mut *self;
         let shared = &*this.queue.endpoint.shared;
@@ -92,6 +94,10 @@ impl Operating<'_> {
                 table.leave(ticket);
             }
             return Poll::Ready((buffer.take(), Err(OpError::NotSent { node })));
+        }
+        let is_transfer = matches!(self.op, Op::Read | Op::Write);
+        if is_transfer && buffer.as_ref().is_some_and(|buffer| buffer.len() > MAX_TRANSFER_BYTES) {
+            return Poll::Ready((buffer.take(), Err(OpError::Refused(Refusal::TooLong))));
         }
         if !table.admit(1, ticket, context.waker()) {
             return Poll::Pending;

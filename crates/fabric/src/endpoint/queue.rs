@@ -1,8 +1,9 @@
 //! Queues: what a thread asks of one node.
 
-use farpool_wire::{
-    AccessKey, Epoch, MAX_CALL_BYTES, MAX_TRANSFER_BYTES, NodeId, Refusal, RegionId, RemoteAddr,
-};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use farpool_wire::{AccessKey, Epoch, MAX_CALL_BYTES, NodeId, Refusal, RegionId, RemoteAddr};
 
 use super::Endpoint;
 use super::operation::{Operating, Target};
@@ -59,65 +60,43 @@ impl Queue {
     }
 
     /// Fills `buffer` from far memory; it comes back either way, its contents undefined after an error.
-    pub async fn read(
-        &self,
-        from: RemoteAddr,
-        epoch: Epoch,
-        buffer: ArenaBuf,
-    ) -> (ArenaBuf, Result<(), OpError>) {
-        self.transfer(Op::Read, from, epoch, buffer, false).await
+    ///
+    /// # Panics
+    /// When the address is another node's, as every operation does: a bug of the caller.
+    #[inline]
+    pub fn read(&self, from: RemoteAddr, epoch: Epoch, buffer: ArenaBuf) -> Transferring<'_> {
+        Transferring(self.post(Op::Read, Target::of(from, epoch), Some(buffer), false))
     }
 
     /// Copies `buffer` to far memory.
-    pub async fn write(
-        &self,
-        to: RemoteAddr,
-        epoch: Epoch,
-        buffer: ArenaBuf,
-    ) -> (ArenaBuf, Result<(), OpError>) {
-        self.transfer(Op::Write, to, epoch, buffer, false).await
+    #[inline]
+    pub fn write(&self, to: RemoteAddr, epoch: Epoch, buffer: ArenaBuf) -> Transferring<'_> {
+        Transferring(self.post(Op::Write, Target::of(to, epoch), Some(buffer), false))
     }
 
     /// Like [`Queue::write`], after every READ and atomic posted before it on this queue.
-    pub async fn write_fenced(
-        &self,
-        to: RemoteAddr,
-        epoch: Epoch,
-        buffer: ArenaBuf,
-    ) -> (ArenaBuf, Result<(), OpError>) {
-        self.transfer(Op::Write, to, epoch, buffer, true).await
-    }
-
-    async fn transfer(
-        &self,
-        op: Op,
-        at: RemoteAddr,
-        epoch: Epoch,
-        buffer: ArenaBuf,
-        fence: bool,
-    ) -> (ArenaBuf, Result<(), OpError>) {
-        if buffer.len() > MAX_TRANSFER_BYTES {
-            return (buffer, Err(OpError::Refused(Refusal::TooLong)));
-        }
-        let (buffer, result) = self.post(op, Target::of(at, epoch), Some(buffer), fence).await;
-        (buffer.expect("the buffer comes back with its outcome"), result.map(drop))
+    #[inline]
+    pub fn write_fenced(&self, to: RemoteAddr, epoch: Epoch, buffer: ArenaBuf) -> Transferring<'_> {
+        Transferring(self.post(Op::Write, Target::of(to, epoch), Some(buffer), true))
     }
 
     /// Puts `new` in place of `expected` at an aligned word; returns the word before.
-    pub async fn compare_and_swap(
+    #[inline]
+    pub fn compare_and_swap(
         &self,
         at: RemoteAddr,
         epoch: Epoch,
         expected: u64,
         new: u64,
-    ) -> Result<u64, OpError> {
+    ) -> ChangingWord<'_> {
         let op = Op::CompareAndSwap { expected, new };
-        self.post(op, Target::of(at, epoch), None, false).await.1
+        ChangingWord(self.post(op, Target::of(at, epoch), None, false))
     }
 
     /// Adds to an aligned word, wrapping; returns the word before.
-    pub async fn fetch_and_add(&self, at: RemoteAddr, epoch: Epoch, addend: u64) -> Result<u64, OpError> {
-        self.post(Op::FetchAndAdd { addend }, Target::of(at, epoch), None, false).await.1
+    #[inline]
+    pub fn fetch_and_add(&self, at: RemoteAddr, epoch: Epoch, addend: u64) -> ChangingWord<'_> {
+        ChangingWord(self.post(Op::FetchAndAdd { addend }, Target::of(at, epoch), None, false))
     }
 
     /// Sends the first `request` bytes of `buffer` to the node's processor; the answer replaces them, and
@@ -136,8 +115,38 @@ impl Queue {
         Ok(CallAnswer { buffer: buffer.expect("the buffer comes back with its outcome"), bytes })
     }
 
+    #[inline]
     fn post(&self, op: Op, target: Target, buffer: Option<ArenaBuf>, fence: bool) -> Operating<'_> {
         Operating::new(self, op, target, buffer, fence)
+    }
+}
+
+/// The future of a READ or WRITE: its buffer comes back with the outcome. A future of its own, since the state of an
+/// `async` function around it would be written and read again with every operation.
+#[must_use = "nothing is posted before it is polled"]
+pub struct Transferring<'a>(Operating<'a>);
+
+impl Future for Transferring<'_> {
+    type Output = (ArenaBuf, Result<(), OpError>);
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(context).map(|(buffer, result)| {
+            (buffer.expect("the buffer comes back with its outcome"), result.map(drop))
+        })
+    }
+}
+
+/// The future of an atomic: its outcome is the word before. See [`Transferring`].
+#[must_use = "nothing is posted before it is polled"]
+pub struct ChangingWord<'a>(Operating<'a>);
+
+impl Future for ChangingWord<'_> {
+    type Output = Result<u64, OpError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(context).map(|(_, result)| result)
     }
 }
 

@@ -257,6 +257,7 @@ impl Table {
 
     /// Whether `wanted` places may be taken by who holds `ticket`; if not, who asked is woken when it is worth
     /// asking again.
+    #[inline]
     pub(super) fn admit(&mut self, wanted: usize, ticket: &mut Option<u64>, waker: &Waker) -> bool {
         let first = self.waiting.front().map(|waiter| waiter.ticket);
         if first.is_none_or(|first| *ticket == Some(first)) && self.places_left() >= wanted {
@@ -298,6 +299,7 @@ impl Table {
     ///
     /// # Panics
     /// When there is none: [`Table::admit`] comes first.
+    #[inline]
     pub(super) fn take_place(&mut self) -> u32 {
         if let Some(slot) = self.free.pop() {
             return slot;
@@ -314,6 +316,7 @@ impl Table {
     }
 
     /// Gives back a place that was taken but never in flight.
+    #[inline]
     pub(super) fn return_place(&mut self, slot: u32) {
         self.free.push(slot);
         self.wake_first();
