@@ -90,12 +90,16 @@ async fn watch_all(shared: &Arc<Shared>, endpoint: &Endpoint, stopped: &AtomicBo
 
 /// Pings one node until it does not answer or nothing of ours lies there any more.
 async fn watch_node(shared: &Arc<Shared>, endpoint: &Endpoint, node: Arc<NodeState>) {
+    let mut said = false;
     let queue = loop {
         match endpoint.open(node.peer.clone()) {
             Ok(queue) => break queue,
             // Says nothing of the node; who uses it finds out by himself meanwhile.
             Err(error) if is_shortage(&error) && is_known(shared, &node) => {
-                tracing::warn!(node = %node.peer.node, %error, "this process cannot look after the node; trying on");
+                if !said {
+                    tracing::warn!(node = %node.peer.node, %error, "cannot look after the node for now; trying on");
+                }
+                said = true;
                 endpoint.sleep(INTERVAL).await;
             }
             Err(_) => return shared.node_lost(&node),
