@@ -7,7 +7,7 @@
 //!     thread, since the kernel ties it to the thread.
 
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -24,6 +24,8 @@ const POLL: Duration = Duration::from_millis(10);
 const READY_DEADLINE: Duration = Duration::from_secs(100);
 /// From SIGTERM to SIGKILL: a node frees its memory.
 const END_DEADLINE: Duration = Duration::from_secs(10);
+/// There is one for each child.
+const NO_THREAD: &str = "cannot start a thread that reads what a child says: raise the limits (ulimit -u, ulimit -v), or lower --threads";
 /// The word a process of this program says once it serves.
 const READY: &str = "ready";
 
@@ -41,6 +43,11 @@ pub fn check_stop(stop: &AtomicBool) -> Result<()> {
         bail!("interrupted: stopped and cleaned up as asked");
     }
     Ok(())
+}
+
+/// Prints a line on standard error. One that is closed or full does not end a measurement.
+pub fn complain(line: &str) {
+    let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
 /// A running child; see the rules at the head of this module.
@@ -86,7 +93,7 @@ impl Child {
             let lines = BufReader::new(pipe).lines().map_while(Result::ok);
             lines.for_each(|line| drop(say.send(line))); // nobody listens any more once it is ready
         };
-        std::thread::Builder::new().name("child-output".into()).spawn(hear)?;
+        std::thread::Builder::new().name("child-output".into()).spawn(hear).context(NO_THREAD)?;
         let until = Instant::now() + deadline;
         loop {
             let name = &child.name;
@@ -109,10 +116,12 @@ impl Child {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = Self::start(name, command)?;
         let mut pipe = child.process.stdout.take().context("a child without output")?;
-        let reading = std::thread::spawn(move || {
+        let read = move || {
             let mut text = String::new();
             pipe.read_to_string(&mut text).map(|_| text)
-        });
+        };
+        let reading =
+            std::thread::Builder::new().name("child-output".into()).spawn(read).context(NO_THREAD)?;
         let status = loop {
             if let Some(status) = child.process.try_wait()? {
                 break status;
@@ -166,7 +175,7 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
-            eprintln!("farpool bench: {}: {error:#}", self.name);
+            complain(&format!("farpool bench: {}: {error:#}", self.name));
         }
     }
 }

@@ -7,17 +7,23 @@
 //!
 //! [`run_io`] is one measurement, [`run_table`] all that are published, beside peers. Not here: the command line.
 
+// They panic when the stream is closed or full; see `child::complain`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod child;
 mod floors;
+mod folder;
 mod footprint;
 mod lane;
 mod local_pool;
 mod machine;
+mod meeting;
 mod options;
 mod pages;
 mod places;
 mod reach;
 mod report;
+mod room;
 mod run;
 mod table;
 mod tally;
@@ -27,5 +33,6 @@ pub use machine::Machine;
 pub use options::{IoOp, IoOptions, IoTransport, Pattern, THREADS_MAX};
 pub use pages::Pages as FloorPages;
 pub use report::{FloorReport, IoReport};
+pub use room::check as check_room;
 pub use run::{Source, run_io};
 pub use table::{TableOptions, run_table};

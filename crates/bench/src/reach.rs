@@ -36,13 +36,16 @@ struct Spot {
 impl Reach {
     /// Connects to the nodes of a footprint, with room for `arena_bytes` of transfers.
     pub fn open(footprint: &Footprint, transports: Transports, arena_bytes: usize) -> Result<Self> {
-        let endpoint = Endpoint::new(EndpointConfig {
+        let endpoint = Endpoint::try_new(EndpointConfig {
             transport: Rc::new(Negotiated::new(transports, DEADLINE)),
             clock: Rc::new(MonotonicClock::new()),
             session_ids: Box::new(|| SessionId(getrandom::u64().expect("the kernel gives random bytes"))),
             arena_bytes: arena_bytes.max(FILL_BYTES),
             deadline: DEADLINE,
         });
+        let endpoint = endpoint.context(
+            "there is no memory for a thread's transfers: lower --threads, --depth, --batch or --block",
+        )?;
         let (mut queues, mut regions): (Vec<Queue>, Vec<Spot>) = Default::default();
         for region in &footprint.regions {
             let known = queues.iter().position(|queue| queue.node() == region.id.node);

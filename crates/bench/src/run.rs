@@ -2,19 +2,18 @@
 //!
 //! R1. Operation and floor take turns in short slices of one process, so that both see the same machine; ratios are
 //!     medians over the pairs.
-//! R2. All threads are in the same slice at the same time. A thread that fails goes on meeting the others, so that
-//!     none waits for it for ever.
+//! R2. All threads are in the same slice at the same time. A thread that fails goes on meeting the others, and one
+//!     that ends gives up its seat, so that none waits for it for ever.
 //! R3. What was measured was checked: a wrong byte, a wrong word or a lost lease fails the measurement.
 
 use std::cell::RefCell;
 use std::future::ready;
 use std::path::Path;
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use farpool_control::Tls;
 use farpool_fabric::{
     ARENA_GRANULE_BYTES, CardTransport, MAX_IN_FLIGHT, TransportChoice, Transports, block_on,
@@ -26,6 +25,7 @@ use crate::floors::{Floor, Ground};
 use crate::footprint::Footprint;
 use crate::lane::{Counts, Lane};
 use crate::local_pool::LocalPool;
+use crate::meeting::{Meeting, Seat};
 use crate::options::{IoOp, IoOptions};
 use crate::pages::Pages;
 use crate::places::{Places, initial_sum};
@@ -73,7 +73,7 @@ pub fn run_io(
     };
     check_stop(stop)?;
     let transports = Transports { choice: options.transport.0, card };
-    let footprint = Footprint::lease(&broker, tls, transports, options.footprint_bytes)?;
+    let footprint = Footprint::lease(&broker, tls, transports, options.footprint_bytes, stop)?;
     let options = &IoOptions { footprint_bytes: footprint.bytes(), ..*options };
     let first = Reach::open(&footprint, transports, 0)?; // kept: the pages are told by its mapping,
     first.sum()?; // where it was touched
@@ -113,17 +113,26 @@ fn check_sum(reach: &Reach, options: &IoOptions, footprint: &Footprint, threads:
     }
 }
 
+/// Size of each thread's staging arena.
+pub fn arena_bytes(options: &IoOptions) -> usize {
+    let &IoOptions { block_bytes, depth, batch, .. } = options;
+    let buffer = |bytes: usize| bytes.next_multiple_of(ARENA_GRANULE_BYTES);
+    depth * buffer(batch * block_bytes) + SPARE_BUFFERS * depth * buffer(block_bytes)
+}
+
 /// How the time is divided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Plan {
-    pairs: u32,
+pub struct Plan {
+    /// Slices of operations, and as many of the floor.
+    pub pairs: u32,
     slice: Duration,
     settle: Duration,
     warm_up: Duration,
 }
 
 impl Plan {
-    fn of(options: &IoOptions) -> Self {
+    /// For the time that was asked for.
+    pub fn of(options: &IoOptions) -> Self {
         let wanted = options.duration.as_secs_f64() / SLICE.as_secs_f64();
         let pairs = (wanted as u32).max(PAIRS_MIN);
         let slice = options.duration / pairs;
@@ -156,16 +165,15 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn threads(&self) -> Result<Vec<Thread>> {
-        let barrier = Barrier::new(self.options.threads);
-        let failed = AtomicBool::new(false);
+        let meeting = Meeting::new(self.stop);
         std::thread::scope(|scope| {
             let start = |number| {
                 let (go, gone) = channel::<()>();
-                let (barrier, failed) = (&barrier, &failed);
+                let seat = meeting.seat();
                 let work = move || {
                     // Nobody begins before all are there: they wait for each other by their number.
                     gone.recv().context("not all threads could be started: lower --threads")?;
-                    self.thread(number, &Meeting { barrier, failed, stop: self.stop })
+                    self.thread(number, &seat)
                 };
                 let builder = std::thread::Builder::new().name(format!("bench-{number}"));
                 builder.spawn_scoped(scope, work).map(|thread| (go, thread))
@@ -175,15 +183,18 @@ impl Run<'_> {
             for (go, _) in &started {
                 let _ = go.send(()); // fails only for a thread that has panicked
             }
-            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            // All of them: one that panicked and was not joined would make the scope panic.
+            let ended: Vec<_> = started.into_iter().map(|(_, thread)| thread.join()).collect();
+            let outcome = |joined| match joined {
+                Ok(outcome) => outcome,
+                Err(_) => Err(anyhow!("a thread of the measurement panicked, see above")),
             };
-            started.into_iter().map(|(_, thread)| join(thread)).collect()
+            ended.into_iter().map(outcome).collect()
         })
     }
 
     /// Goes through all slices; once somebody has failed or has been asked to stop, without measuring.
-    fn thread(&self, number: usize, meeting: &Meeting<'_>) -> Result<Thread> {
+    fn thread(&self, number: usize, meeting: &Seat<'_>) -> Result<Thread> {
         let reach = meeting.note(self.reach(number));
         let mut worker = match &reach {
             Ok(reach) => meeting.note(Worker::new(self, reach, number)).map(Some),
@@ -204,10 +215,8 @@ impl Run<'_> {
 
     /// The thread's way to the footprint, and the footprint filled.
     fn reach(&self, number: usize) -> Result<Reach> {
-        let &IoOptions { transport, block_bytes, depth, batch, threads, .. } = self.options;
-        let buffer = |bytes: usize| bytes.next_multiple_of(ARENA_GRANULE_BYTES);
-        let arena_bytes = depth * buffer(batch * block_bytes) + SPARE_BUFFERS * depth * buffer(block_bytes);
-        let reach = Reach::open(self.footprint, self.transports, arena_bytes)?;
+        let &IoOptions { transport, threads, .. } = self.options;
+        let reach = Reach::open(self.footprint, self.transports, arena_bytes(self.options))?;
         // Mapped memory is filled by each thread: it has a mapping of its own, whose pages are all touched by that.
         let shared = transport.0 == TransportChoice::Shm;
         let (first, step) = if shared { (0, 1) } else { (number, threads) };
@@ -277,51 +286,8 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Where the threads meet before each slice.
-struct Meeting<'a> {
-    barrier: &'a Barrier,
-    failed: &'a AtomicBool,
-    stop: &'a AtomicBool,
-}
-
-impl Meeting<'_> {
-    fn meet(&self) {
-        self.barrier.wait();
-    }
-
-    /// Notes a failure, so that the others need not go on.
-    fn note<T>(&self, result: Result<T>) -> Result<T> {
-        if result.is_err() {
-            self.failed.store(true, Ordering::Relaxed); // the flag carries no data; see `attempt`
-        }
-        result
-    }
-
-    /// Lets a worker work unless somebody has failed or asked to stop; a failure takes the worker's place.
-    fn attempt<W, T>(
-        &self,
-        worker: &mut Result<Option<W>>,
-        work: impl FnOnce(&mut W) -> Result<T>,
-    ) -> Option<T> {
-        // Relaxed: flags without data.
-        if self.failed.load(Ordering::Relaxed) || self.stop.load(Ordering::Relaxed) {
-            return None;
-        }
-        let Ok(Some(present)) = worker else { return None };
-        match self.note(work(present)) {
-            Ok(done) => Some(done),
-            Err(error) => {
-                *worker = Err(error);
-                None
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use anyhow::bail;
-
     use super::*;
     use crate::options::tests::small;
 
@@ -334,17 +300,5 @@ mod tests {
             assert_eq!(plan.pairs, pairs);
             assert!((plan.slice * pairs).abs_diff(duration) < Duration::from_micros(1));
         }
-    }
-
-    #[test]
-    fn a_failed_worker_stops_the_work_of_all() {
-        let (barrier, failed, stop) = (Barrier::new(1), AtomicBool::new(false), AtomicBool::new(false));
-        let meeting = Meeting { barrier: &barrier, failed: &failed, stop: &stop };
-        let mut worker = Ok(Some(7));
-        assert_eq!(meeting.attempt(&mut worker, |number| Ok(*number)), Some(7));
-        assert_eq!(meeting.attempt(&mut worker, |_| -> Result<()> { bail!("broken") }), None);
-        assert!(worker.is_err());
-        let mut other = Ok(Some(8));
-        assert_eq!(meeting.attempt(&mut other, |number| Ok(*number)), None);
     }
 }

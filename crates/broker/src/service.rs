@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use farpool_control::limits::MAX_REGIONS_PER_ACQUIRE;
+use farpool_control::limits::{MAX_REGIONS_PER_ACQUIRE, REGION_GRANULE_BYTES};
 use farpool_control::{REQUEST_TIMEOUT, Tls};
 use farpool_lease::{LeaseClass, Millis};
 use farpool_wire::control::broker_server::Broker;
@@ -73,12 +73,20 @@ impl BrokerService {
                 Ok(report) => report,
                 Err(error) => return tracing::debug!(%node, %error, "a node did not show its table"),
             };
-            if let Err(refusal) = self.pool.lock().report(self.now(), &report) {
+            if let Err(refusal) = self.believe(&report) {
                 tracing::warn!(%node, %refusal, "a node's table was not accepted");
             }
         };
         let asking = stream::iter(nodes).for_each_concurrent(MAX_ASKED_AT_ONCE, ask);
         let _ = timeout(REFRESH_DEADLINE, asking).await; // who did not answer by then is shown as last heard
+    }
+
+    /// Takes a node's report for true, if it can be.
+    fn believe(&self, report: &RegisterRequest) -> Result<RegisterResponse, ReportRefusal> {
+        if report.region_bytes == 0 || !report.region_bytes.is_multiple_of(REGION_GRANULE_BYTES) {
+            return Err(ReportRefusal::Malformed("regions are multiples of 1 MiB"));
+        }
+        self.pool.lock().report(self.now(), report)
     }
 
     /// Drops nodes that have been silent for long, here and in the store.
@@ -124,8 +132,11 @@ impl Broker for BrokerService {
         request: Request<RegisterRequest>,
     ) -> Result<Response<RegisterResponse>, Status> {
         let report = request.into_inner();
-        let answer = self.pool.lock().report(self.now(), &report).map_err(refused)?;
         let node = NodeId(report.address.as_ref().map_or(0, |address| address.node));
+        let answer = self.believe(&report).map_err(|refusal| {
+            tracing::info!(%node, %refusal, "a node was not registered");
+            refused(refusal)
+        })?;
         tracing::debug!(%node, lent = report.lent.len(), of = report.regions_total, "a node has registered");
         self.change_store(move |store| store.remember(node, &report)).await;
         Ok(Response::new(answer))

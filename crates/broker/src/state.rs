@@ -42,8 +42,8 @@ pub enum ReportRefusal {
         /// Size that the new node announced.
         node: u64,
     },
-    /// The node was started again; this is its old process.
-    #[error("a later incarnation of this node has registered: end this process")]
+    /// The node was started again; this is its old process. Or somebody else has its name.
+    #[error("a later incarnation of this node has registered and lives: end one of the two processes")]
     OlderIncarnation,
     /// Run a second pool.
     #[error("the pool has {MAX_NODES} nodes already, the most one broker serves")]
@@ -129,7 +129,9 @@ impl Pool {
             return Err(ReportRefusal::RegionSize { pool: other.region_bytes, node: report.region_bytes });
         }
         match self.nodes.get(&node) {
-            Some(known) if known.address.incarnation > address.incarnation => {
+            // Only while the later one is heard: who claimed a name for a moment, with the last incarnation there is,
+            // must not keep it from its node for ever. (State folders see to it that no two have one name by mistake.)
+            Some(known) if known.is_alive(now) && known.address.incarnation > address.incarnation => {
                 return Err(ReportRefusal::OlderIncarnation);
             }
             None if self.nodes.len() >= MAX_NODES => return Err(ReportRefusal::Full),

@@ -40,6 +40,18 @@ async fn acquire_spreads_regions_over_nodes() {
 }
 
 #[tokio::test]
+async fn a_node_with_regions_of_an_impossible_size_is_refused() {
+    let (_dir, broker) = a_broker().await;
+    let node = FakeNode::start(1, 4, None).await;
+    for region_bytes in [0, 3, REGION_BYTES + 1, 4096] {
+        let refusal = node.register_with(&broker, region_bytes).await.unwrap_err();
+        assert_eq!(refusal.code(), Code::InvalidArgument, "{region_bytes}");
+    }
+    assert!(broker.status().await.nodes.is_empty());
+    node.register(&broker).await.unwrap();
+}
+
+#[tokio::test]
 async fn nodes_that_the_owner_cannot_reach_are_avoided() {
     let (_dir, broker) = a_broker().await;
     for node in 1..=2 {

@@ -9,14 +9,15 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use farpool_bench::{
-    FloorPages, IoOp, IoOptions, IoTransport, Pattern, Source, TableOptions, run_io, run_table,
+    FloorPages, IoOp, IoOptions, IoTransport, Pattern, Source, TableOptions, check_room, run_io, run_table,
     serve_ping_pong, serve_tcp,
 };
 use farpool_control::Tls;
 
 use crate::errors::UsageError;
-use crate::output::{say, say_json};
+use crate::output::{say, tell, tell_json};
 use crate::rdma::card_transport;
+use crate::reach::parse_address;
 use crate::size::ByteSize;
 use crate::tether::{self, Tether};
 
@@ -96,7 +97,7 @@ struct IoArgs {
     floor: bool,
 
     /// Use the pool of this broker instead of an own one
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", value_parser = parse_address)]
     broker: Option<String>,
 
     /// Folder with ca.pem, cert.pem and key.pem of that pool
@@ -124,8 +125,8 @@ struct IoTableArgs {
     out: PathBuf,
 
     /// How often everything is measured; medians are shown
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    rounds: usize,
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
 
     /// How long each time
     #[arg(long, value_name = "N", default_value = "0.7", value_parser = parse_seconds)]
@@ -194,6 +195,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
 
 fn io(args: &IoArgs) -> Result<()> {
     let options = args.options().map_err(UsageError)?;
+    check_room(&options).map_err(UsageError)?;
     if args.broker.is_none() {
         check_memory(&options)?;
     }
@@ -203,10 +205,9 @@ fn io(args: &IoArgs) -> Result<()> {
     let stop = stop_on_signals()?;
     let report = run_io(&options, Some(card_transport), source, &farpool, &stop)?;
     if args.json {
-        return say_json(&report);
+        return tell_json(&report);
     }
-    say(report.lines()?);
-    Ok(())
+    tell(report.lines()?)
 }
 
 fn io_table(args: IoTableArgs) -> Result<()> {
@@ -214,12 +215,11 @@ fn io_table(args: IoTableArgs) -> Result<()> {
     let stop = stop_on_signals()?;
     let options = TableOptions {
         out_dir: args.out,
-        rounds: args.rounds,
+        rounds: usize::from(args.rounds),
         seconds: args.seconds.as_secs_f64(),
         footprint_bytes: args.footprint.0,
     };
-    say(run_table(&options, &farpool, &stop)?);
-    Ok(())
+    tell(run_table(&options, &farpool, &stop)?)
 }
 
 impl IoArgs {

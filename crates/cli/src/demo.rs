@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use farpool_workload::{DEFAULT_WORK_DIR, DemoOptions, StopFlag, Transport, run_demo};
 
+use crate::output::tell;
+
 /// Compare far memory with the local disk under a real PostgreSQL
 ///
 /// Loads TPC-H, runs a join and a sort that spill (Hash+Sort of Li et al., SIGMOD 2016) with temporary files on the
@@ -26,7 +28,7 @@ pub struct DemoArgs {
     transport: Transport,
 
     /// How often each place is measured
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 
     /// Where report.json and the logs go
@@ -55,5 +57,5 @@ pub fn run(args: DemoArgs) -> Result<()> {
         farpool,
         keep_data: args.keep_data,
     };
-    run_demo(&options, &stop).map(drop)
+    run_demo(&options, &stop, tell).map(drop)
 }

@@ -5,7 +5,7 @@ mod checks;
 use anyhow::{Result, bail};
 use serde::Serialize;
 
-use crate::output::{say, say_json};
+use crate::output::{tell, tell_json};
 use crate::reach::{BrokerAt, runtime};
 
 /// Say what this machine lacks for lending and mounting far memory, and how to mend it
@@ -89,9 +89,9 @@ pub fn run(args: DoctorArgs) -> Result<()> {
     let verdict = failed.join(", ");
     let report = Report { healthy: failed.is_empty(), checks };
     if args.json {
-        say_json(&report)?;
+        tell_json(&report)?;
     } else {
-        report.lines().into_iter().for_each(say);
+        report.lines().into_iter().try_for_each(tell)?;
     }
     if !report.healthy {
         bail!("this machine is not ready: {verdict}");

@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 
+use crate::output::{complain, unless_unwanted};
+
 /// The system, a peer or the machine is at fault.
 const FAILURE: u8 = 1;
 /// The command line is at fault.
@@ -24,7 +26,7 @@ impl std::error::Error for UsageError {}
 
 /// Says what went wrong; the exit status tells whose fault it is.
 pub fn report(error: &anyhow::Error) -> ExitCode {
-    eprintln!("farpool: {}", describe(error));
+    complain(format!("farpool: {}", describe(error)));
     ExitCode::from(if error.is::<UsageError>() { USAGE } else { FAILURE })
 }
 
@@ -43,17 +45,16 @@ pub fn describe(error: &anyhow::Error) -> String {
 /// if there is one of that name.
 pub fn report_usage(error: &clap::Error, subcommand: Option<&str>) -> ExitCode {
     match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // Fails when nobody reads any more, and then nobody misses it.
-            let _ = error.print();
-            ExitCode::SUCCESS
-        }
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => match unless_unwanted(error.print()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => report(&error),
+        },
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            let _ = error.print(); // as above
+            let _ = error.print(); // to standard error, and the exit status says it as well
             ExitCode::from(USAGE)
         }
         _ => {
-            eprintln!("{}", in_two_lines(&error.render().to_string(), subcommand));
+            complain(in_two_lines(&error.render().to_string(), subcommand));
             ExitCode::from(USAGE)
         }
     }

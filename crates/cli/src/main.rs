@@ -2,6 +2,9 @@
 //!
 //! Exit status: 0; 2 when the command line is at fault; 1 for everything else.
 
+// They panic when the stream is closed or full; see `output`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod bench;
 mod broker;
 mod demo;
@@ -106,7 +109,9 @@ fn start_log() -> Result<()> {
         ))
     })?;
     let ansi = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi).init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi);
+    // It would complain of a standard error that is closed or full on standard error, and panic at that.
+    log.log_internal_errors(false).init();
     Ok(())
 }
 

@@ -8,9 +8,9 @@ use farpool_control::Tls;
 use farpool_node::{NodeConfig, NodeError, Ready};
 
 use crate::errors::UsageError;
-use crate::output::say;
+use crate::output::{complain, say};
 use crate::rdma::RdmaListen;
-use crate::reach::runtime;
+use crate::reach::{parse_address, runtime};
 use crate::shutdown::Shutdown;
 use crate::size::{ByteSize, Memory, parse_region_size, whole_regions};
 use crate::tether::{self, Tether};
@@ -27,7 +27,7 @@ Examples:
       --listen 10.0.0.8:7118 --data-listen 10.0.0.8:7119 --listen-rdma 10.0.0.8:7119 --state /var/lib/farpool")]
 pub struct NodeArgs {
     /// Where the broker listens
-    #[arg(long, value_name = "HOST:PORT", env = "FARPOOL_BROKER", hide_env_values = true)]
+    #[arg(long, value_name = "HOST:PORT", env = "FARPOOL_BROKER", hide_env_values = true, value_parser = parse_address)]
     broker: String,
 
     /// What to lend; auto is what is available now, less a reserve. With --shm-socket the node keeps one region more, to
@@ -94,11 +94,15 @@ pub fn run(args: NodeArgs) -> Result<()> {
         state_dir: args.state,
         tls: args.tls_dir.as_deref().map(Tls::load).transpose()?,
     };
-    runtime()?.block_on(async {
+    let runtime = runtime()?;
+    let ended = runtime.block_on(async {
         let mut shutdown = Shutdown::listen()?;
         let greet = |ready: &Ready| say(format!("ready {} lending {memory}", ready.node));
         farpool_node::run(config, greet, shutdown.asked()).await.map_err(explain)
-    })
+    });
+    // A thread may still be taking memory, for minutes if there is much: it ends with the process.
+    runtime.shutdown_background();
+    ended
 }
 
 /// What to lend, where the node keeps `spare` beside it.
@@ -114,7 +118,7 @@ fn memory_to_lend(memory: Memory, region: ByteSize, spare: ByteSize) -> Result<B
     };
     let (rounded, remark) = whole_regions(asked, region)?;
     if let Some(remark) = remark {
-        eprintln!("farpool: {remark}");
+        complain(format!("farpool: {remark}"));
     }
     Ok(rounded)
 }

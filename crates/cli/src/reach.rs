@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use farpool_control::{Tls, dial};
+use farpool_control::{ControlError, Tls, check_address, dial};
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::{StatusRequest, StatusResponse};
 
@@ -17,13 +17,18 @@ const STATUS_DEADLINE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, clap::Args)]
 pub struct BrokerAt {
     /// Where the broker listens [default: the pool of this user's `farpool up`]
-    #[arg(long, value_name = "HOST:PORT", env = "FARPOOL_BROKER", hide_env_values = true)]
+    #[arg(long, value_name = "HOST:PORT", env = "FARPOOL_BROKER", hide_env_values = true, value_parser = parse_address)]
     broker: Option<String>,
 
     /// Folder with ca.pem, cert.pem and key.pem of the pool; without it only loopback addresses are dialled
     /// [default: that of this user's `farpool up`, for its own broker]
     #[arg(long, value_name = "DIR", env = "FARPOOL_TLS_DIR", hide_env_values = true)]
     tls_dir: Option<PathBuf>,
+}
+
+/// Where a broker listens, as an option.
+pub fn parse_address(text: &str) -> Result<String, ControlError> {
+    check_address(text).map(|()| text.to_owned())
 }
 
 /// A broker and what it takes to be let in.

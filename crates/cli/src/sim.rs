@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::errors::UsageError;
-use crate::output::{say, say_json};
+use crate::output::{tell, tell_json};
 
 /// Seeds unless told otherwise: some seconds.
 const DEFAULT_SEEDS: u64 = 1_000;
@@ -111,11 +111,12 @@ fn chosen(scenario: &Scenario, wanted: Option<&str>) -> Result<Option<Vec<&'stat
 fn replay(scenario: &Scenario, seed: u64, mutation: Option<&'static str>, json: bool) -> Result<()> {
     let report = run_guarded(scenario, seed, mutation, !json);
     if json {
-        say_json(&report)?;
+        tell_json(&report)?;
     } else {
-        report.trace.iter().for_each(say);
-        say(described(&report));
-        report.violations.iter().for_each(|violation| say(format!("violation: {violation}")));
+        report.trace.iter().try_for_each(tell)?;
+        tell(described(&report))?;
+        let mut violations = report.violations.iter();
+        violations.try_for_each(|violation| tell(format!("violation: {violation}")))?;
     }
     match (report.violations.is_empty(), mutation) {
         (true, None) | (false, Some(_)) => Ok(()),
@@ -146,15 +147,15 @@ fn sweep_all(scenario: &Scenario, seeds: u64, json: bool) -> Result<()> {
     drop(bar);
     let seconds = started.elapsed().as_secs_f64();
     if json {
-        say_json(&SweepFacts { scenario: scenario.name, seconds, sweep: &swept })?;
+        tell_json(&SweepFacts { scenario: scenario.name, seconds, sweep: &swept })?;
     } else {
         let Sweep { operations, events, hash, .. } = &swept;
-        say(format!(
+        tell(format!(
             "{seeds} seeds in {seconds:.1} s: {operations} operations, {events} events, histories {hash:016x}"
-        ));
+        ))?;
         for failure in &swept.failures {
-            say(format!("seed {} fails: {}", failure.seed, failure.violations.join("; ")));
-            say(format!("  replay: farpool sim {} --seed {}", scenario.name, failure.seed));
+            tell(format!("seed {} fails: {}", failure.seed, failure.violations.join("; ")))?;
+            tell(format!("  replay: farpool sim {} --seed {}", scenario.name, failure.seed))?;
         }
     }
     match swept.failures.first() {
@@ -183,15 +184,15 @@ fn hunt_all(scenario: &Scenario, mutations: &[&'static str], seeds: u64, json: b
         let catch = hunt(scenario, mutation, 0..seeds, processors(), &|| bar.advance());
         drop((quiet, bar));
         if !json {
-            say(match &catch.violation {
+            tell(match &catch.violation {
                 Some(violation) => format!("{mutation}: caught by seeds {:?}: {violation}", catch.caught_by),
                 None => format!("{mutation}: NOT noticed in {} seeds", catch.seeds_run),
-            });
+            })?;
         }
         catches.push(catch);
     }
     if json {
-        say_json(&HuntFacts { scenario: scenario.name, mutations: &catches })?;
+        tell_json(&HuntFacts { scenario: scenario.name, mutations: &catches })?;
     }
     let missed: Vec<&str> =
         catches.iter().filter(|catch| catch.caught_by.is_empty()).map(|catch| catch.mutation).collect();

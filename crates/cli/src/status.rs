@@ -5,7 +5,7 @@ use farpool_wire::control::{NodeStatus, StatusResponse};
 use farpool_wire::{NodeId, OwnerId};
 use serde::Serialize;
 
-use crate::output::{say, say_json};
+use crate::output::{tell, tell_json};
 use crate::reach::{BrokerAt, runtime};
 use crate::size::ByteSize;
 
@@ -33,10 +33,9 @@ pub fn run(args: StatusArgs) -> Result<()> {
     let answer = runtime()?.block_on(broker.status())?;
     let status = PoolStatus::new(broker.address, &answer);
     if args.json {
-        return say_json(&status);
+        return tell_json(&status);
     }
-    status.table().into_iter().for_each(say);
-    Ok(())
+    status.table().into_iter().try_for_each(tell)
 }
 
 /// Facts about a pool. Names and meanings of the fields are stable; new ones may join.

@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use self::child::Child;
 use crate::errors::{UsageError, describe};
-use crate::output::say;
+use crate::output::{complain, say};
 use crate::reach::{Located, runtime};
 use crate::run_dir::{self, RunDir};
 use crate::shutdown::Shutdown;
@@ -87,7 +87,7 @@ pub fn run(args: UpArgs) -> Result<()> {
     let run_dir = RunDir::claim(&args.dir.clone().unwrap_or_else(run_dir::default_path))?;
     check_socket_path(&run_dir, args.nodes)?;
     if let Some(remark) = remark {
-        eprintln!("farpool: {remark}");
+        complain(format!("farpool: {remark}"));
     }
     certificates::make(&run_dir.tls_dir())?;
     let plan = Plan { args, memory, tls: Tls::load(&run_dir.tls_dir())?, run_dir };
@@ -224,9 +224,9 @@ impl Plan {
             let started = Instant::now();
             if let Some(running) = broker {
                 let how = running.ended().await;
-                eprintln!(
+                complain(format!(
                     "farpool: the broker has ended ({how}): files go on but do not grow; starting it again"
-                );
+                ));
             }
             if started.elapsed() > STEADY_AFTER {
                 pause = FIRST_PAUSE;
@@ -235,12 +235,12 @@ impl Plan {
             pause = LONGEST_PAUSE.min(pause * 2);
             *broker = self
                 .start_broker(address)
-                .inspect_err(|error| eprintln!("farpool: {}", describe(error)))
+                .inspect_err(|error| complain(format!("farpool: {}", describe(error))))
                 .ok();
             if let Some(starting) = broker {
                 match starting.ready(START_DEADLINE).await {
-                    Ok(_) => eprintln!("farpool: the broker is back at {address}"),
-                    Err(error) => eprintln!("farpool: {}", describe(&error)),
+                    Ok(_) => complain(format!("farpool: the broker is back at {address}")),
+                    Err(error) => complain(format!("farpool: {}", describe(&error))),
                 }
             }
         }
@@ -260,9 +260,9 @@ async fn watch_nodes(nodes: &mut Vec<Child>) -> Result<()> {
         let (name, how) = first_end(nodes).await;
         nodes.retain(|node| node.name() != name);
         let left = nodes.len();
-        eprintln!(
+        complain(format!(
             "farpool: {name} has ended ({how}): what lay there is lost, {left} left; for a whole pool start anew"
-        );
+        ));
     }
     bail!("no node is left, so this pool is no more: start another with `farpool up`")
 }

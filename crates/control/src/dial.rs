@@ -40,6 +40,11 @@ pub(crate) fn is_loopback_ip(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
 
+/// Whether [`dial`] takes `address` for one, HOST:PORT.
+pub fn check_address(address: &str) -> Result<(), ControlError> {
+    host_of(address).map(drop).ok_or_else(|| ControlError::Address { address: address.to_owned() })
+}
+
 /// The host of `host:port`; `None` unless it is just that.
 fn host_of(address: &str) -> Option<&str> {
     if let Ok(socket) = address.parse::<SocketAddr>() {
@@ -82,6 +87,7 @@ mod tests {
     async fn what_is_not_host_and_port_is_refused() {
         for bad in ["", "localhost", "localhost:", "localhost:0", "127.0.0.1:0", ":7700", "localhost:99999"] {
             assert!(matches!(dial(bad, None), Err(ControlError::Address { .. })), "{bad}");
+            assert!(check_address(bad).is_err(), "{bad}");
         }
         for bad in
             ["http://localhost:7700", "localhost:7700/x", "a@localhost:7700", "local host:7700", "[::1:7700"]

@@ -14,7 +14,7 @@ pub mod limits;
 mod listener;
 mod tls;
 
-pub use dial::{CONNECT_TIMEOUT, dial};
+pub use dial::{CONNECT_TIMEOUT, check_address, dial};
 pub use error::ControlError;
 pub use guarded::PREFACE_DEADLINE;
 pub use host::this_host;

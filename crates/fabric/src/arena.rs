@@ -10,6 +10,7 @@
 use std::alloc::Layout;
 use std::cell::RefCell;
 use std::fmt;
+use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -41,15 +42,32 @@ struct Block {
 }
 
 impl Arena {
-    /// A zeroed block of `bytes`, rounded up to whole granules.
+    /// A zeroed block of `bytes`, rounded up to whole granules. Ends the process when there is no memory.
     pub fn new(bytes: usize) -> Self {
+        let layout = Self::layout(bytes);
+        Self::of(layout).unwrap_or_else(|| std::alloc::handle_alloc_error(layout))
+    }
+
+    /// As [`new`](Self::new), for who can do without.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn try_new(bytes: usize) -> io::Result<Self> {
+        Self::of(Self::layout(bytes)).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+
+    fn layout(bytes: usize) -> Layout {
         let granules = bytes.div_ceil(ARENA_GRANULE_BYTES).max(1);
-        let layout = Layout::from_size_align(granules * ARENA_GRANULE_BYTES, ARENA_GRANULE_BYTES)
-            .expect("an arena is smaller than the address space");
-        // SAFETY: the layout's size is not zero.
-        let base = unsafe { std::alloc::alloc_zeroed(layout) };
-        let Some(base) = NonNull::new(base) else { std::alloc::handle_alloc_error(layout) };
-        Arena { block: Rc::new(Block { base, layout, taken: RefCell::new(vec![false; granules]) }) }
+        Layout::from_size_align(granules * ARENA_GRANULE_BYTES, ARENA_GRANULE_BYTES)
+            .expect("an arena is smaller than the address space")
+    }
+
+    /// `None`: there is no memory.
+    fn of(layout: Layout) -> Option<Self> {
+        let granules = layout.size() / ARENA_GRANULE_BYTES;
+        // SAFETY: the layout's size is not zero: it has one granule at least.
+        let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })?;
+        Some(Arena { block: Rc::new(Block { base, layout, taken: RefCell::new(vec![false; granules]) }) })
     }
 
     /// The whole block, as transports see it.
@@ -175,6 +193,11 @@ mod tests {
         drop(first);
         assert!(arena.take(3 * ARENA_GRANULE_BYTES).is_err());
         assert!(arena.take(2 * ARENA_GRANULE_BYTES).is_ok());
+    }
+
+    #[test]
+    fn an_arena_larger_than_any_address_space_is_an_error_for_who_asks() {
+        assert_eq!(Arena::try_new(1 << 47).err().unwrap().kind(), io::ErrorKind::OutOfMemory);
     }
 
     #[test]

@@ -76,9 +76,22 @@ fn in_ns(duration: Duration) -> u64 {
 }
 
 impl Endpoint {
-    /// An endpoint without queues.
+    /// An endpoint without queues. Ends the process when there is no memory for its arena.
     pub fn new(config: EndpointConfig) -> Self {
         let arena = Arena::new(config.arena_bytes);
+        Self::with_arena(config, arena)
+    }
+
+    /// As [`new`](Self::new), for who can do without.
+    ///
+    /// # Errors
+    /// When there is no memory for the arena.
+    pub fn try_new(config: EndpointConfig) -> std::io::Result<Self> {
+        let arena = Arena::try_new(config.arena_bytes)?;
+        Ok(Self::with_arena(config, arena))
+    }
+
+    fn with_arena(config: EndpointConfig, arena: Arena) -> Self {
         config.transport.local_memory(arena.as_local());
         Endpoint {
             shared: Rc::new(Shared {

@@ -30,6 +30,9 @@ pub enum FileError {
         /// Start of the block.
         offset: u64,
     },
+    /// Nothing happened: close files, raise the limits (`ulimit -n`), and try again.
+    #[error("this process is short of descriptors or memory")]
+    Short,
     /// More was asked for in one call than a session has room for.
     #[error("more than one transfer may hold")]
     TooLong,
@@ -47,6 +50,7 @@ impl FileError {
         match error {
             AccessError::LeaseLost { .. } | AccessError::NodeLost { .. } => FileError::Lost { offset },
             AccessError::ArenaFull => FileError::TooLong,
+            AccessError::Short { .. } => FileError::Short,
             AccessError::Refused(error) => {
                 tracing::error!(%error, "a node refused what a lease should allow");
                 FileError::Lost { offset }

@@ -129,7 +129,10 @@ impl FileInner {
             }
             Err(error) => {
                 // Refused for certain: the old data stand. Else nobody knows what lies there.
-                let untouched = matches!(error, AccessError::Refused(_) | AccessError::ArenaFull);
+                let untouched = matches!(
+                    error,
+                    AccessError::Refused(_) | AccessError::ArenaFull | AccessError::Short { .. }
+                );
                 locks.release(|word, _| if untouched { word } else { word.lost() });
                 Err(FileError::from_access(error, piece.file_offset(piece.start)))
             }

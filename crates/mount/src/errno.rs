@@ -27,6 +27,7 @@ impl From<FileError> for Failure {
         Failure(match error {
             FileError::NoSpace => Errno::ENOSPC,
             FileError::TooLarge => Errno::EFBIG,
+            FileError::Short => Errno::ENFILE,
             // Lost, damaged, unavailable: the data cannot be had.
             _ => Errno::EIO,
         })

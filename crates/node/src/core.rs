@@ -14,6 +14,7 @@ use farpool_lease::{Grant, GrantRefusal, LeaseClass, LeaseRefusal, Lending, Mill
 use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState, RevokeResponse};
 use farpool_wire::{AccessKey, CALL_ECHO, CALL_PING, Epoch, GrantMode, NodeId, OwnerId, Refusal};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use crate::keeper::Keeper;
 use crate::lender::{FenceError, Lender};
@@ -30,6 +31,8 @@ pub(crate) struct Core {
     fenced: SyncSender<()>,
     /// Held from a lease's end in the table until it is fenced: who asks for the same meanwhile is answered after.
     fencing: Mutex<()>,
+    /// Tells the broker's side that a region has become free.
+    freed: Notify,
     rejected: AtomicU64,
 }
 
@@ -50,6 +53,7 @@ impl Core {
             regions,
             fenced,
             fencing: Mutex::new(()),
+            freed: Notify::new(),
             rejected: AtomicU64::new(0),
         });
         let keeper = Keeper::start(core.clone(), inbox)?;
@@ -63,6 +67,12 @@ impl Core {
 
     pub(crate) fn now(&self) -> Millis {
         Millis(self.started.elapsed().as_millis() as u64)
+    }
+
+    /// Makes a scrubbed region free for the next lease, and has that told.
+    pub(crate) fn make_free(&self, lease: Lending) {
+        self.leases.lock().scrubbed(lease);
+        self.freed.notify_one();
     }
 
     /// Ends leases by the table and fences them. Without the lock of the leases: a fence may have to wait.
@@ -200,6 +210,10 @@ impl Lender for Core {
     fn counts(&self) -> (RegionCounts, u64) {
         let leases = self.leases.lock();
         (leases.counts(), leases.table_sum(self.now()))
+    }
+
+    fn freed(&self) -> impl Future<Output = ()> + Send {
+        self.freed.notified()
     }
 
     fn frames_rejected(&self) -> u64 {

@@ -1,6 +1,6 @@
 //! Who a node is, across restarts when it has a directory to remember it in.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -8,6 +8,8 @@ use farpool_wire::NodeId;
 
 const FILE: &str = "node";
 const HEADER: &str = "farpool node identity 1";
+/// Beside the identity, which is replaced at each start and so cannot hold a lock.
+const LOCK: &str = "lock";
 
 /// A node's name, and which of its lives this is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,15 +19,23 @@ pub(crate) struct Identity {
     pub(crate) incarnation: u32,
 }
 
+/// The state folder is this process's own (flock); the kernel gives it back when the process ends, however that is.
+#[derive(Debug)]
+pub(crate) struct Held {
+    _lock: File,
+}
+
 /// A name nobody had before.
 pub(crate) fn fresh() -> io::Result<Identity> {
     let node = NodeId(getrandom::u64().map_err(io::Error::other)?);
     Ok(Identity { node, incarnation: 1 })
 }
 
-/// The name kept in `directory`, in its next life, or a fresh one that is kept there from now on.
-pub(crate) fn next_life(directory: &Path) -> io::Result<Identity> {
+/// The name kept in `directory`, in its next life, or a fresh one that is kept there from now on. It is this process's
+/// for as long as it holds the folder: two processes under one name would answer for each other's leases.
+pub(crate) fn next_life(directory: &Path) -> io::Result<(Identity, Held)> {
     fs::create_dir_all(directory)?;
+    let held = hold(directory)?;
     let path = directory.join(FILE);
     let identity = match fs::read_to_string(&path) {
         Ok(text) => {
@@ -42,7 +52,19 @@ pub(crate) fn next_life(directory: &Path) -> io::Result<Identity> {
         Err(error) => return Err(error),
     };
     keep(directory, &path, identity)?;
-    Ok(identity)
+    Ok((identity, held))
+}
+
+fn hold(directory: &Path) -> io::Result<Held> {
+    let lock = File::options().create(true).truncate(false).write(true).open(directory.join(LOCK))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(Held { _lock: lock }),
+        Err(TryLockError::WouldBlock) => {
+            let text = "another node uses this folder; end that one, or choose another folder with --state";
+            Err(io::Error::new(io::ErrorKind::ResourceBusy, text))
+        }
+        Err(TryLockError::Error(error)) => Err(error),
+    }
 }
 
 /// Written before it is used, and durably: a life that could be lived twice would bring epochs back.
@@ -70,9 +92,20 @@ mod tests {
     #[test]
     fn a_restart_keeps_the_name_and_never_the_incarnation() {
         let directory = tempfile::tempdir().unwrap();
-        let first = next_life(directory.path()).unwrap();
-        let second = next_life(directory.path()).unwrap();
+        let (first, held) = next_life(directory.path()).unwrap();
+        drop(held);
+        let (second, _held) = next_life(directory.path()).unwrap();
         assert_eq!(second, Identity { node: first.node, incarnation: first.incarnation + 1 });
+    }
+
+    #[test]
+    fn a_folder_that_is_in_use_is_refused_and_its_node_keeps_its_life() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_, _held) = next_life(directory.path()).unwrap();
+        let kept = fs::read_to_string(directory.path().join(FILE)).unwrap();
+        let error = next_life(directory.path()).unwrap_err().to_string();
+        assert!(error.contains("another node") && error.contains("--state"), "{error}");
+        assert_eq!(fs::read_to_string(directory.path().join(FILE)).unwrap(), kept);
     }
 
     #[test]

@@ -74,11 +74,9 @@ fn keep(core: &Core, fenced: &Receiver<()>, stopped: &Receiver<()>) {
 
 /// Scrubs a fenced region; false to try again later.
 fn make_free(core: &Core, lease: Lending) -> bool {
-    let cleaned = core.regions.scrub(lease.region);
-    let mut leases = core.leases.lock();
-    match cleaned {
+    match core.regions.scrub(lease.region) {
         Ok(Scrubbed::Clean) => {
-            leases.scrubbed(lease);
+            core.make_free(lease);
             return true;
         }
         Ok(Scrubbed::StillHeld) => {}
@@ -86,6 +84,6 @@ fn make_free(core: &Core, lease: Lending) -> bool {
             tracing::error!(region = lease.region, %error, "no memory to replace a region's; trying again");
         }
     }
-    leases.not_scrubbed(lease);
+    core.leases.lock().not_scrubbed(lease);
     false
 }

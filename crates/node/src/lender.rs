@@ -52,6 +52,9 @@ pub trait Lender: Send + Sync + 'static {
     /// How many regions are where, and the sum of the marks of all leases held.
     fn counts(&self) -> (RegionCounts, u64);
 
+    /// Returns once a region has become free since this last returned; for one waiter.
+    fn freed(&self) -> impl Future<Output = ()> + Send;
+
     /// Connections cut off for malformed input, on any port, since the node started.
     fn frames_rejected(&self) -> u64;
 }
@@ -60,6 +63,7 @@ pub trait Lender: Send + Sync + 'static {
 pub(crate) mod fake {
     use farpool_wire::AccessKey;
     use parking_lot::Mutex;
+    use tokio::sync::Notify;
 
     use super::*;
     use crate::lending::{NodeCore, lease_message};
@@ -71,11 +75,13 @@ pub(crate) mod fake {
     pub struct FakeLender {
         leases: Mutex<NodeCore>,
         regions: u32,
+        freed: Notify,
     }
 
     impl FakeLender {
         pub fn new(regions: u32) -> Self {
-            FakeLender { leases: Mutex::new(NodeCore::new(1, regions, Millis(TTL_MS))), regions }
+            let leases = Mutex::new(NodeCore::new(1, regions, Millis(TTL_MS)));
+            FakeLender { leases, regions, freed: Notify::new() }
         }
     }
 
@@ -124,7 +130,19 @@ pub(crate) mod fake {
         }
 
         fn release(&self, owner: OwnerId, lease: &LeaseRef) -> Result<(), LeaseRefusal> {
-            self.leases.lock().release(owner, lease).map(drop)
+            let mut leases = self.leases.lock();
+            if let Some(ended) = leases.release(owner, lease)? {
+                leases.fenced(ended);
+                while let Some(lease) = leases.begin_scrub(|_| false) {
+                    leases.scrubbed(lease);
+                }
+                self.freed.notify_one();
+            }
+            Ok(())
+        }
+
+        fn freed(&self) -> impl Future<Output = ()> + Send {
+            self.freed.notified()
         }
 
         fn states(&self) -> Vec<RegionState> {

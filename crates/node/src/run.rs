@@ -6,8 +6,10 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 
+use farpool_control::limits::REGION_GRANULE_BYTES;
 use farpool_control::{ControlError, Listener, Tls, this_host};
 use farpool_fabric::{Host, Listeners, RegionSet, ServerHandle, serve};
 use farpool_lease::DEFAULT_TTL;
@@ -18,15 +20,16 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::control::control_service;
 use crate::core::Core;
-use crate::identity::{self, Identity};
+use crate::identity::{self, Held, Identity};
 use crate::keeper::Keeper;
 use crate::memory::{available_memory, lockable_memory};
 use crate::register::Registration;
 
 /// Smallest region: one extent of a client's file, several times over.
 pub const LEAST_REGION_BYTES: u64 = 1 << 20;
-/// Regions' sizes are multiples of this, so that they can be mapped by huge pages.
-const REGION_GRANULE_BYTES: u64 = 1 << 20;
+
+/// Longest path of a Unix socket without its final zero (unix(7)).
+const SOCKET_PATH_MAX: usize = 107;
 
 /// Serves a node's memory by network card. It lives in a crate of its own, and whoever makes a program brings it.
 pub trait CardService: fmt::Debug + Send + Sync {
@@ -164,6 +167,9 @@ pub struct Ready {
 
 /// Runs a node until `shutdown`. `on_ready` is called once it serves; it registers with the broker meanwhile and
 /// keeps trying when that is away.
+///
+/// A shutdown while the memory is being taken ends it at once, but a thread of the runtime is still at that work then:
+/// end the runtime by `shutdown_background`, which does not wait for it.
 pub async fn run(
     config: NodeConfig,
     on_ready: impl FnOnce(&Ready),
@@ -171,15 +177,20 @@ pub async fn run(
 ) -> Result<(), NodeError> {
     let regions = check(&config)?;
     raise_descriptor_limit();
-    let identity = match &config.state_dir {
-        Some(directory) => identity::next_life(directory)
-            .map_err(|source| NodeError::State { directory: directory.clone(), source })?,
-        None => identity::fresh().map_err(NodeError::Start)?,
-    };
+    let (identity, _state_held) = identify(config.state_dir.as_deref())?;
     // Bound before the memory is taken: a taken port is told at once.
     let control = Listener::bind(config.control_listen, config.tls.clone()).await?;
     let listeners = listen(&config)?;
-    let (core, _keeper, server) = start(&config, identity, regions, listeners).await?;
+    let mut shutdown = pin!(shutdown);
+    let started = tokio::select! {
+        biased;
+        () = shutdown.as_mut() => {
+            leave_socket(&config);
+            return Ok(());
+        }
+        started = start(&config, identity, regions, listeners) => started,
+    };
+    let (core, _keeper, server) = started.inspect_err(|_| leave_socket(&config))?;
     let (rdma, _card_server) = serve_by_card(&config, &core)?;
     let address = NodeAddress { rdma, ..address(identity, &control, &server) };
     core.set_address(address.clone());
@@ -193,6 +204,16 @@ pub async fn run(
         served = serving => served.map_err(NodeError::from),
         never = registration.run() => match never {},
     }
+}
+
+/// Who this node is, and its hold on the folder that says so, if there is one.
+fn identify(state_dir: Option<&Path>) -> Result<(Identity, Option<Held>), NodeError> {
+    let Some(directory) = state_dir else {
+        return Ok((identity::fresh().map_err(NodeError::Start)?, None));
+    };
+    let kept = |source| NodeError::State { directory: directory.to_owned(), source };
+    let (identity, held) = identity::next_life(directory).map_err(kept)?;
+    Ok((identity, Some(held)))
 }
 
 /// Starts the service by network card, if there is to be one; where clients find it.
@@ -261,9 +282,23 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
         }
         std::fs::remove_file(path)?;
     }
+    let bytes = path.as_os_str().len();
+    if bytes > SOCKET_PATH_MAX {
+        let text = format!("a socket's path has at most {SOCKET_PATH_MAX} bytes, and this one {bytes}");
+        return Err(io::Error::new(io::ErrorKind::InvalidFilename, text));
+    }
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
     Ok(listener)
+}
+
+/// Takes the socket's path away again where the data plane, whose it would have been, was not started.
+fn leave_socket(config: &NodeConfig) {
+    if let Some(path) = &config.shm_socket
+        && let Err(error) = std::fs::remove_file(path)
+    {
+        tracing::warn!(path = %path.display(), %error, "the socket is left behind");
+    }
 }
 
 /// Takes the memory, which may last seconds, and starts the data plane.
@@ -359,6 +394,15 @@ mod tests {
         assert_eq!(check(&config(130 << 20, 64 << 20)).unwrap(), 2);
     }
 
+    #[tokio::test]
+    async fn a_shutdown_while_the_memory_is_taken_ends_the_node_before_it_is_ready() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("node.sock");
+        let config = NodeConfig { shm_socket: Some(path.clone()), ..config(1 << 20, 1 << 20) };
+        run(config, |_| panic!("it was to end"), std::future::ready(())).await.unwrap();
+        assert!(!path.exists());
+    }
+
     #[test]
     fn a_socket_left_by_a_dead_node_is_taken_over_and_a_living_one_is_not() {
         let directory = tempfile::tempdir().unwrap();
@@ -369,5 +413,7 @@ mod tests {
         drop(living);
         std::fs::write(directory.path().join("file"), "precious").unwrap();
         assert!(bind_unix(&directory.path().join("file")).is_err());
+        let error = bind_unix(&directory.path().join("n".repeat(108))).unwrap_err().to_string();
+        assert!(error.contains("107"), "{error}");
     }
 }

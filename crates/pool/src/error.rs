@@ -1,8 +1,11 @@
 //! What can go wrong, one variant per decision of the caller.
 
+use std::io;
+
 use farpool_control::ControlError;
 use farpool_fabric::OpError;
 use farpool_wire::{NodeId, RegionId};
+use rustix::io::Errno;
 
 /// Why there is no connection to the pool.
 #[derive(Debug, thiserror::Error)]
@@ -63,12 +66,25 @@ pub enum AccessError {
         /// The node.
         node: NodeId,
     },
+    /// Nothing happened and nothing is lost: close files, raise the limits (`ulimit -n`), and try again.
+    #[error("this process or node {node} is short of descriptors or memory; nothing is lost")]
+    Short {
+        /// The node.
+        node: NodeId,
+    },
     /// The node said no for a reason that no lease explains: a bug on one of the two sides.
     #[error("unexpected refusal: {0}")]
     Refused(OpError),
     /// The transfer is larger than this session's staging arena has room for.
     #[error("the session's staging arena is full")]
     ArenaFull,
+}
+
+/// Whether an error is a shortage of this machine's, and says nothing of the peer.
+pub(crate) fn is_shortage(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    let shortage = matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS));
+    shortage || error.kind() == io::ErrorKind::OutOfMemory
 }
 
 /// Why another client was not let into a region, or not shut out of it.
@@ -96,4 +112,20 @@ pub enum GrantError {
         /// What is known.
         reason: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shortage_of_ours_is_told_from_a_node_that_is_gone() {
+        let from = |errno: Errno| io::Error::from_raw_os_error(errno.raw_os_error());
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS] {
+            assert!(is_shortage(&from(errno)), "{errno}");
+        }
+        for errno in [Errno::CONNREFUSED, Errno::NOENT, Errno::AGAIN, Errno::TIMEDOUT] {
+            assert!(!is_shortage(&from(errno)), "{errno}");
+        }
+    }
 }

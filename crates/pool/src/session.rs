@@ -14,10 +14,10 @@ use std::time::Duration;
 
 use farpool_fabric::{ArenaBuf, ArenaFull, Endpoint, OpError, Queue, Uncertain, block_on};
 use farpool_lease::Millis;
-use farpool_wire::{MAX_TRANSFER_BYTES, NodeId, Refusal};
+use farpool_wire::{MAX_TRANSFER_BYTES, NodeId, Refusal, RegionId};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::error::AccessError;
+use crate::error::{AccessError, is_shortage};
 use crate::pool::Shared;
 use crate::region::{LeasedRegion, NodeState};
 use crate::space::Extent;
@@ -116,6 +116,16 @@ enum Next {
     Fail(AccessError),
 }
 
+/// What an error of one try means for the operation. That nothing came of this try says nothing about an earlier one
+/// whose fate is in doubt.
+fn settled(error: AccessError, region: RegionId, in_doubt: bool) -> AccessError {
+    match error {
+        AccessError::Refused(_) if in_doubt => AccessError::LeaseLost { region },
+        AccessError::Short { node } if in_doubt => AccessError::NodeLost { node },
+        other => other,
+    }
+}
+
 impl SessionCore {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let endpoint = endpoint(&shared, ARENA_BYTES);
@@ -168,7 +178,7 @@ impl SessionCore {
             }
             let attached = self.attach(region).await;
             let (queue, result) = match attached {
-                Err(error) => return (buffer, Err(error)),
+                Err(error) => return (buffer, Err(settled(error, region.id, in_doubt))),
                 Ok(queue) => {
                     let at = extent.address(offset);
                     let (returned, result) = match direction {
@@ -185,11 +195,7 @@ impl SessionCore {
                     in_doubt |= matches!(error, OpError::Unknown { .. });
                     match self.after(error, &queue, region) {
                         Next::TryAgain => {}
-                        // A refusal of the second try says nothing about the first.
-                        Next::Fail(AccessError::Refused(_)) if in_doubt => {
-                            return (buffer, Err(AccessError::LeaseLost { region: region.id }));
-                        }
-                        Next::Fail(error) => return (buffer, Err(error)),
+                        Next::Fail(error) => return (buffer, Err(settled(error, region.id, in_doubt))),
                     }
                 }
             }
@@ -249,9 +255,13 @@ impl SessionCore {
         {
             return Ok(known.clone());
         }
-        let Ok(queue) = self.endpoint.open(node.peer.clone()) else {
-            self.shared.node_lost(node);
-            return Err(AccessError::NodeLost { node: id });
+        let queue = match self.endpoint.open(node.peer.clone()) {
+            Ok(queue) => queue,
+            Err(error) if is_shortage(&error) => return Err(AccessError::Short { node: id }),
+            Err(_) => {
+                self.shared.node_lost(node);
+                return Err(AccessError::NodeLost { node: id });
+            }
         };
         let queue = Rc::new(NodeQueue { node: node.clone(), queue, attached: RefCell::default() });
         self.queues.borrow_mut().insert(id, queue.clone());
@@ -280,6 +290,7 @@ impl SessionCore {
                 queue.attached.borrow_mut().remove(&region.id.index);
                 Next::TryAgain
             }
+            OpError::Refused(Refusal::Exhausted) => Next::Fail(AccessError::Short { node: region.id.node }),
             OpError::Refused(_) => Next::Fail(AccessError::Refused(error)),
             OpError::Unknown { cause: Uncertain::Deadline, node } => {
                 self.shared.node_lost(&queue.node);
@@ -290,11 +301,14 @@ impl SessionCore {
                     return Next::TryAgain; // a sibling has reconnected it
                 }
                 queue.attached.borrow_mut().clear();
-                if queue.queue.reconnect().is_err() {
-                    self.shared.node_lost(&queue.node);
-                    return Next::Fail(AccessError::NodeLost { node });
+                match queue.queue.reconnect() {
+                    Ok(()) => Next::TryAgain,
+                    Err(error) if is_shortage(&error) => Next::Fail(AccessError::Short { node }),
+                    Err(_) => {
+                        self.shared.node_lost(&queue.node);
+                        Next::Fail(AccessError::NodeLost { node })
+                    }
                 }
-                Next::TryAgain
             }
         }
     }
@@ -323,5 +337,22 @@ impl SessionCore {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shortage_is_no_loss_unless_an_earlier_try_is_in_doubt() {
+        let node = NodeId(1);
+        let region = RegionId { node, index: 0 };
+        let short = AccessError::Short { node };
+        assert_eq!(settled(short, region, false), short);
+        assert_eq!(settled(short, region, true), AccessError::NodeLost { node });
+        let refused = AccessError::Refused(OpError::Refused(Refusal::TooLong));
+        assert_eq!(settled(refused, region, false), refused);
+        assert_eq!(settled(refused, region, true), AccessError::LeaseLost { region });
     }
 }

@@ -14,6 +14,7 @@ use farpool_wire::{CALL_PING, SessionId};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::NODE_DEADLINE;
+use crate::error::is_shortage;
 use crate::pool::{PoolClock, Shared, random_id};
 use crate::region::NodeState;
 
@@ -89,9 +90,23 @@ async fn watch_all(shared: &Arc<Shared>, endpoint: &Endpoint, stopped: &AtomicBo
 
 /// Pings one node until it does not answer or nothing of ours lies there any more.
 async fn watch_node(shared: &Arc<Shared>, endpoint: &Endpoint, node: Arc<NodeState>) {
-    let Ok(queue) = endpoint.open(node.peer.clone()) else { return shared.node_lost(&node) };
+    let mut said = false;
+    let queue = loop {
+        match endpoint.open(node.peer.clone()) {
+            Ok(queue) => break queue,
+            // Says nothing of the node; who uses it finds out by himself meanwhile.
+            Err(error) if is_shortage(&error) && is_known(shared, &node) => {
+                if !said {
+                    tracing::warn!(node = %node.peer.node, %error, "cannot look after the node for now; trying on");
+                }
+                said = true;
+                endpoint.sleep(INTERVAL).await;
+            }
+            Err(_) => return shared.node_lost(&node),
+        }
+    };
     let mut failures = 0;
-    while shared.nodes().iter().any(|known| Arc::ptr_eq(known, &node)) {
+    while is_known(shared, &node) {
         match ping(endpoint, &queue).await {
             Ok(()) => {
                 failures = 0;
@@ -103,12 +118,26 @@ async fn watch_node(shared: &Arc<Shared>, endpoint: &Endpoint, node: Arc<NodeSta
                 tracing::debug!(node = %node.peer.node, %error, failures, "ping failed");
                 let deadline_passed =
                     matches!(error, OpError::Unknown { cause: farpool_fabric::Uncertain::Deadline, .. });
-                if failures > 1 || deadline_passed || queue.reconnect().is_err() {
+                if failures > 1 || deadline_passed {
                     shared.node_lost(&node);
+                    continue;
+                }
+                match queue.reconnect() {
+                    Ok(()) => {}
+                    Err(error) if is_shortage(&error) => {
+                        failures = 0; // as above
+                        endpoint.sleep(INTERVAL).await;
+                    }
+                    Err(_) => shared.node_lost(&node),
                 }
             }
         }
     }
+}
+
+/// Whether something of ours still lies on the node.
+fn is_known(shared: &Shared, node: &Arc<NodeState>) -> bool {
+    shared.nodes().iter().any(|known| Arc::ptr_eq(known, node))
 }
 
 async fn ping(endpoint: &Endpoint, queue: &Queue) -> Result<(), OpError> {

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// Failing seeds that are kept: one is enough to work on, a few show whether they are alike.
 const FAILURES_KEPT: usize = 10;
@@ -23,6 +23,7 @@ pub struct RunReport {
     /// The run ended by a panic, which is its only violation: no checker has said so.
     pub panicked: bool,
     /// Hash of the whole history.
+    #[serde(serialize_with = "as_hex")]
     pub trace_hash: u64,
     /// How much has happened in the world.
     pub events: u64,
@@ -83,7 +84,13 @@ pub struct Sweep {
     /// Events, over all seeds.
     pub events: u64,
     /// Hash over the hashes of all histories, whatever the order in which they were run.
+    #[serde(serialize_with = "as_hex")]
     pub hash: u64,
+}
+
+/// As text, and as people see it: readers of JSON take numbers for floating-point ones, which have 53 bits.
+fn as_hex<S: Serializer>(hash: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("{hash:016x}"))
 }
 
 impl Sweep {

@@ -142,8 +142,9 @@ pub enum Refusal {
     /// The node does not know this call.
     #[error("the node does not know this call")]
     UnknownCall = 8,
-    /// The node is short of something (descriptors, attachments) and said no.
-    #[error("the node has no room for another attachment")]
+    /// The node is short of something (descriptors, attachments) and said no; or the process that asked is, of memory to
+    /// map the region's.
+    #[error("the node, or this process, has no room for another attachment")]
     Exhausted = 9,
     /// The region's memory is being moved: attach again in a moment.
     #[error("the region's memory is being moved: try again")]

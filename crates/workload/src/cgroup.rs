@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::progress::complain;
+
 /// A group can be removed a moment after its last process is gone, not at once.
 const REMOVE_DEADLINE: Duration = Duration::from_secs(10);
 /// Half of the deadline processes may take to leave by themselves; then they are killed.
@@ -136,7 +138,7 @@ impl MemoryLimit {
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
         if let Err(error) = self.remove() {
-            eprintln!("farpool demo: {error:#}");
+            complain(&format!("farpool demo: {error:#}"));
         }
     }
 }

@@ -18,6 +18,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::machine::User;
+use crate::progress::complain;
 use crate::stop::StopFlag;
 
 /// How often a wait looks again. Short against everything waited for, long against the cost of looking.
@@ -196,7 +197,7 @@ impl Drop for ChildProcess {
     fn drop(&mut self) {
         // Only with an error on its way is it not ended yet, and that error is the news.
         if let Err(error) = self.end() {
-            eprintln!("farpool demo: {error:#}");
+            complain(&format!("farpool demo: {error:#}"));
         }
     }
 }

@@ -108,16 +108,20 @@ impl DemoOptions {
     }
 }
 
-/// Runs the demo, prints its table and writes `report.json`. An error if rows differ, whatever the times say.
-pub fn run_demo(options: &DemoOptions, stop: &StopFlag) -> Result<DemoReport> {
+/// Runs the demo, writes `report.json` and has its table printed. An error if rows differ, whatever the times say.
+pub fn run_demo(
+    options: &DemoOptions,
+    stop: &StopFlag,
+    print: impl FnOnce(String) -> Result<()>,
+) -> Result<DemoReport> {
     options.check()?;
     let progress = Progress::on_stderr();
     let mut stage = Stage::set_up(options, stop, progress)?;
     let report = stage.measure(options, stop)?;
     stage.tear_down(options.keep_data)?;
-    println!("{}", report.table());
     let file = options.out_dir.join("report.json");
     report.write(&file)?;
+    print(report.table())?;
     progress.note(&format!("written to {}", file.display()));
     if !report.rows_match {
         bail!("the runs returned different rows: see {}", file.display());

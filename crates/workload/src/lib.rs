@@ -10,6 +10,9 @@
 //!
 //! Nothing here knows how far memory works: the `farpool` binary is driven as child processes, as a user would.
 
+// They panic when the stream is closed or full; see `progress`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 pub mod cgroup;
 pub mod child;
 mod demo;

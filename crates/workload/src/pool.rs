@@ -14,6 +14,7 @@ use rustix::process::Signal;
 
 use crate::child::{ChildProcess, Launch, run};
 use crate::machine::is_mount_point;
+use crate::progress::complain;
 use crate::stop::StopFlag;
 
 /// Nodes lock and touch all their memory first: some seconds for gigabytes, more on a busy machine.
@@ -138,7 +139,7 @@ impl FarMemory {
         if run("umount", &["-l".as_ref(), dir], UNMOUNT_DEADLINE).is_err()
             && let Err(error) = run("fusermount3", &["-u".as_ref(), "-z".as_ref(), dir], UNMOUNT_DEADLINE)
         {
-            eprintln!("farpool demo: {} is still mounted: {error:#}", self.mount_point.display());
+            complain(&format!("farpool demo: {} is still mounted: {error:#}", self.mount_point.display()));
         }
     }
 }
@@ -146,7 +147,7 @@ impl FarMemory {
 impl Drop for FarMemory {
     fn drop(&mut self) {
         if let Err(error) = self.mount.end() {
-            eprintln!("farpool demo: {error:#}");
+            complain(&format!("farpool demo: {error:#}"));
         }
         if is_mount_point(&self.mount_point) {
             self.force_unmount();

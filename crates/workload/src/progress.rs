@@ -1,6 +1,6 @@
 //! What the demo is doing, on standard error: a moving bar on a terminal, plain lines elsewhere.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,7 @@ impl Progress {
             bar.enable_steady_tick(TURN);
             Some(bar)
         } else {
-            eprintln!("{text} ...");
+            complain(&format!("{text} ..."));
             None
         };
         Step { text, bar, last_line: Mutex::new(Instant::now()) }
@@ -40,8 +40,13 @@ impl Progress {
 
     /// A remark that stays on the screen.
     pub fn note(&self, text: &str) {
-        eprintln!("{text}");
+        complain(text);
     }
+}
+
+/// Prints a line on standard error. One that is closed or full does not end the demo, whose guards say things too.
+pub(crate) fn complain(line: &str) {
+    let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
 /// A step under way.
@@ -80,14 +85,14 @@ impl Step {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
-        eprintln!("{}: {outcome}", self.text);
+        complain(&format!("{}: {outcome}", self.text));
     }
 
     fn line(&self, state: impl FnOnce() -> String) {
         let Ok(mut last) = self.last_line.lock() else { return }; // a line less after a panic elsewhere
         if last.elapsed() >= LINE_EVERY {
             *last = Instant::now();
-            eprintln!("{} ... {}", self.text, state());
+            complain(&format!("{} ... {}", self.text, state()));
         }
     }
 }

@@ -20,6 +20,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::cgroup::{MemoryLimit, Version};
 use crate::child::run;
+use crate::progress::complain;
 
 /// Operations a second of the entry size of a cloud volume, each way.
 pub const IOPS: u64 = 3000;
@@ -123,7 +124,7 @@ impl ThrottledVolume {
 impl Drop for ThrottledVolume {
     fn drop(&mut self) {
         if let Err(error) = self.remove() {
-            eprintln!("farpool demo: {error:#}");
+            complain(&format!("farpool demo: {error:#}"));
         }
     }
 }

@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::child::{Child, check_stop};
+use crate::child::{Child, check_stop, complain};
 use crate::report::IoReport;
 
 use document::About;
@@ -109,7 +109,7 @@ impl Progress {
     fn step(&mut self, text: &str) {
         match &self.bar {
             Some(bar) => bar.set_message(text.to_owned()),
-            None => eprintln!("{text}"),
+            None => complain(text),
         }
     }
 

@@ -131,6 +131,22 @@ fn an_old_process_of_a_restarted_node_is_refused() {
 }
 
 #[test]
+fn a_node_whose_place_a_later_incarnation_took_and_left_is_let_in_again() {
+    let mut pool = Pool::default();
+    let mut claimed = report(1, 4, 0);
+    claimed.address.as_mut().unwrap().incarnation = u32::MAX;
+    pool.report(Millis(0), &claimed).unwrap();
+    let just_before = Millis(DEAD_AFTER.0 - 1);
+    assert_eq!(pool.report(just_before, &report(1, 4, 0)), Err(ReportRefusal::OlderIncarnation));
+    pool.report(DEAD_AFTER, &report(1, 4, 0)).unwrap();
+    assert!(pool.heartbeat(DEAD_AFTER, &beat(1, 4, 0)));
+    // One that is only known from the store has not been heard either.
+    let mut restarted = Pool::default();
+    restarted.remember(Millis(0), &claimed);
+    restarted.report(Millis(0), &report(1, 4, 0)).unwrap();
+}
+
+#[test]
 fn all_regions_of_a_pool_have_one_size() {
     let mut pool = pool_of(&[report(1, 4, 0)]);
     let odd = RegisterRequest { region_bytes: 32, ..report(2, 4, 0) };

@@ -101,9 +101,14 @@ impl FakeNode {
     }
 
     pub async fn register(&self, broker: &RunningBroker) -> Result<(), Status> {
+        self.register_with(broker, REGION_BYTES).await
+    }
+
+    /// Registers with regions of this size.
+    pub async fn register_with(&self, broker: &RunningBroker, region_bytes: u64) -> Result<(), Status> {
         let report = RegisterRequest {
             address: Some(self.address.clone()),
-            region_bytes: REGION_BYTES,
+            region_bytes,
             regions_total: self.regions,
             lent: self.states(),
         };

@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::output::complain;
 use crate::tether;
 
 /// Lines of complaint that an error message quotes.
@@ -126,7 +127,7 @@ impl Child {
 impl Words {
     fn hear(&self, name: &str, line: &str) {
         if self.passed_on.load(Ordering::Relaxed) {
-            eprintln!("{name}: {line}");
+            complain(format!("{name}: {line}"));
         }
         if let Ok(mut last) = self.last.lock() {
             last.push_back(line.to_owned());

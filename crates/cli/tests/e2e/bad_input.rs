@@ -67,10 +67,11 @@ fn unreachable_broker_is_an_error_that_says_how_to_start_one() {
 }
 
 #[test]
-fn addresses_that_are_none_are_errors_with_an_example() {
+fn addresses_that_are_none_are_usage_errors_with_an_example() {
     for address in ["nonsense", "127.0.0.1", "127.0.0.1:99999", ""] {
-        assert_complaint(&run(["status", "--broker", address]), 1, "HOST:PORT");
+        assert_complaint(&run(["status", "--broker", address]), 2, "write HOST:PORT");
     }
+    assert_complaint(&run(["node", "--broker", "nonsense"]), 2, "write HOST:PORT");
     assert_complaint(&run(["up", "--listen", "here"]), 2, "farpool up --help");
 }
 
@@ -209,6 +210,34 @@ fn logging_filter_that_is_none_is_a_usage_error() {
     let mut command = farpool(["status"]);
     command.env("FARPOOL_LOG", "farpool=loud");
     assert_complaint(&run_command(command), 2, "FARPOOL_LOG");
+}
+
+/// Runs `farpool ARGS` where results can go nowhere.
+fn run_on_a_full_disk(args: &[&str]) -> crate::support::Output {
+    let mut command = tied("sh", ["-c", r#"exec "$@" >/dev/full"#, "sh", env!("CARGO_BIN_EXE_farpool")]);
+    command.args(args);
+    run_command(command)
+}
+
+#[test]
+fn results_that_cannot_be_written_are_an_error_and_a_reader_who_has_gone_is_none() {
+    let pool = small_pool();
+    let io = ["bench", "io", "--transport", "shm", "--op", "read", "--footprint", "4MiB", "--seconds", "0.1"];
+    let cases: [&[&str]; 6] = [
+        &io,
+        &["status", "--broker", &pool.address],
+        &["status", "--json", "--broker", &pool.address],
+        &["sim", "fabric", "--seeds", "1"],
+        &["doctor", "--json", "--broker", &pool.address],
+        &["--help"],
+    ];
+    for args in cases {
+        assert_complaint(&run_on_a_full_disk(args), 1, "standard output");
+    }
+    let mut command = tied("sh", ["-c", r#"{ "$@"; echo "status $?" >&2; } | true"#, "sh"]);
+    command.arg(env!("CARGO_BIN_EXE_farpool")).args(["status", "--broker", &pool.address]);
+    let output = run_command(command);
+    assert_eq!(output.stderr, "status 0");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use crate::support::{
     Pool, PoolOptions, Process, assert_complaint, children_of, eventually, farpool, is_running, run,
+    run_command, tied,
 };
 
 const SMALL: [&str; 5] = ["--footprint", "64MiB", "--seconds", "1", "--json"];
@@ -62,9 +63,9 @@ fn tcp_is_measured_beside_a_bare_server() {
 
 #[test]
 fn a_running_pool_of_two_nodes_is_measured_when_it_is_named() {
-    // Room for what the first run has given back and is not clean yet.
-    let pool = Pool::start(PoolOptions { nodes: 2, memory: "128MiB", region_size: "8MiB" });
-    for transport in ["shm", "tcp"] {
+    // No more than one run takes: the next has to get what the one before has given back.
+    let pool = Pool::start(PoolOptions { nodes: 2, memory: "32MiB", region_size: "8MiB" });
+    for transport in ["shm", "tcp", "shm"] {
         let args = ["--op", "read", "--batch", "4", "--broker", &pool.address, "--transport", transport];
         let report = report(&args);
         assert!(report["floor"].is_null() && report["ratio_p50"].is_null(), "{report}");
@@ -87,6 +88,31 @@ fn interrupted_measurement_leaves_no_process() {
 }
 
 #[test]
+fn too_little_address_space_is_an_error_that_says_what_to_lower_and_leaves_no_folder() {
+    for (transport, op, threads) in [("shm", "read", "16"), ("tcp", "read", "16"), ("shm", "call", "128")] {
+        let temporary = tempfile::tempdir().unwrap();
+        let mut command = tied("prlimit", ["--as=600000000:600000000", "--", env!("CARGO_BIN_EXE_farpool")]);
+        command.args(["bench", "io", "--transport", transport, "--op", op, "--threads", threads]);
+        command.args(["--footprint", "32MiB", "--seconds", "0.1", "--floor"]).env("TMPDIR", temporary.path());
+        assert_complaint(&run_command(command), 2, "lower --threads");
+        assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn folder_for_temporary_files_that_is_too_deep_for_a_socket_is_an_error_that_names_the_variable() {
+    let temporary = tempfile::tempdir().unwrap();
+    let deep = temporary.path().join("d".repeat(90));
+    std::fs::create_dir(&deep).unwrap();
+    let mut command = farpool(["bench", "io", "--transport", "shm", "--op", "read", "--seconds", "1"]);
+    command.args(["--footprint", "4MiB"]).env("TMPDIR", &deep);
+    let output = run_command(command);
+    assert_complaint(&output, 1, "TMPDIR");
+    assert!(output.stderr.contains("107"), "{output:?}");
+    assert_eq!(std::fs::read_dir(&deep).unwrap().count(), 0);
+}
+
+#[test]
 fn what_cannot_be_measured_is_a_usage_error_with_the_fix() {
     let bad = |args: &[&str], fix: &str| {
         let usual = ["bench", "io", "--seconds", "1"];
@@ -100,6 +126,9 @@ fn what_cannot_be_measured_is_a_usage_error_with_the_fix() {
     bad(&["--transport", "shm", "--op", "read", "--threads", "0"], "--threads");
     bad(&["--transport", "shm", "--op", "read", "--footprint", "999TiB"], "--footprint");
     bad(&["--op", "read"], "--transport");
+    bad(&["--transport", "tcp", "--op", "read", "--broker", "nonsense"], "write HOST:PORT");
+    let output = run(["bench", "io-table", "--out", "/nonexistent", "--rounds", "0"]);
+    assert_complaint(&output, 2, "--rounds");
     let output = run(["bench", "io", "--transport", "tcp", "--op", "read", "--seconds", "0"]);
     assert_complaint(&output, 2, "for instance 5");
     let output = run([

@@ -11,6 +11,7 @@ mod files;
 mod garbage;
 mod leases;
 mod mounts;
+mod nodes;
 mod postgres;
 mod sim;
 mod support;

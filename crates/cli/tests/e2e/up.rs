@@ -111,6 +111,20 @@ fn node_that_dies_is_reported_and_without_nodes_the_pool_ends() {
 }
 
 #[test]
+fn pool_whose_complaints_nobody_reads_goes_on_and_ends_in_order() {
+    let mut up = Up::start_unheard();
+    let broker = up.child("broker");
+    kill(broker);
+    eventually("the broker is started again", || up.children().len() == 3 && up.child("broker") != broker);
+    kill(up.child("node"));
+    eventually("one node is left", || up.children().len() == 2);
+    let children = up.children();
+    up.process.end_well();
+    assert!(children.iter().all(|&id| !is_running(id)));
+    assert!(!up.run_dir().exists());
+}
+
+#[test]
 fn table_of_status_shows_nodes_and_free_memory() {
     let up = Up::start();
     let output = run_command(up.farpool(&["status"]));

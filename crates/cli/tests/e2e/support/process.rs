@@ -77,15 +77,29 @@ impl Lines {
 impl Process {
     /// Starts it; both outputs are kept.
     pub fn start(name: impl Into<String>, mut command: Command) -> Self {
-        let name = name.into();
+        command.stderr(Stdio::piped());
+        Self::spawn(name.into(), command)
+    }
+
+    /// Starts it with a standard error that nobody reads any more.
+    pub fn start_unheard(name: impl Into<String>, mut command: Command) -> Self {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        command.stderr(writer);
+        Self::spawn(name.into(), command)
+    }
+
+    fn spawn(name: String, mut command: Command) -> Self {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
             .spawn()
             .unwrap_or_else(|error| panic!("cannot start {name} (setpriv is of util-linux): {error}"));
         let stdout = Lines::of(child.stdout.take().unwrap());
-        let stderr = Lines::of(child.stderr.take().unwrap());
+        let stderr = match child.stderr.take() {
+            Some(pipe) => Lines::of(pipe),
+            None => Lines::of(std::io::empty()),
+        };
         Process { name, child, stdout, stderr }
     }
 

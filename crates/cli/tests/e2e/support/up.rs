@@ -8,6 +8,8 @@ use tempfile::TempDir;
 
 use super::{Process, children_of, farpool, run_command};
 
+const SMALL: [&str; 7] = ["--nodes", "2", "--memory", "16MiB", "--region-size", "4MiB", "--no-lock"];
+
 /// The pool of one test.
 pub struct Up {
     pub process: Process,
@@ -20,16 +22,28 @@ impl Up {
     /// Two small nodes.
     #[track_caller]
     pub fn start() -> Self {
-        Self::with(&["--nodes", "2", "--memory", "16MiB", "--region-size", "4MiB", "--no-lock"])
+        Self::with(&SMALL)
     }
 
     /// With these options.
     #[track_caller]
     pub fn with(options: &[&str]) -> Self {
+        Self::started_by(|command| Process::start("farpool up", command), options)
+    }
+
+    /// Two small nodes, and nobody who reads the complaints.
+    #[track_caller]
+    pub fn start_unheard() -> Self {
+        Self::started_by(|command| Process::start_unheard("farpool up", command), &SMALL)
+    }
+
+    #[track_caller]
+    fn started_by(start: impl Fn(Command) -> Process, options: &[&str]) -> Self {
         let runtime_dir = tempfile::tempdir().unwrap();
         let mut command = farpool(["up", "--listen", "127.0.0.1:0"]);
         command.args(options).env("XDG_RUNTIME_DIR", runtime_dir.path());
-        let (mut process, _) = Process::ready("farpool up", command);
+        let mut process = start(command);
+        process.await_line("ready");
         let address = process.await_line("broker ").strip_prefix("broker ").unwrap().to_owned();
         Up { process, address, runtime_dir }
     }

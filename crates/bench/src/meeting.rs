@@ -1,0 +1,182 @@
+//! Where the threads of a measurement meet before each slice, and learn that somebody has failed.
+//!
+//! M1. Nobody waits for somebody who will not come: who leaves, by a panic as well, gives up the seat.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use anyhow::Result;
+
+/// A meeting of some threads.
+pub struct Meeting<'a> {
+    table: Mutex<Table>,
+    all_there: Condvar,
+    failed: AtomicBool,
+    stop: &'a AtomicBool,
+}
+
+struct Table {
+    seats: usize,
+    waiting: usize,
+    /// How often all were there.
+    round: u64,
+}
+
+impl Table {
+    /// Whether all are there who still come; then the next round begins.
+    fn is_complete(&mut self) -> bool {
+        let complete = self.waiting >= self.seats;
+        if complete {
+            self.waiting = 0;
+            self.round += 1;
+        }
+        complete
+    }
+}
+
+impl<'a> Meeting<'a> {
+    /// A meeting without seats, which is over as soon as `stop` is raised.
+    pub fn new(stop: &'a AtomicBool) -> Self {
+        let table = Mutex::new(Table { seats: 0, waiting: 0, round: 0 });
+        Meeting { table, all_there: Condvar::new(), failed: AtomicBool::new(false), stop }
+    }
+
+    /// One more thread that comes each time. To be taken before the first of them waits.
+    pub fn seat(&self) -> Seat<'_> {
+        self.table().seats += 1;
+        Seat { meeting: self }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // What a thread that panicked has left is whole: nothing here panics in between.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fail(&self) {
+        self.failed.store(true, Ordering::Relaxed); // the flag carries no data; see `Seat::attempt`
+    }
+}
+
+/// One thread's place at a meeting.
+pub struct Seat<'a> {
+    meeting: &'a Meeting<'a>,
+}
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.meeting.fail();
+        }
+        let mut table = self.meeting.table();
+        table.seats -= 1;
+        if table.is_complete() {
+            self.meeting.all_there.notify_all();
+        }
+    }
+}
+
+impl Seat<'_> {
+    /// Waits for all others.
+    pub fn meet(&self) {
+        let mut table = self.meeting.table();
+        let round = table.round;
+        table.waiting += 1;
+        if table.is_complete() {
+            self.meeting.all_there.notify_all();
+        }
+        while table.round == round {
+            table = self.meeting.all_there.wait(table).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Notes a failure, so that the others need not go on.
+    pub fn note<T>(&self, result: Result<T>) -> Result<T> {
+        if result.is_err() {
+            self.meeting.fail();
+        }
+        result
+    }
+
+    /// Lets a worker work unless somebody has failed or asked to stop; a failure takes the worker's place.
+    pub fn attempt<W, T>(
+        &self,
+        worker: &mut Result<Option<W>>,
+        work: impl FnOnce(&mut W) -> Result<T>,
+    ) -> Option<T> {
+        // Relaxed: flags without data.
+        if self.meeting.failed.load(Ordering::Relaxed) || self.meeting.stop.load(Ordering::Relaxed) {
+            return None;
+        }
+        let Ok(Some(present)) = worker else { return None };
+        match self.note(work(present)) {
+            Ok(done) => Some(done),
+            Err(error) => {
+                *worker = Err(error);
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use anyhow::bail;
+
+    use super::*;
+
+    #[test]
+    fn a_failed_worker_stops_the_work_of_all() {
+        let stop = AtomicBool::new(false);
+        let meeting = Meeting::new(&stop);
+        let seat = meeting.seat();
+        let mut worker = Ok(Some(7));
+        assert_eq!(seat.attempt(&mut worker, |number| Ok(*number)), Some(7));
+        assert_eq!(seat.attempt(&mut worker, |_| -> Result<()> { bail!("broken") }), None);
+        assert!(worker.is_err());
+        let mut other = Ok(Some(8));
+        assert_eq!(seat.attempt(&mut other, |number| Ok(*number)), None);
+    }
+
+    #[test]
+    fn nobody_goes_on_before_all_are_there() {
+        const THREADS: usize = 4;
+        const ROUNDS: usize = 100;
+        let (stop, came) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let meeting = Meeting::new(&stop);
+        std::thread::scope(|scope| {
+            for seat in std::iter::repeat_with(|| meeting.seat()).take(THREADS).collect::<Vec<_>>() {
+                let came = &came;
+                scope.spawn(move || {
+                    for round in 1..=ROUNDS {
+                        came.fetch_add(1, Ordering::Relaxed); // the meeting's lock orders it
+                        seat.meet();
+                        assert!(came.load(Ordering::Relaxed) >= round * THREADS);
+                        seat.meet();
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn those_who_leave_or_panic_are_not_waited_for() {
+        let stop = AtomicBool::new(false);
+        let meeting = Meeting::new(&stop);
+        std::thread::scope(|scope| {
+            let (staying, leaving, panicking) = (meeting.seat(), meeting.seat(), meeting.seat());
+            let waiting = scope.spawn(move || {
+                staying.meet();
+                staying.attempt(&mut Ok(Some(1)), |number| Ok(*number))
+            });
+            drop(leaving);
+            let panicked = scope.spawn(move || {
+                let _seat = panicking;
+                std::panic::resume_unwind(Box::new("on purpose"));
+            });
+            assert!(panicked.join().is_err());
+            assert_eq!(waiting.join().unwrap(), None, "a panic is a failure");
+        });
+    }
+}
