@@ -182,8 +182,6 @@ unsafe fn zero_words(to: *mut u8, words: usize) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
-
     use super::*;
 
     const WORDS: usize = 512;

@@ -30,6 +30,9 @@ const MAX_RECEIVED_BYTES: usize = REQUEST_HEADER_BYTES + MAX_PAYLOAD_BYTES;
 const RECEIVE_BYTES: usize = 64 << 10;
 /// Receives in one turn: then others have theirs, and what is left raises another event.
 const RECEIVES_PER_TURN: usize = 16;
+/// Fillings of the buffer of answers in one turn, of 256 KiB and more each: who drains them as fast as they come would
+/// keep the others waiting for all that it has asked for.
+pub(super) const FILLINGS_PER_TURN: usize = 4;
 /// Received in one call at the least when no more may be kept than a little.
 const SMALL_RECEIVE_BYTES: usize = 4 << 10;
 /// Longest request or answer that every connection may be in the middle of: a call and its header, the longer of the two.
@@ -96,6 +99,8 @@ pub(super) struct Connection {
     begun: bool,
     /// The request in front needs a larger allowance to be begun.
     starved: bool,
+    /// The request in front waits for the next turn.
+    held_back: bool,
     answers: Answers,
     /// What the server's poll waits for.
     pub(super) watched: EventFlags,
@@ -137,6 +142,7 @@ impl Connection {
             discarding: None,
             begun: false,
             starved: false,
+            held_back: false,
             answers: Answers::default(),
             watched: EventFlags::IN,
             attached: Attached::default(),
@@ -186,7 +192,7 @@ impl Connection {
     /// What can make it worth another turn.
     pub(super) fn interest(&self) -> EventFlags {
         match () {
-            () if self.is_blocked() => EventFlags::OUT,
+            () if self.is_blocked() || self.held_back => EventFlags::OUT,
             () if self.starved => EventFlags::empty(),
             () => EventFlags::IN,
         }
@@ -211,6 +217,12 @@ impl Connection {
     #[cfg(test)]
     pub(super) fn allocated_bytes(&self) -> usize {
         self.received.capacity() + self.answers.bytes.capacity()
+    }
+
+    /// What has come and was not served.
+    #[cfg(test)]
+    pub(super) fn unserved_bytes(&self) -> usize {
+        self.received.len() - self.served
     }
 
     /// Descriptors to be sent.
@@ -298,8 +310,9 @@ impl Connection {
 
     fn turn(&mut self, host: &dyn Host, allowance: Allowance, now: Instant) -> Verdict {
         let mut receives = 0;
+        let mut fillings = 0;
         let mut drained = false;
-        self.starved = false;
+        (self.starved, self.held_back) = (false, false);
         // First what was left: the buffers hold one turn's answers.
         if !self.answers.send(&self.stream) {
             return Verdict::Close;
@@ -326,7 +339,13 @@ impl Connection {
                 return Verdict::Keep;
             }
             if self.has_whole_request() {
-                continue; // held back while answers waited; nothing else would call us for it
+                // Held back while answers waited; nothing else would call us for it.
+                fillings += 1;
+                self.held_back = fillings == FILLINGS_PER_TURN;
+                if self.held_back {
+                    return Verdict::Keep;
+                }
+                continue;
             }
             if drained || receives == RECEIVES_PER_TURN {
                 return Verdict::Keep;

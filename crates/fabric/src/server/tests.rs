@@ -6,11 +6,12 @@ use std::os::unix::net::UnixStream;
 
 use farpool_wire::{
     AccessKey, Decoded, Epoch, HELLO_BYTES, Hello, HelloReply, Incarnation, MAX_TRANSFER_BYTES, NodeId,
-    Opcode, RESPONSE_HEADER_BYTES, Refusal, RequestHeader, ResponseHeader, SessionId,
+    Opcode, REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES, Refusal, RequestHeader, ResponseHeader, SessionId,
 };
 
 use tempfile::TempDir;
 
+use super::connection::FILLINGS_PER_TURN;
 use super::room::FAIR_SHARE;
 use super::shares::SHARE_DEADLINE;
 use super::*;
@@ -316,6 +317,43 @@ fn who_holds_up_others_in_the_middle_of_a_request_is_closed_and_small_requests_n
     bench.server.keep_house(Instant::now() + SHARE_DEADLINE);
     assert!(bench.all_done(&[large], 1));
     bench.until(|bench| crowd.iter().all(|&place| bench.clients[place].closed));
+}
+
+#[test]
+fn who_drains_all_answers_at_once_leaves_others_their_turns() {
+    const READS: usize = 200;
+    let mut bench = Bench::start();
+    let stream = TcpStream::connect(bench.address).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let mut drain = stream.try_clone().unwrap();
+    let node = bench.host.identity().node;
+    let greedy = bench.greet_on(Box::new(stream), 1, 1, node);
+    bench.attach(greedy, 0, EPOCH);
+    bench.clients[greedy].reads = false;
+    let read = request(Opcode::Read, MIB, 0).encode();
+    (0..READS).for_each(|_| bench.send(greedy, &read));
+    bench.clients[greedy].pump();
+    let unserved = |bench: &Bench| bench.server.connections.values().map(Connection::unserved_bytes).sum();
+    std::thread::scope(|scope| {
+        let draining = scope.spawn(move || {
+            let (mut drained, mut bytes) = (0, vec![0; MIB]);
+            while drained < READS * (MIB + RESPONSE_HEADER_BYTES) {
+                match drain.read(&mut bytes) {
+                    Ok(0) => panic!("closed"),
+                    Ok(count) => drained += count,
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+                }
+            }
+        });
+        let mut before = READS * REQUEST_HEADER_BYTES;
+        while !draining.is_finished() {
+            bench.server.serve_events(&mut Vec::with_capacity(EVENTS), Duration::from_millis(2)).unwrap();
+            let now: usize = unserved(&bench);
+            assert!(before - now <= (FILLINGS_PER_TURN + 1) * REQUEST_HEADER_BYTES, "{before} {now}");
+            before = now;
+        }
+        assert_eq!(before, 0);
+    });
 }
 
 #[test]
