@@ -52,6 +52,7 @@ impl Shares {
         if !keeps_much {
             self.holders.retain(|&(holder, _)| holder != token);
         } else if !self.holds(token) {
+            debug_assert!(self.holders.len() < SHARES, "S1");
             self.holders.push((token, now));
         }
     }

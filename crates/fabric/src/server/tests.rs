@@ -285,6 +285,47 @@ fn a_crowd_in_the_middle_of_large_writes_is_kept_within_bounds_and_all_are_serve
 }
 
 #[test]
+fn a_crowd_with_large_writes_behind_small_requests_is_kept_within_bounds_and_all_are_served() {
+    const ROUNDS: usize = 3;
+    let mut bench = Bench::start();
+    let crowd: Vec<_> = (0..CROWD).map(|_| bench.join_attached()).collect();
+    for _ in 0..ROUNDS {
+        for &place in &crowd {
+            bench.send(place, &request(Opcode::Read, 8, 0).encode());
+            bench.send(place, &request(Opcode::Write, 0, MIB).encode());
+            bench.send(place, &vec![1; MIB - 1]);
+        }
+        bench.settle();
+        crowd.iter().for_each(|&place| bench.send(place, &[1]));
+    }
+    assert!(bench.all_done(&crowd, 2 * ROUNDS));
+    assert_eq!(bench.kept_bytes(), 0);
+}
+
+#[test]
+fn a_crowd_that_keeps_several_large_writes_under_way_each_is_served_to_the_end() {
+    const DEPTH: usize = 4;
+    const WRITES: usize = 6;
+    let mut bench = Bench::start();
+    let crowd: Vec<_> = (0..CROWD).map(|_| bench.join_attached()).collect();
+    let mut posted = vec![0; crowd.len()];
+    let started = Instant::now();
+    while crowd.iter().any(|&place| bench.clients[place].outcomes.len() < WRITES) {
+        for (posted, &place) in posted.iter_mut().zip(&crowd) {
+            while *posted < WRITES.min(bench.clients[place].outcomes.len() + DEPTH) {
+                bench.send(place, &request(Opcode::Write, 0, MIB).encode());
+                bench.send(place, &vec![1; MIB]);
+                *posted += 1;
+            }
+        }
+        bench.turn();
+        assert!(started.elapsed() < PATIENCE);
+    }
+    assert!(bench.all_done(&crowd, WRITES));
+    assert_eq!(bench.closed(), []);
+}
+
+#[test]
 fn a_crowd_that_does_not_read_its_answers_is_kept_within_bounds_and_all_are_answered() {
     /// More than sockets hold.
     const READS: usize = 12;
