@@ -9,8 +9,8 @@
 //!     large buffers each. With those of the turn under way and the spare ones that is [`MAX_KEPT_BYTES`] in all. The
 //!     payload of a WRITE that is refused in any case is thrown away as it comes. Not counted: some words for each
 //!     attachment, and rings, of which clients and calls touch a megabyte each at the most.
-//! V5. While there are places, everybody gets one. Then those that are of no use make room, and after them whoever has
-//!     most (`room.rs`).
+//! V5. While there are places, everybody gets one. Then those that have been of no use for a while make room, and after
+//!     them whoever has most (`room.rs`).
 
 mod accepting;
 mod answers;

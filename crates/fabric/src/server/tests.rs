@@ -11,6 +11,7 @@ use farpool_wire::{
 
 use tempfile::TempDir;
 
+use super::accepting::NEWCOMER_TIME;
 use super::connection::FILLINGS_PER_TURN;
 use super::room::FAIR_SHARE;
 use super::shares::SHARE_DEADLINE;
@@ -470,6 +471,35 @@ fn who_occupies_most_makes_room_for_others_once_all_places_are_taken() {
     let hello = Hello { session: SessionId(u64::MAX), incarnation: Incarnation(1), node };
     let refused = bench.add(Box::new(stream), hello);
     assert_eq!(bench.closed(), [greedy[1], greedy[2], refused]);
+}
+
+#[test]
+fn newcomers_to_a_full_server_do_not_drive_each_other_out() {
+    const NEWCOMERS: usize = 8;
+    let mut bench = Bench::start();
+    let greedy: Vec<_> = (0..FAIR_SHARE + NEWCOMERS + 1).map(|_| bench.join_attached()).collect();
+    bench.server.most_connections = greedy.len();
+    let burst = |bench: &mut Bench| {
+        let streams = [(); NEWCOMERS].map(|()| TcpStream::connect(bench.address).unwrap());
+        let (started, last) = (Instant::now(), bench.server.next_token + NEWCOMERS as u64);
+        while bench.server.next_token < last {
+            bench.server.accept_tcp();
+            assert!(started.elapsed() < PATIENCE);
+        }
+        streams
+    };
+    let ungreeted = |bench: &Bench| {
+        let connections = bench.server.connections.values();
+        connections
+            .filter(|connection| matches!(connection.idle(bench.server.now), Idle::Ungreeted(_)))
+            .count()
+    };
+    let _burst = burst(&mut bench);
+    assert_eq!((ungreeted(&bench), bench.server.connections.len()), (NEWCOMERS, greedy.len()));
+    // Who does nothing with its place has it no longer than others let it.
+    bench.server.now += NEWCOMER_TIME;
+    let _late = burst(&mut bench);
+    assert_eq!((ungreeted(&bench), bench.server.connections.len()), (NEWCOMERS, greedy.len()));
 }
 
 #[test]
