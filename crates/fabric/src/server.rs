@@ -7,8 +7,9 @@
 //! V4. Memory is bounded. Between its turns each connection keeps at most [`SMALL_BYTES`] of what it has received and of
 //!     answers, but for [`SHARES`] of them, which have regions attached and are in the middle of something larger: two
 //!     large buffers each. With those of the turn under way and the spare ones that is [`MAX_KEPT_BYTES`] in all. The
-//!     payload of a WRITE that is refused in any case is thrown away as it comes. Not counted: some words for each
-//!     attachment, and rings, of which clients and calls touch a megabyte each at the most.
+//!     payload of a WRITE that is refused in any case is thrown away as it comes. Not counted: tables of
+//!     attachments (2 KiB for each of them at the most, less where regions are neighbours, and a word for every 64
+//!     regions of the node), and rings, of which clients and calls touch a megabyte each at the most.
 //! V5. While there are places, everybody gets one. Then those that have been of no use for a while make room, and after
 //!     them whoever has most (`room.rs`).
 
