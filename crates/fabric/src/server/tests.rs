@@ -362,6 +362,37 @@ fn who_holds_up_others_in_the_middle_of_a_request_is_closed_and_small_requests_n
 }
 
 #[test]
+fn the_queue_for_shares_is_served_a_few_at_a_time_and_without_sleeping() {
+    let mut bench = Bench::start();
+    let holders: Vec<_> = (0..SHARES).map(|_| bench.join_attached()).collect();
+    for &place in &holders {
+        bench.send(place, &request(Opcode::Write, 0, MIB).encode());
+        bench.send(place, &vec![1; MIB - 1]);
+    }
+    bench.until(|bench| bench.kept_bytes() >= SHARES * (MIB - 1));
+    let crowd: Vec<_> = (0..CROWD).map(|_| bench.join_attached()).collect();
+    for &place in &crowd {
+        bench.send(place, &request(Opcode::Read, 96 << 10, 0).encode());
+    }
+    bench.until(|bench| bench.server.shares.waiting() == CROWD);
+    let keep_much = bench.server.connections.iter().filter(|(_, connection)| connection.keeps_much());
+    let holders: Vec<_> = keep_much.map(|(&token, _)| token).collect();
+    assert_eq!(holders.len(), SHARES);
+    holders.into_iter().for_each(|token| bench.server.close(token));
+    let (started, mut before) = (Instant::now(), CROWD);
+    while before > 0 {
+        let longest = if bench.server.shares.can_go_on() { NEVER } else { Duration::from_millis(2) };
+        bench.server.serve_events(&mut Vec::with_capacity(EVENTS), longest).unwrap();
+        let now = bench.server.shares.waiting();
+        assert!(before - now <= SHARES, "{before} {now}");
+        before = now;
+        bench.clients.iter_mut().for_each(|client| _ = client.pump());
+        assert!(started.elapsed() < PATIENCE);
+    }
+    assert!(bench.all_done(&crowd, 1));
+}
+
+#[test]
 fn who_drains_all_answers_at_once_leaves_others_their_turns() {
     const READS: usize = 200;
     let mut bench = Bench::start();
