@@ -91,7 +91,7 @@ pub enum NodeError {
     },
     /// Offer less.
     #[error(
-        "only {} MiB of memory are available, not {} MiB (one region more than is lent is kept for fences); \
+        "only {} MiB of memory are available, not {} MiB (with --shm-socket, one region more than is lent); \
          lower --memory, or use --memory auto",
         available_bytes >> 20,
         needed_bytes >> 20
@@ -104,7 +104,7 @@ pub enum NodeError {
     },
     /// Raise the limit, or do without locking.
     #[error(
-        "only {} MiB may be locked, not {} MiB (one region more than is lent is kept for fences); \
+        "only {} MiB may be locked, not {} MiB (with --shm-socket, one region more than is lent); \
          raise the limit (ulimit -l, or LimitMEMLOCK= in the unit), or pass --no-lock",
         lockable_bytes >> 20,
         needed_bytes >> 20
