@@ -7,10 +7,11 @@
 //! V4. Memory is bounded. Between its turns each connection keeps at most [`SMALL_BYTES`] of what it has received and of
 //!     answers, but for [`SHARES`] of them, which have regions attached and are in the middle of something larger: two
 //!     large buffers each. With those of the turn under way and the spare ones that is [`MAX_KEPT_BYTES`] in all. The
-//!     payload of a WRITE that is refused in any case is thrown away as it comes. Not counted: some words for each
-//!     attachment, and rings, of which clients and calls touch a megabyte each at the most.
-//! V5. While there are places, everybody gets one. Then those that are of no use make room, and after them whoever has
-//!     most (`room.rs`).
+//!     payload of a WRITE that is refused in any case is thrown away as it comes. Not counted: tables of
+//!     attachments (2 KiB for each of them at the most, less where regions are neighbours, and a word for every 64
+//!     regions of the node), and rings, of which clients and calls touch a megabyte each at the most.
+//! V5. While there are places, everybody gets one. Then those that have been of no use for a while make room, and after
+//!     them whoever has most (`room.rs`).
 
 mod accepting;
 mod answers;
@@ -200,9 +201,7 @@ impl Server {
             let some_hot = !self.hot.is_empty() || !self.rings.is_empty();
             if sleep.is_zero() && some_hot && turns_without_epoll < TURNS_WITHOUT_EPOLL {
                 turns_without_epoll += 1;
-                let progressed = self.serve_rings() | self.serve_hot();
-                self.serve_waiting();
-                if progressed {
+                if self.serve_rings() | self.serve_hot() | self.serve_waiting() {
                     spinner.progressed();
                     continue;
                 }
@@ -221,7 +220,7 @@ impl Server {
                 tracing::error!(%error, "the data plane cannot wait for its connections any more");
                 return;
             }
-            if !events.is_empty() {
+            if !events.is_empty() || self.shares.can_go_on() {
                 spinner.progressed();
                 sleep = Duration::ZERO;
             } else if self.connections.is_empty() || !spinner.spin_again() {
@@ -232,9 +231,10 @@ impl Server {
         }
     }
 
-    /// Waits for events, for so long at most, and serves whom they are about.
+    /// Waits for events, for so long at most and not at all if there is something to do, and serves whom they are about.
     fn serve_events(&mut self, events: &mut Vec<Event>, longest: Duration) -> Result<(), Errno> {
         events.clear();
+        let longest = if self.shares.can_go_on() { Duration::ZERO } else { longest };
         let timeout = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos() as i64 };
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&timeout)) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -330,11 +330,17 @@ impl Server {
         self.serve_within(allowance, token);
     }
 
-    /// Goes on with those that wait for a share of the memory, as long as there is one.
-    fn serve_waiting(&mut self) {
-        while let Some(token) = self.shares.next() {
+    /// Goes on with some of those that wait for a share of the memory, as long as there is one; true if there was one.
+    /// Others have their turn between these.
+    fn serve_waiting(&mut self) -> bool {
+        let mut served = 0;
+        while served < SHARES
+            && let Some(token) = self.shares.next()
+        {
             self.serve_within(Allowance::Large, token);
+            served += 1;
         }
+        served > 0
     }
 
     fn serve_within(&mut self, allowance: Allowance, token: u64) {

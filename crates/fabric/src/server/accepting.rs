@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use farpool_wire::{Epoch, Refusal};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -16,6 +17,9 @@ use crate::tcp::calm_loopback;
 
 /// What the kernel holds of a Unix socket's answers: some attachments' with their descriptors.
 const UNIX_SEND_BYTES: usize = 4 << 10;
+/// How long a connection that is of no use does not have to make room: who greets and attaches at once has done it by
+/// then, so that newcomers do not drive each other out.
+pub(super) const NEWCOMER_TIME: Duration = Duration::from_millis(100);
 
 impl Server {
     pub(super) fn accept_tcp(&mut self) {
@@ -87,6 +91,7 @@ impl Server {
                 Idle::Ungreeted(time) | Idle::Unattached(time) => Some((time, token)),
                 Idle::No | Idle::Attached(_) => None,
             });
+        let useless = useless.filter(|&(time, _)| time >= NEWCOMER_TIME);
         let longest = useless.max().map(|(_, token)| token);
         let Some(token) = longest.or_else(|| self.who_makes_room()) else { return false };
         self.host.rejected();

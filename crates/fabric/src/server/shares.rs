@@ -52,6 +52,7 @@ impl Shares {
         if !keeps_much {
             self.holders.retain(|&(holder, _)| holder != token);
         } else if !self.holds(token) {
+            debug_assert!(self.holders.len() < SHARES, "S1");
             self.holders.push((token, now));
         }
     }
@@ -62,9 +63,21 @@ impl Shares {
         self.waiting_since.get_or_insert(now);
     }
 
+    /// Whether somebody waits, and there is a share for it.
+    #[inline]
+    pub(super) fn can_go_on(&self) -> bool {
+        !self.waiting.is_empty() && self.holders.len() < SHARES
+    }
+
+    /// How many wait.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Who has waited longest, if there is a share for it.
     pub(super) fn next(&mut self) -> Option<u64> {
-        if self.holders.len() >= SHARES {
+        if !self.can_go_on() {
             return None;
         }
         let next = self.waiting.pop_front();
