@@ -26,18 +26,20 @@ use farpool_wire::MAX_TRANSFER_BYTES;
 use fuser::{
     Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
     Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
+    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::body::Body;
 use crate::errno::Failure;
+use crate::flusher::Flusher;
 use crate::handles::Handles;
 use crate::namespace::{Change, Ino, Kind, MAX_INODES, Namespace, Ownership};
 use crate::worker::{Bell, contained};
 
 mod files;
 mod names;
+mod seek;
 mod stat;
 
 /// How long the kernel may use names and attributes without asking. M6 would allow for ever; but it accepts writes for
@@ -73,6 +75,7 @@ pub(crate) struct FarFs {
     handles: Handles,
     bell: Bell,
     kernel: Kernel,
+    flusher: Flusher,
 }
 
 /// How the kernel is told something unasked; set once the session exists.
@@ -80,7 +83,13 @@ pub(crate) type Kernel = Arc<OnceLock<Notifier>>;
 
 impl FarFs {
     /// An empty file system whose root looks like the directory that the mount covers.
-    pub(crate) fn new(store: FileStore, root: Ownership, bell: Bell, kernel: Kernel) -> Self {
+    pub(crate) fn new(
+        store: FileStore,
+        root: Ownership,
+        bell: Bell,
+        kernel: Kernel,
+        flusher: Flusher,
+    ) -> Self {
         let namespace = RwLock::new(Namespace::new(root, SystemTime::now(), MAX_INODES));
         FarFs {
             store,
@@ -89,6 +98,7 @@ impl FarFs {
             handles: Handles::default(),
             bell,
             kernel,
+            flusher,
         }
     }
 
@@ -356,6 +366,18 @@ impl Filesystem for FarFs {
                 }
             }
         });
+    }
+
+    fn lseek(
+        &self,
+        _request: &Request,
+        node: INodeNo,
+        handle: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        self.on_file(handle, || self.seek(node, handle.0, offset, whence, reply));
     }
 
     fn fallocate(

@@ -3,6 +3,8 @@
 
 #[path = "posix/contents.rs"]
 mod contents;
+#[path = "posix/holes.rs"]
+mod holes;
 #[path = "posix/mapping.rs"]
 mod mapping;
 #[path = "posix/model.rs"]
