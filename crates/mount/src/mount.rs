@@ -65,7 +65,7 @@ enum End {
 pub fn run(
     store: FileStore,
     config: &MountConfig,
-    watcher: Watcher,
+    mut watcher: Watcher,
     on_ready: impl FnOnce(),
     stop: Receiver<()>,
 ) -> Result<(), MountError> {
@@ -76,6 +76,9 @@ pub fn run(
     let kernel = Kernel::default();
     let root = covered(&mountpoint)?;
     let (device, mut attached) = attach(&mountpoint, config.allow_other)?;
+    if let Some(device) = attached.device() {
+        watcher.mounted(device).map_err(MountError::Broken)?;
+    }
     let flusher = Flusher::start(device.as_fd()).map_err(MountError::Broken)?;
     let file_system = FarFs::new(store.clone(), root, bell.clone(), kernel.clone(), flusher);
 

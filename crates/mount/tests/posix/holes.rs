@@ -9,8 +9,8 @@ use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
 use rustix::mm::MapFlags;
 
-use crate::mapping::Mapped;
 use crate::support::Scratch;
+use crate::support::mapped::Mapped;
 
 /// Holes and data of at least this size, on multiples of it, are found exactly; finer ones may count as data.
 const UNIT: u64 = 64 << 10;
