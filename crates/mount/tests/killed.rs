@@ -3,7 +3,7 @@
 mod support;
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -30,7 +30,7 @@ type Outcome = rustix::io::Result<()>;
 
 /// To be called once the file is open: from then on the mount is used, and never the directory beneath it.
 fn ready() {
-    writeln!(std::io::stdout(), "\n{READY}").unwrap();
+    println!("\n{READY}");
 }
 
 fn errno(error: std::io::Error) -> Errno {

@@ -12,3 +12,5 @@ mod model;
 #[path = "posix/names.rs"]
 mod names;
 mod support;
+#[path = "posix/xattrs.rs"]
+mod xattrs;

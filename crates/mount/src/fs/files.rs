@@ -21,7 +21,13 @@ impl FarFs {
     }
 
     pub(super) fn open_file(&self, ino: Ino, flags: i32) -> Outcome<u64> {
-        let body = self.names_mut()?.open(ino)?.clone();
+        let body = {
+            let mut names = self.names_mut()?;
+            if flags & libc::O_TRUNC != 0 {
+                names.drop_privileges(ino)?;
+            }
+            names.open(ino)?.clone()
+        };
         let truncated = if flags & libc::O_TRUNC != 0 {
             self.resize(&body, 0).map(|()| body.mark_written(SystemTime::now()))
         } else {
