@@ -5,6 +5,10 @@
 mod contents;
 #[path = "posix/holes.rs"]
 mod holes;
+#[path = "posix/locks.rs"]
+mod locks;
+#[path = "posix/many.rs"]
+mod many;
 #[path = "posix/mapping.rs"]
 mod mapping;
 #[path = "posix/model.rs"]
