@@ -3,8 +3,12 @@
 
 #[path = "posix/contents.rs"]
 mod contents;
+#[path = "posix/copying.rs"]
+mod copying;
 #[path = "posix/holes.rs"]
 mod holes;
+#[path = "posix/intermediates.rs"]
+mod intermediates;
 #[path = "posix/locks.rs"]
 mod locks;
 #[path = "posix/many.rs"]
