@@ -137,6 +137,7 @@ fn mapped_intermediates_larger_than_memory_come_back_as_written() {
     let dir = Scratch::new();
     let group = Group::new();
     let status = start("columns", dir.path(), group.as_ref()).wait().unwrap();
+    assert!(status.success(), "{status}, limited: {}", group.is_some());
 }
 
 #[test]

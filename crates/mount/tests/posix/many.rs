@@ -54,10 +54,9 @@ fn a_listing_shows_what_stays_once_while_other_files_come_and_go() {
     let dir = Scratch::new();
     let count = files() / 4;
     let path = directory(&dir, count);
-    let mut listing = fs::read_dir(&path).unwrap();
     let mut found = BTreeSet::new();
     let mut change = 0;
-    while let Some(entry) = listing.next() {
+    for entry in fs::read_dir(&path).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         assert!(found.insert(name.clone()), "{name} is listed twice");
         if change < count / 2 {
