@@ -26,10 +26,10 @@ use std::time::{Duration, SystemTime};
 use farpool_file::FileStore;
 use farpool_wire::MAX_TRANSFER_BYTES;
 use fuser::{
-    Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
-    Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
-    WriteFlags,
+    CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -40,6 +40,7 @@ use crate::handles::Handles;
 use crate::namespace::{Change, Ino, Kind, MAX_INODES, Namespace, Ownership};
 use crate::worker::{Bell, contained};
 
+mod copying;
 mod files;
 mod names;
 mod seek;
@@ -477,6 +478,26 @@ impl Filesystem for FarFs {
         reply: ReplyDirectoryPlus,
     ) {
         self.on_names(|| self.list_with_attributes(ino(node), cookie, reply));
+    }
+
+    fn copy_file_range(
+        &self,
+        _request: &Request,
+        _from: INodeNo,
+        from_handle: FileHandle,
+        from_offset: u64,
+        _to: INodeNo,
+        to_handle: FileHandle,
+        to_offset: u64,
+        length: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        let (from, to) = ((from_handle.0, from_offset), (to_handle.0, to_offset));
+        self.on_file(to_handle, || match self.copy_range(from, to, length) {
+            Ok(copied) => reply.written(copied),
+            Err(Failure(errno)) => reply.error(errno),
+        });
     }
 
     fn setxattr(

@@ -4,8 +4,10 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::copy_file_range;
+use rustix::mm::MapFlags;
 
 use crate::support::Scratch;
+use crate::support::mapped::Mapped;
 
 const LENGTH: usize = 3 << 20;
 
@@ -51,4 +53,21 @@ fn a_range_is_copied_within_a_file_and_to_another_file_system() {
     fs::copy(dir.join("file"), elsewhere.path().join("copy")).unwrap();
     fs::copy(elsewhere.path().join("copy"), dir.join("back")).unwrap();
     assert!(fs::read(dir.join("back")).unwrap() == [data.as_slice(), &data].concat());
+}
+
+#[test]
+fn a_copy_shows_in_what_was_cached_and_mapped_of_the_target() {
+    let dir = Scratch::new();
+    let data = pattern();
+    fs::write(dir.join("from"), &data).unwrap();
+    fs::write(dir.join("to"), vec![9; LENGTH]).unwrap();
+    let from = File::open(dir.join("from")).unwrap();
+    let to = File::options().read(true).write(true).open(dir.join("to")).unwrap();
+    let mapped = Mapped::new(&to, LENGTH, MapFlags::SHARED);
+    assert!(mapped.read(0, LENGTH) == vec![9; LENGTH]);
+    mapped.write(LENGTH - 5000, &[8; 5000]);
+    assert_eq!(copy(&from, 10, &to, 10, LENGTH - 1010), LENGTH - 1010);
+    let expected = [&[9; 10], &data[10..LENGTH - 1000], &[8; 1000]].concat();
+    assert!(mapped.read(0, LENGTH) == expected);
+    assert!(fs::read(dir.join("to")).unwrap() == expected);
 }
