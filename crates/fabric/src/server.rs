@@ -40,6 +40,7 @@ use farpool_wire::Hello;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 use crate::host::Host;
 use crate::spin::Spinner;
@@ -57,6 +58,8 @@ const _: () = assert!(
     MAX_CONNECTIONS * SMALL_BYTES + (2 * SHARES + 2 + SPARE_BUFFERS) * BUFFER_BYTES <= MAX_KEPT_BYTES,
     "V4"
 );
+/// Connections served at once whatever the limit on descriptors.
+const LEAST_CONNECTIONS: usize = 16;
 /// A connection that has not greeted by then is closed.
 const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 /// A greeted connection that has nothing attached and asks for nothing for so long is closed: its place may be wanted.
@@ -72,6 +75,11 @@ const TURNS_WITHOUT_EPOLL: u32 = 16;
 
 /// Events taken in one call.
 const EVENTS: usize = 64;
+
+/// Descriptors that the node needs for other things than connections and regions: its store, its control plane, logs.
+const OTHER_DESCRIPTORS: u64 = 256;
+/// Descriptors of a connection, most of the time: its socket, its ring, and some on their way to the client.
+const DESCRIPTORS_PER_CONNECTION: u64 = 4;
 
 const TCP_TOKEN: u64 = 0;
 const UNIX_TOKEN: u64 = 1;
@@ -140,6 +148,13 @@ pub fn serve(host: Arc<dyn Host>, listeners: Listeners) -> io::Result<ServerHand
     Ok(ServerHandle { stop, thread: Some(thread), tcp, unix })
 }
 
+/// As many connections as the limit on descriptors has room for.
+fn most_connections(regions: u32) -> usize {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let left = limit.saturating_sub(OTHER_DESCRIPTORS + u64::from(regions));
+    (left / DESCRIPTORS_PER_CONNECTION).clamp(LEAST_CONNECTIONS as u64, MAX_CONNECTIONS as u64) as usize
+}
+
 struct Server {
     host: Arc<dyn Host>,
     listeners: Listeners,
@@ -174,6 +189,7 @@ impl Server {
             listener.set_nonblocking(true)?;
             epoll::add(&epoll, listener, EventData::new_u64(UNIX_TOKEN), EventFlags::IN)?;
         }
+        let most_connections = most_connections(host.identity().regions);
         Ok(Server {
             host,
             listeners,
@@ -186,7 +202,7 @@ impl Server {
             next_token: FIRST_CONNECTION_TOKEN,
             hot: Vec::with_capacity(MAX_HOT),
             rings: AwakeRings::new(),
-            most_connections: MAX_CONNECTIONS,
+            most_connections,
             now: Instant::now(),
             last_housekeeping: Instant::now(),
         })
@@ -334,9 +350,10 @@ impl Server {
     /// Others have their turn between these.
     fn serve_waiting(&mut self) -> bool {
         let mut served = 0;
-        while served < SHARES
-            && let Some(token) = self.shares.next()
-        {
+        while served < SHARES {
+            let connections = &self.connections;
+            let grant_of = |token| connections.get(&token).and_then(|connection| connection.grants().next());
+            let Some(token) = self.shares.next(grant_of) else { break };
             self.serve_within(Allowance::Large, token);
             served += 1;
         }
@@ -424,6 +441,10 @@ impl Server {
     fn close_silent(&mut self) {
         let mut silent = Vec::new();
         for (&token, connection) in &self.connections {
+            if connection.withholds_descriptors(self.now) {
+                silent.push((token, true));
+                continue;
+            }
             match connection.idle(self.now) {
                 Idle::Ungreeted(time) if time > GREETING_DEADLINE => silent.push((token, true)),
                 Idle::Unattached(time) if time > UNATTACHED_DEADLINE => silent.push((token, false)),

@@ -183,7 +183,7 @@ fn too_little_lockable_memory_is_an_error_that_says_how_to_raise_it() {
 
 #[test]
 fn a_limit_on_file_sizes_is_an_error_that_says_how_to_raise_it() {
-    let mut command = tied("prlimit", &["--fsize=4194304:4194304", "--", env!("CARGO_BIN_EXE_farpool")]);
+    let mut command = tied("prlimit", ["--fsize=4194304:4194304", "--", env!("CARGO_BIN_EXE_farpool")]);
     command.args([
         "node",
         "--broker",

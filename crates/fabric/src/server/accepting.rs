@@ -33,6 +33,7 @@ impl Server {
                     }
                     self.adopt(stream, false);
                 }
+                Err(error) if self.finds_room_after(error) => {}
                 Err(error) => return self.accept_failed(error),
             }
         }
@@ -46,9 +47,15 @@ impl Server {
                     let _ = sockopt::set_socket_send_buffer_size(&stream, UNIX_SEND_BYTES);
                     self.adopt(stream, true);
                 }
+                Err(error) if self.finds_room_after(error) => {}
                 Err(error) => return self.accept_failed(error),
             }
         }
+    }
+
+    /// Whether what kept a connection out was the lack of a descriptor, and somebody has made room.
+    fn finds_room_after(&mut self, error: Errno) -> bool {
+        matches!(error, Errno::MFILE | Errno::NFILE) && self.make_room()
     }
 
     /// Out of descriptors or memory: what caused it does not pass by trying at once, so the listeners have a rest.

@@ -28,6 +28,8 @@ pub(super) const SEND_AT_BYTES: usize = 256 << 10;
 const MAX_RECEIVED_BYTES: usize = REQUEST_HEADER_BYTES + MAX_PAYLOAD_BYTES;
 /// Received in one call at the least.
 const RECEIVE_BYTES: usize = 64 << 10;
+/// How long descriptors may wait to be fetched: they are scarce.
+pub(super) const DESCRIPTORS_DEADLINE: Duration = Duration::from_secs(5);
 /// Receives in one turn: then others have theirs, and what is left raises another event.
 const RECEIVES_PER_TURN: usize = 16;
 /// Fillings of the buffer of answers in one turn, of 256 KiB and more each: who drains them as fast as they come would
@@ -235,9 +237,15 @@ impl Connection {
     }
 
     /// Descriptors to be sent.
-    #[cfg(test)]
     pub(super) fn waiting_descriptors(&self) -> usize {
         self.answers.waiting_descriptors()
+    }
+
+    /// Whether the peer leaves descriptors with the node instead of reading the answers that they belong to. Nothing of it
+    /// is received meanwhile.
+    pub(super) fn withholds_descriptors(&self, now: Instant) -> bool {
+        self.waiting_descriptors() > 0
+            && now.saturating_duration_since(self.last_active) > DESCRIPTORS_DEADLINE
     }
 
     fn kept_bytes(&self) -> usize {

@@ -12,7 +12,7 @@ use farpool_wire::{
 use tempfile::TempDir;
 
 use super::accepting::NEWCOMER_TIME;
-use super::connection::FILLINGS_PER_TURN;
+use super::connection::{DESCRIPTORS_DEADLINE, FILLINGS_PER_TURN};
 use super::room::FAIR_SHARE;
 use super::shares::SHARE_DEADLINE;
 use super::*;
@@ -483,6 +483,28 @@ fn attaching_without_reading_the_answers_makes_few_descriptors_wait() {
     assert!((1..=8).contains(&waiting), "{waiting} descriptors wait");
     bench.clients[place].reads = true;
     assert!(bench.all_done(&[place], ATTACHES));
+}
+
+#[test]
+fn who_leaves_descriptors_with_the_node_is_closed_and_who_fetches_them_is_not() {
+    let mut bench = Bench::start();
+    let attach = [&request(Opcode::Attach, 0, KEY.len()).encode()[..], &KEY].concat();
+    let (greedy, idle) = (bench.join_unix(), bench.join_unix());
+    bench.clients[greedy].reads = false;
+    bench.send(greedy, &attach.repeat(2000));
+    bench.send(idle, &attach);
+    assert!(bench.all_done(&[idle], 1));
+    bench.settle();
+    bench.server.now = Instant::now() + 2 * DESCRIPTORS_DEADLINE;
+    bench.server.close_silent();
+    bench.clients[greedy].reads = true;
+    assert_eq!(bench.closed(), [greedy]);
+}
+
+#[test]
+fn connections_are_fewer_where_descriptors_are() {
+    assert!((LEAST_CONNECTIONS..=MAX_CONNECTIONS).contains(&most_connections(16)));
+    assert_eq!(most_connections(u32::MAX), LEAST_CONNECTIONS);
 }
 
 #[test]
