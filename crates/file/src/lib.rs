@@ -20,6 +20,7 @@ mod file;
 mod map;
 mod moving;
 mod read;
+mod seek;
 mod split;
 mod store;
 #[cfg(test)]

@@ -123,6 +123,12 @@ pub enum NodeError {
         /// How many regions.
         regions: u32,
     },
+    /// Memory that processes share is a file to the kernel.
+    #[error("regions of {} MiB are files to the kernel, larger than the limit; raise it (ulimit -f unlimited)", region_bytes >> 20)]
+    FileSize {
+        /// The region size.
+        region_bytes: u64,
+    },
     /// The kernel did not give the memory after all.
     #[error("cannot reserve the memory: {0}; lower --memory")]
     Reserve(#[source] io::Error),
@@ -323,6 +329,7 @@ async fn start(
     let memory =
         memory.map_err(|error: io::Error| match error.raw_os_error().map(Errno::from_raw_os_error) {
             Some(Errno::MFILE | Errno::NFILE) => NodeError::Descriptors { regions },
+            Some(Errno::FBIG) => NodeError::FileSize { region_bytes },
             _ => NodeError::Reserve(error),
         })?;
     let started = Core::start(identity.node, identity.incarnation, DEFAULT_TTL, memory);
