@@ -304,16 +304,17 @@ fn a_crowd_with_large_writes_behind_small_requests_is_kept_within_bounds_and_all
 }
 
 #[test]
-fn a_crowd_that_keeps_several_large_writes_under_way_each_is_served_to_the_end() {
+fn a_crowd_that_keeps_several_reads_and_large_writes_under_way_each_is_served_to_the_end() {
     const DEPTH: usize = 4;
-    const WRITES: usize = 6;
+    const ROUNDS: usize = 6;
     let mut bench = Bench::start();
     let crowd: Vec<_> = (0..CROWD).map(|_| bench.join_attached()).collect();
     let mut posted = vec![0; crowd.len()];
     let started = Instant::now();
-    while crowd.iter().any(|&place| bench.clients[place].outcomes.len() < WRITES) {
+    while crowd.iter().any(|&place| bench.clients[place].outcomes.len() < 2 * ROUNDS) {
         for (posted, &place) in posted.iter_mut().zip(&crowd) {
-            while *posted < WRITES.min(bench.clients[place].outcomes.len() + DEPTH) {
+            while *posted < ROUNDS.min(bench.clients[place].outcomes.len() / 2 + DEPTH) {
+                bench.send(place, &request(Opcode::Read, 8, 0).encode());
                 bench.send(place, &request(Opcode::Write, 0, MIB).encode());
                 bench.send(place, &vec![1; MIB]);
                 *posted += 1;
@@ -322,7 +323,7 @@ fn a_crowd_that_keeps_several_large_writes_under_way_each_is_served_to_the_end()
         bench.turn();
         assert!(started.elapsed() < PATIENCE);
     }
-    assert!(bench.all_done(&crowd, WRITES));
+    assert!(bench.all_done(&crowd, 2 * ROUNDS));
     assert_eq!(bench.closed(), []);
 }
 
