@@ -88,6 +88,14 @@ impl Attached {
         std::fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), READAHEAD_KIB.to_string())
     }
 
+    /// Whether a watcher can end the connection when this process cannot: by unmounting with force, or by the file
+    /// that the kernel has for that.
+    pub(crate) fn can_be_ended(&self) -> bool {
+        let Some((_, minor)) = self.device else { return false };
+        rustix::process::geteuid().is_root()
+            || Path::new(&format!("/sys/fs/fuse/connections/{minor}/abort")).exists()
+    }
+
     /// Ends the connection to the kernel where unmounting did not: whoever waits gets an error.
     pub(crate) fn abort(&self) -> io::Result<()> {
         let (_, minor) = self.device.ok_or(io::ErrorKind::NotFound)?;

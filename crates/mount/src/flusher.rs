@@ -8,6 +8,7 @@
 //! F2. The first cannot be killed while it waits for pages. So that the daemon's end is seen nevertheless, it shares no
 //!     descriptor with the others but the device's, and the watcher ends the connection, and with it the wait. The
 //!     second has all descriptors: a request is answered where it was read.
+//! F3. Where the watcher could not end the connection, there is no flusher: a killed daemon must not hang anybody.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};

@@ -80,7 +80,8 @@ pub(crate) struct FarFs {
     handles: Handles,
     bell: Bell,
     kernel: Kernel,
-    flusher: Flusher,
+    /// `None`: data and holes are for the kernel to make up (F3).
+    flusher: Option<Flusher>,
     /// Extended attributes are kept only if that does not make every write slower (M7).
     keeps_xattrs: bool,
 }
@@ -95,7 +96,7 @@ impl FarFs {
         root: Ownership,
         bell: Bell,
         kernel: Kernel,
-        flusher: Flusher,
+        flusher: Option<Flusher>,
     ) -> Self {
         let namespace = RwLock::new(Namespace::new(root, SystemTime::now(), MAX_INODES));
         FarFs {

@@ -79,7 +79,8 @@ pub fn run(
     if let Some(device) = attached.device() {
         watcher.mounted(device).map_err(MountError::Broken)?;
     }
-    let flusher = Flusher::start(device.as_fd()).map_err(MountError::Broken)?;
+    let flusher = attached.can_be_ended().then(|| Flusher::start(device.as_fd()));
+    let flusher = flusher.transpose().map_err(MountError::Broken)?;
     let file_system = FarFs::new(store.clone(), root, bell.clone(), kernel.clone(), flusher);
 
     let mut options = Config::default();

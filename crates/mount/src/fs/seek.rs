@@ -16,6 +16,8 @@ enum Wanted {
 impl FarFs {
     /// While somebody may write, the kernel may hold data that the daemon has not seen; then it is asked for them first.
     pub(super) fn seek(&self, node: INodeNo, handle: u64, offset: i64, whence: i32, reply: ReplyLseek) {
+        // Tells the kernel not to ask again: it then shows each file as data from start to end.
+        let Some(flusher) = &self.flusher else { return reply.error(Errno::ENOSYS) };
         let (body, wanted) = match self.opened(handle).and_then(|body| Ok((body, wanted(whence)?))) {
             Ok(found) => found,
             Err(Failure(errno)) => return reply.error(errno),
@@ -25,7 +27,7 @@ impl FarFs {
         }
         // Dropped unanswered, the reply says EIO.
         let answer = move || send(&body, offset, wanted, reply);
-        if self.flusher.flush(node, offset.max(0), answer).is_err() {
+        if flusher.flush(node, offset.max(0), answer).is_err() {
             tracing::warn!("too many processes look for data and holes at a time");
         }
     }

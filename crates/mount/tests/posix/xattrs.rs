@@ -134,7 +134,7 @@ fn other_classes_are_refused_the_way_their_callers_expect() {
     }
     let dir = Scratch::new();
     let path = file(&dir);
-    for name in ["security.selinux", "system.other", "trusted.overlay.opaque"] {
+    for name in ["security.selinux", "system.other"] {
         assert_eq!(set(&path, name, b"x"), Err(Errno::OPNOTSUPP), "{name}");
         assert_eq!(lgetxattr(&path, name, &mut [0; 10]), Err(Errno::OPNOTSUPP), "{name}");
     }
