@@ -21,6 +21,7 @@ use crate::error::{AccessError, is_shortage};
 use crate::pool::Shared;
 use crate::region::{LeasedRegion, NodeState};
 use crate::space::Extent;
+use crate::stock::Stock;
 use crate::watch::endpoint;
 
 /// Room for the largest transfer with its blocks completed at both ends, twice.
@@ -55,7 +56,10 @@ unsafe impl Send for Confined {}
 
 impl Session {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let confined = Arc::new(Mutex::new(Confined(SessionCore::new(shared.clone()))));
+        let confined = Arc::new(Mutex::new(Confined(SessionCore::new(
+            shared.stock.clone(),
+            endpoint(&shared, ARENA_BYTES),
+        ))));
         shared.register_session(Arc::downgrade(&confined));
         Session { confined }
     }
@@ -92,7 +96,7 @@ impl Confined {
 
 /// A session for one thread's `async` code: an endpoint, and a queue per node.
 pub struct SessionCore {
-    shared: Arc<Shared>,
+    stock: Arc<Stock>,
     endpoint: Endpoint,
     queues: RefCell<BTreeMap<NodeId, Rc<NodeQueue>>>,
 }
@@ -127,9 +131,9 @@ fn settled(error: AccessError, region: RegionId, in_doubt: bool) -> AccessError 
 }
 
 impl SessionCore {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let endpoint = endpoint(&shared, ARENA_BYTES);
-        SessionCore { shared, endpoint, queues: RefCell::default() }
+    /// A session over an endpoint of its own, whose clock is the stock's.
+    pub fn new(stock: Arc<Stock>, endpoint: Endpoint) -> Self {
+        SessionCore { stock, endpoint, queues: RefCell::default() }
     }
 
     /// The session's end of the fabric.
@@ -173,7 +177,7 @@ impl SessionCore {
         let mut in_doubt = false;
         for attempt in 0..TRIES {
             self.pause_before(attempt).await;
-            if let Err(error) = region.check(self.shared.now().0) {
+            if let Err(error) = region.check(self.stock.now().0) {
                 return (buffer, Err(error));
             }
             let attached = self.attach(region).await;
@@ -200,18 +204,18 @@ impl SessionCore {
                 }
             }
         }
-        self.shared.node_lost(&region.node);
+        self.stock.node_lost(&region.node);
         (buffer, Err(AccessError::NodeLost { node: region.id.node }))
     }
 
     /// Asks the node to attach a region, for as long as it says that the memory is just being moved: that takes as long
     /// as copying a region, and says nothing against the node.
     async fn attach_once_it_stays(&self, queue: &NodeQueue, region: &LeasedRegion) -> Result<(), OpError> {
-        let give_up_at = self.shared.now().plus(MOVE_PATIENCE);
+        let give_up_at = self.stock.now().plus(MOVE_PATIENCE);
         loop {
             match queue.queue.attach(region.id, region.epoch, region.key).await {
                 Err(OpError::Refused(Refusal::Busy))
-                    if !region.is_over() && self.shared.now() < give_up_at =>
+                    if !region.is_over() && self.stock.now() < give_up_at =>
                 {
                     self.endpoint.sleep(RETRY_PAUSE).await;
                 }
@@ -244,7 +248,7 @@ impl SessionCore {
                 },
             }
         }
-        self.shared.node_lost(&region.node);
+        self.stock.node_lost(&region.node);
         Err(AccessError::NodeLost { node: region.id.node })
     }
 
@@ -259,7 +263,7 @@ impl SessionCore {
             Ok(queue) => queue,
             Err(error) if is_shortage(&error) => return Err(AccessError::Short { node: id }),
             Err(_) => {
-                self.shared.node_lost(node);
+                self.stock.node_lost(node);
                 return Err(AccessError::NodeLost { node: id });
             }
         };
@@ -278,7 +282,7 @@ impl SessionCore {
     fn after(&self, error: OpError, queue: &NodeQueue, region: &LeasedRegion) -> Next {
         match error {
             OpError::Refused(Refusal::StaleEpoch | Refusal::WrongKey) => {
-                self.shared.lease_lost(region.id, region.epoch);
+                self.stock.lease_lost(region.id, region.epoch);
                 region.lose();
                 Next::Fail(AccessError::LeaseLost { region: region.id })
             }
@@ -293,7 +297,7 @@ impl SessionCore {
             OpError::Refused(Refusal::Exhausted) => Next::Fail(AccessError::Short { node: region.id.node }),
             OpError::Refused(_) => Next::Fail(AccessError::Refused(error)),
             OpError::Unknown { cause: Uncertain::Deadline, node } => {
-                self.shared.node_lost(&queue.node);
+                self.stock.node_lost(&queue.node);
                 Next::Fail(AccessError::NodeLost { node })
             }
             OpError::Unknown { node, .. } | OpError::NotSent { node } => {
@@ -305,7 +309,7 @@ impl SessionCore {
                     Ok(()) => Next::TryAgain,
                     Err(error) if is_shortage(&error) => Next::Fail(AccessError::Short { node }),
                     Err(_) => {
-                        self.shared.node_lost(&queue.node);
+                        self.stock.node_lost(&queue.node);
                         Next::Fail(AccessError::NodeLost { node })
                     }
                 }
@@ -320,7 +324,7 @@ impl SessionCore {
     }
 
     /// Closes queues to lost nodes, and detaches regions that are over.
-    async fn let_go(&self) {
+    pub async fn let_go(&self) {
         self.queues.borrow_mut().retain(|_, queue| !queue.node.is_lost());
         let queues: Vec<_> = self.queues.borrow().values().cloned().collect();
         for queue in queues {
