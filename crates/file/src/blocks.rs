@@ -115,8 +115,3 @@ impl BlockWords {
         }
     }
 }
-
-/// The checksum that a block's word keeps.
-pub(crate) fn checksum(block: &[u8]) -> u64 {
-    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, block)
-}

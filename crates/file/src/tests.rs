@@ -87,7 +87,7 @@ impl Rig {
 
     /// Has the broker take leases of a store back.
     fn take_back(&self, store: &FileStore, count: u32, grace: Duration) -> RevokeResponse {
-        let owner = store.shared.pool.owner().0;
+        let owner = store.pool.owner().0;
         let request = RevokeRequest { owner, count, grace_ms: grace.as_millis() as u64 };
         self.runtime.block_on(async {
             let mut broker = BrokerClient::new(dial(&self.broker.to_string(), None).unwrap());
@@ -484,7 +484,7 @@ fn files_go_on_when_a_client_is_let_into_their_region_and_shut_out_again() {
         let file = store.create();
         file.write(&session, 0, &pattern(MAX_TRANSFER_BYTES, 6)).unwrap();
         let region = file.inner.map.read().extent(0).unwrap().region().clone();
-        let pool = &store.shared.pool;
+        let pool = &store.pool;
         let client = store.session();
         let client = client.lock();
         for _ in 0..3 {
@@ -563,5 +563,5 @@ fn what_cannot_be_moved_serves_to_the_end_of_its_lease_and_is_an_error_then() {
         }
         Err(error) => matches!(error, FileError::Lost { .. }),
     });
-    wait_until(|| !store.shared.pool.is_to_leave());
+    wait_until(|| !store.pool.is_to_leave());
 }

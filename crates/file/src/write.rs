@@ -1,5 +1,6 @@
 //! Writing: blocks are locked, stored in far memory, and only then shown by their words (B3).
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use farpool_fabric::ArenaBuf;
@@ -7,18 +8,24 @@ use farpool_pool::{AccessError, Extent, SessionCore};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
 use futures_util::future::join_all;
 
-use crate::blocks::{BlockPlace, BlockWords, checksum};
+use crate::blocks::{BlockPlace, BlockWords};
 use crate::error::FileError;
-use crate::file::FileInner;
+use crate::file_core::FileCore;
+use crate::rules::Rules;
 use crate::split::{Piece, pieces};
 
 /// How often a write follows an extent that was moved or cut off while it waited: once for a move; more only if others
 /// cut the file off at the same time, again and again.
 const MAX_MOVES: u32 = 16;
 
-impl FileInner {
-    /// Writes all of `data` at `offset`. After an error, parts of it may have been written.
-    pub(crate) async fn write(&self, core: &SessionCore, offset: u64, data: &[u8]) -> Result<(), FileError> {
+impl<R: Rules> FileCore<R> {
+    /// Writes all of `data` at `offset`, wherever the file ends.
+    pub(crate) async fn write_blocks(
+        &self,
+        core: &SessionCore,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), FileError> {
         let mut rest = data;
         let mut writes = Vec::with_capacity(4);
         for piece in pieces(offset, data.len() as u64) {
@@ -84,7 +91,7 @@ impl FileInner {
         let words = &self.store.words;
         let block = within.first_block();
         if within.covers(block) {
-            let locks = Locks::take(words, core, extent, within, block..block + 1).await?;
+            let locks = Locks::<R>::take(words, core, extent, within, block..block + 1).await?;
             if !self.is_in_place(within.stripe, extent) {
                 return Ok(false);
             }
@@ -112,7 +119,7 @@ impl FileInner {
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<bool, FileError> {
         let blocks = piece.first_block()..piece.end_block();
-        let mut locks = Locks::take(&self.store.words, core, extent, piece, blocks).await?;
+        let mut locks = Locks::<R>::take(&self.store.words, core, extent, piece, blocks).await?;
         if !self.is_in_place(piece.stripe, extent) {
             return Ok(false);
         }
@@ -124,7 +131,7 @@ impl FileInner {
         let (buffer, result) = core.write(extent, piece.aligned_start(), buffer).await;
         match result {
             Ok(()) => {
-                locks.release(|word, at| word.written(checksum(&buffer[at..at + BLOCK_BYTES])));
+                locks.release(|word, at| word.written(R::checksum(&buffer[at..at + BLOCK_BYTES])));
                 Ok(true)
             }
             Err(error) => {
@@ -133,7 +140,7 @@ impl FileInner {
                     error,
                     AccessError::Refused(_) | AccessError::ArenaFull | AccessError::Short { .. }
                 );
-                locks.release(|word, _| if untouched { word } else { word.lost() });
+                locks.release(|word, _| if untouched { word } else { R::in_doubt(word) });
                 Err(FileError::from_access(error, piece.file_offset(piece.start)))
             }
         }
@@ -145,7 +152,7 @@ impl FileInner {
         core: &SessionCore,
         piece: Piece,
         extent: &Extent,
-        locks: &Locks<'_>,
+        locks: &Locks<'_, R>,
         mut buffer: ArenaBuf,
     ) -> Result<ArenaBuf, FileError> {
         let (first, last) = (piece.first_block(), piece.end_block() - 1);
@@ -181,7 +188,7 @@ impl FileInner {
         let buffer = core.buffer(BLOCK_BYTES).map_err(|_| FileError::TooLong)?;
         let (buffer, result) = core.read(extent, start, buffer).await;
         result.map_err(|error| FileError::from_access(error, offset))?;
-        if !word.matches(checksum(&buffer)) {
+        if !word.matches(R::checksum(&buffer)) {
             return Err(self.damaged(extent, offset));
         }
         to.copy_from_slice(&buffer);
@@ -191,15 +198,16 @@ impl FileInner {
 
 /// Locks on consecutive blocks of an extent. Dropping them leaves the blocks as they were, or lost when a write
 /// to them was given up half-way.
-pub(crate) struct Locks<'a> {
+pub(crate) struct Locks<'a, R: Rules> {
     words: &'a BlockWords,
     /// A write was posted and its outcome not yet seen.
     in_doubt: bool,
     first_block: u64,
     held: Vec<(BlockPlace, BlockWord)>,
+    rules: PhantomData<R>,
 }
 
-impl<'a> Locks<'a> {
+impl<'a, R: Rules> Locks<'a, R> {
     /// Takes them in ascending order, as everybody does, so that two writers cannot wait for each other.
     pub(crate) async fn take(
         words: &'a BlockWords,
@@ -207,10 +215,15 @@ impl<'a> Locks<'a> {
         extent: &Extent,
         piece: Piece,
         blocks: std::ops::Range<u64>,
-    ) -> Result<Locks<'a>, FileError> {
+    ) -> Result<Locks<'a, R>, FileError> {
         let count = (blocks.end - blocks.start) as usize;
-        let mut locks =
-            Locks { words, in_doubt: false, first_block: blocks.start, held: Vec::with_capacity(count) };
+        let mut locks = Locks {
+            words,
+            in_doubt: false,
+            first_block: blocks.start,
+            held: Vec::with_capacity(count),
+            rules: PhantomData,
+        };
         for block in blocks {
             let place = words.place(extent, block);
             let word = words.lock(core.endpoint(), place).await.map_err(|_| FileError::Unavailable {
@@ -234,10 +247,10 @@ impl<'a> Locks<'a> {
     }
 }
 
-impl Drop for Locks<'_> {
+impl<R: Rules> Drop for Locks<'_, R> {
     fn drop(&mut self) {
         for (place, word) in self.held.drain(..) {
-            self.words.store(place, if self.in_doubt { word.lost() } else { word });
+            self.words.store(place, if self.in_doubt { R::in_doubt(word) } else { word });
         }
     }
 }
