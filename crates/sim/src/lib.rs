@@ -9,6 +9,7 @@
 //! Not here: the simulated world itself (`farpool_fabric::sim`), the command line (crate `cli`).
 
 mod fabric;
+mod plane;
 mod pool;
 mod register;
 mod runner;
