@@ -225,8 +225,7 @@ fn release(
     for (node, regions) in by_node {
         let Some(client) = nodes.client_of(&regions[0].node) else { continue };
         for regions in regions.chunks(MAX_LEASES_PER_REQUEST) {
-            let leases = regions.iter().map(|held| (held.id.index, held.epoch, &held.key));
-            let request = shared.stock.with_holder(|holder| holder.release(leases));
+            let request = shared.stock.release_request(regions);
             tasks.push(tokio::spawn(release_at(client.clone(), node, request)));
         }
     }

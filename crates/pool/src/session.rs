@@ -4,8 +4,9 @@
 //!     lost, idle or not.
 //! S2. After an operation that may still be under way the session reconnects before anything else: what was under
 //!     way is dead then, and doing it again is safe (design, section 3: incarnations).
+//! S3. A write that is dropped half-way, or given up without an answer from a new incarnation, puts its extent in doubt.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::rc::Rc;
@@ -108,10 +109,24 @@ struct NodeQueue {
     attached: RefCell<BTreeMap<u32, Arc<LeasedRegion>>>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {
     Read,
     Write,
+}
+
+/// A transfer that is being tried. If it ends, or is dropped, while a write of it may still land, the extent is in doubt.
+struct UnderWay<'a> {
+    extent: &'a Extent,
+    may_land: Cell<bool>,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if self.may_land.get() {
+            self.extent.doubt();
+        }
+    }
 }
 
 /// What to do after an operation failed.
@@ -174,6 +189,7 @@ impl SessionCore {
         mut buffer: ArenaBuf,
     ) -> (ArenaBuf, Result<(), AccessError>) {
         let region = extent.region();
+        let under_way = UnderWay { extent, may_land: Cell::new(false) };
         let mut in_doubt = false;
         for attempt in 0..TRIES {
             self.pause_before(attempt).await;
@@ -187,16 +203,24 @@ impl SessionCore {
                     let at = extent.address(offset);
                     let (returned, result) = match direction {
                         Direction::Read => queue.queue.read(at, region.epoch, buffer).await,
-                        Direction::Write => queue.queue.write(at, region.epoch, buffer).await,
+                        Direction::Write => {
+                            under_way.may_land.set(true);
+                            queue.queue.write(at, region.epoch, buffer).await
+                        }
                     };
                     buffer = returned;
                     (queue, result)
                 }
             };
             match result {
-                Ok(()) => return (buffer, Ok(())),
+                Ok(()) => {
+                    under_way.may_land.set(false);
+                    return (buffer, Ok(()));
+                }
                 Err(error) => {
-                    in_doubt |= matches!(error, OpError::Unknown { .. });
+                    // A read changes nothing, so nothing of it is in doubt.
+                    in_doubt |= direction == Direction::Write && matches!(error, OpError::Unknown { .. });
+                    under_way.may_land.set(in_doubt);
                     match self.after(error, &queue, region) {
                         Next::TryAgain => {}
                         Next::Fail(error) => return (buffer, Err(settled(error, region.id, in_doubt))),

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use farpool_fabric::{Clock, Peer};
 use farpool_lease::Millis;
-use farpool_wire::control::{AcquireResponse, Lease, NodeAddress, RenewResponse};
+use farpool_wire::control::{AcquireResponse, Lease, NodeAddress, ReleaseRequest, RenewResponse};
 use farpool_wire::{Epoch, NodeId, OwnerId, RegionId};
 use parking_lot::Mutex;
 
@@ -356,6 +356,12 @@ impl Stock {
         self.space.lock().remove(|_| true);
         self.retire(&all);
         all
+    }
+
+    /// What tells a node that regions of it, of which this stock has let go, are given back.
+    pub fn release_request(&self, regions: &[Arc<LeasedRegion>]) -> ReleaseRequest {
+        let leases = regions.iter().map(|held| (held.id.index, held.epoch, &held.key));
+        self.with_holder(|holder| holder.release(leases))
     }
 
     fn retire(&self, regions: &[Arc<LeasedRegion>]) {
