@@ -50,10 +50,11 @@ impl<R: Rules> FileCore<R> {
     pub async fn write(&self, core: &SessionCore, offset: u64, data: &[u8]) -> Result<(), FileError> {
         let end = end_of(offset, data.len() as u64)?;
         if let Err(error) = self.write_blocks(core, offset, data).await {
-            let size = self.size();
-            if end > size {
-                // What was stored behind the end must not show when the file grows; failing that, it is lost.
-                let _ = self.punch(core, size, end - size).await;
+            // What was stored behind the end must not show when the file grows; failing that, it is lost. Others may be
+            // at work there as well: only what this write has touched goes.
+            let from = self.size().max(offset);
+            if end > from {
+                let _ = self.punch(core, from, end - from).await;
             }
             return Err(error);
         }

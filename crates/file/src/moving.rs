@@ -1,9 +1,11 @@
-//! Moving out: what lies in regions that are being taken back goes elsewhere, before they are gone.
+//! Moving out: what lies in regions that are being taken back goes elsewhere, before they are gone; and so does what lies
+//! where a dead write may still land.
 //!
 //! M1. An extent moves under the locks of all its blocks, and its words go with it: nobody writes meanwhile. Who has waited
 //!     for such a lock looks whether the extent is still the file's before it writes.
 //! M2. A reader that still has the old extent reads what was the file's when it began: nobody writes there any more.
 //! M3. What cannot be moved stays where it is, and is tried again until the region is gone.
+//! M4. An extent on which a write of which nobody knows may still land is moved before anything is written there again.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Weak};
@@ -102,7 +104,7 @@ impl<R: Rules> FileCore<R> {
     }
 
     /// Moves one extent, if it has to be moved.
-    async fn move_extent(&self, core: &SessionCore, stripe: u64) -> Result<(), FileError> {
+    pub(crate) async fn move_extent(&self, core: &SessionCore, stripe: u64) -> Result<(), FileError> {
         let Some(old) = self.map.read().extent(stripe).filter(is_to_move) else {
             return Ok(());
         };
@@ -152,5 +154,5 @@ impl<R: Rules> FileCore<R> {
 
 fn is_to_move(extent: &Arc<Extent>) -> bool {
     let region = extent.region();
-    region.is_leaving() && !region.is_over()
+    (region.is_leaving() || extent.is_in_doubt()) && !region.is_over()
 }

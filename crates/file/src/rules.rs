@@ -4,6 +4,7 @@
 //! put a wrong rule in the place of a right one and see that its checker notices. Production is compiled with [`Shipped`]
 //! alone.
 
+use farpool_pool::Extent;
 use farpool_wire::BlockWord;
 
 /// What decides when a block is right, how far a file reaches, and what becomes of a write in doubt.
@@ -21,6 +22,11 @@ pub trait Rules: Send + Sync + 'static {
     /// From where on a file that is cut off at `size` is cleared: what lies behind must not show when it grows again.
     fn cleared_from(size: u64) -> u64 {
         size
+    }
+
+    /// Whether a write of which nobody knows may still land on an extent: nothing new is written there.
+    fn may_still_change(extent: &Extent) -> bool {
+        extent.is_in_doubt() && !extent.region().is_over()
     }
 
     /// The word of a block when nobody knows whether its new contents were stored.

@@ -366,6 +366,19 @@ fn losing_a_node_is_an_error_at_once_over_tcp() {
     losing_a_node_is_an_error_at_once_over(TransportChoice::Tcp);
 }
 
+#[test]
+fn a_lost_extent_that_cannot_be_written_anew_stays_lost() {
+    let mut rig = Rig::new(1, 2);
+    let (store, session) = rig.store(TransportChoice::Shm);
+    let file = store.create();
+    let whole = pattern(EXTENT_BYTES as usize, 3);
+    file.write(&session, 0, &whole).unwrap();
+    rig.kill_node(0);
+    wait_until(|| read(&file, &session, 0, 1).is_err());
+    assert!(file.write(&session, 0, &whole).is_err(), "there is no other node");
+    assert_eq!(read(&file, &session, 0, 1), Err(FileError::Lost { offset: 0 }));
+}
+
 /// A file of four stripes of which two lie on a node that was killed.
 fn half_lost(transport: TransportChoice) -> (Rig, FileStore, Session, FarFile) {
     let mut rig = Rig::new(2, 16);

@@ -43,16 +43,30 @@ impl<R: Rules> FileCore<R> {
 
     async fn write_piece(&self, core: &SessionCore, piece: Piece, data: &[u8]) -> Result<(), FileError> {
         if piece.is_whole_extent() {
-            // Written anew as a whole: a lost extent makes room for another.
-            self.map.write().remove_idle(piece.stripe, |extent| extent.region().is_over());
+            self.replace_lost(piece.stripe).await?;
         }
         for _ in 0..MAX_MOVES {
             let (extent, _) = self.ensure_extent(piece.stripe).await?;
+            if R::may_still_change(&extent) {
+                self.move_extent(core, piece.stripe).await?;
+                continue;
+            }
             if self.store_piece(core, piece, &extent, |target| target.copy_from_slice(data)).await? {
                 return Ok(());
             }
         }
         Err(FileError::Unavailable { offset: piece.file_offset(piece.start) })
+    }
+
+    /// A lost extent that is about to be written anew as a whole makes room for another. Until the new contents are there
+    /// reading goes on to fail, whether or not they ever come: a hole would read as zeros.
+    async fn replace_lost(&self, stripe: u64) -> Result<(), FileError> {
+        let lost = self.map.read().extent(stripe).filter(|extent| extent.region().is_over());
+        let Some(lost) = lost else { return Ok(()) };
+        let fresh = self.take_extent(stripe).await?;
+        self.store.words.lose(&fresh);
+        let _by_us = self.map.write().replace(stripe, &lost, fresh); // or somebody else has done it
+        Ok(())
     }
 
     /// Makes part of an extent read as zeros: whole blocks by their words alone. A block that cannot be had, and so not
@@ -74,6 +88,10 @@ impl<R: Rules> FileCore<R> {
     async fn zero_block(&self, core: &SessionCore, within: Piece) -> Result<(), FileError> {
         for _ in 0..MAX_MOVES {
             let Some(extent) = self.map.read().extent(within.stripe) else { return Ok(()) };
+            if R::may_still_change(&extent) && !within.covers(within.first_block()) {
+                self.move_extent(core, within.stripe).await?;
+                continue;
+            }
             if self.zero_in(core, within, &extent).await? {
                 return Ok(());
             }
@@ -110,7 +128,7 @@ impl<R: Rules> FileCore<R> {
     }
 
     /// Locks the blocks of a piece, lets `fill` put the new bytes in place among the old, and stores the whole. False:
-    /// the extent was moved or cut off meanwhile, and nothing was stored.
+    /// the extent was moved or cut off meanwhile, or has to be moved first, and nothing was stored.
     pub(crate) async fn store_piece(
         &self,
         core: &SessionCore,
@@ -120,7 +138,7 @@ impl<R: Rules> FileCore<R> {
     ) -> Result<bool, FileError> {
         let blocks = piece.first_block()..piece.end_block();
         let mut locks = Locks::<R>::take(&self.store.words, core, extent, piece, blocks).await?;
-        if !self.is_in_place(piece.stripe, extent) {
+        if !self.is_in_place(piece.stripe, extent) || R::may_still_change(extent) {
             return Ok(false);
         }
         let buffer = core.buffer(piece.aligned_bytes() as usize).map_err(|_| FileError::TooLong)?;
