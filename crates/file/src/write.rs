@@ -18,6 +18,16 @@ use crate::split::{Piece, pieces};
 /// cut the file off at the same time, again and again.
 const MAX_MOVES: u32 = 16;
 
+/// What became of a piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stored {
+    Yes,
+    /// Nothing: the extent is not the file's any more.
+    Elsewhere,
+    /// Nothing: a dead write may still land on these blocks.
+    MoveFirst,
+}
+
 impl<R: Rules> FileCore<R> {
     /// Writes all of `data` at `offset`, wherever the file ends.
     pub(crate) async fn write_blocks(
@@ -47,12 +57,10 @@ impl<R: Rules> FileCore<R> {
         }
         for _ in 0..MAX_MOVES {
             let (extent, _) = self.ensure_extent(piece.stripe).await?;
-            if R::may_still_change(&extent) {
-                self.move_extent(core, piece.stripe).await?;
-                continue;
-            }
-            if self.store_piece(core, piece, &extent, |target| target.copy_from_slice(data)).await? {
-                return Ok(());
+            match self.store_piece(core, piece, &extent, |target| target.copy_from_slice(data)).await? {
+                Stored::Yes => return Ok(()),
+                Stored::Elsewhere => {}
+                Stored::MoveFirst => self.move_extent(core, piece.stripe).await?,
             }
         }
         Err(FileError::Unavailable { offset: piece.file_offset(piece.start) })
@@ -88,10 +96,6 @@ impl<R: Rules> FileCore<R> {
     async fn zero_block(&self, core: &SessionCore, within: Piece) -> Result<(), FileError> {
         for _ in 0..MAX_MOVES {
             let Some(extent) = self.map.read().extent(within.stripe) else { return Ok(()) };
-            if R::may_still_change(&extent) && !within.covers(within.first_block()) {
-                self.move_extent(core, within.stripe).await?;
-                continue;
-            }
             if self.zero_in(core, within, &extent).await? {
                 return Ok(());
             }
@@ -119,7 +123,12 @@ impl<R: Rules> FileCore<R> {
         if words.load(words.place(extent, block)).is_empty() {
             return Ok(true);
         }
-        self.store_piece(core, within, extent, |target| target.fill(0)).await
+        match self.store_piece(core, within, extent, |target| target.fill(0)).await? {
+            Stored::Yes => Ok(true),
+            Stored::Elsewhere => Ok(false),
+            // Only what is lost has to be moved first, and of that nothing can be kept.
+            Stored::MoveFirst => Err(FileError::Lost { offset: within.file_offset(within.start) }),
+        }
     }
 
     /// Whether a stripe still lies in this extent. Who holds the lock of one of its blocks may rely on it.
@@ -127,19 +136,24 @@ impl<R: Rules> FileCore<R> {
         self.map.read().extent(stripe).is_some_and(|now| Arc::ptr_eq(&now, extent))
     }
 
-    /// Locks the blocks of a piece, lets `fill` put the new bytes in place among the old, and stores the whole. False:
-    /// the extent was moved or cut off meanwhile, or has to be moved first, and nothing was stored.
+    /// Locks the blocks of a piece, lets `fill` put the new bytes in place among the old, and stores the whole, unless
+    /// the extent was moved or cut off meanwhile or has to be moved first.
     pub(crate) async fn store_piece(
         &self,
         core: &SessionCore,
         piece: Piece,
         extent: &Arc<Extent>,
         fill: impl FnOnce(&mut [u8]),
-    ) -> Result<bool, FileError> {
+    ) -> Result<Stored, FileError> {
         let blocks = piece.first_block()..piece.end_block();
         let mut locks = Locks::<R>::take(&self.store.words, core, extent, piece, blocks).await?;
-        if !self.is_in_place(piece.stripe, extent) || R::may_still_change(extent) {
-            return Ok(false);
+        if !self.is_in_place(piece.stripe, extent) {
+            return Ok(Stored::Elsewhere);
+        }
+        // What a dead write may still land on is lost, or was and has been cleared since; blocks that can be read are not it.
+        let is_open = |word: &BlockWord| word.is_lost() || word.is_empty();
+        if R::may_still_change(extent) && locks.held.iter().any(|(_, word)| is_open(word)) {
+            return Ok(Stored::MoveFirst);
         }
         let buffer = core.buffer(piece.aligned_bytes() as usize).map_err(|_| FileError::TooLong)?;
         let mut buffer = self.old_ends(core, piece, extent, &locks, buffer).await?;
@@ -150,7 +164,7 @@ impl<R: Rules> FileCore<R> {
         match result {
             Ok(()) => {
                 locks.release(|word, at| word.written(R::checksum(&buffer[at..at + BLOCK_BYTES])));
-                Ok(true)
+                Ok(Stored::Yes)
             }
             Err(error) => {
                 // Refused for certain: the old data stand. Else nobody knows what lies there.

@@ -220,7 +220,7 @@ struct Ills {
 fn ills(mutation: Option<&'static str>, random: &mut Random) -> Ills {
     let mut some = |permille: u32| if random.chance(400) { permille } else { 0 };
     let faults = Faults {
-        late_permille: some(25),
+        late_permille: some(40),
         late: Some(Span::new(1_000_000, 1_500_000_000)),
         stall_permille: some(10),
         stall: Some(Span::new(1_000_000, 300_000_000)),
@@ -250,7 +250,7 @@ fn world_of(seed: u64, trace: bool, faults: Faults) -> World {
         latency: Span::new(20_000, 4_000_000),
         local: Span::new(5_000, 500_000),
         parts: 4,
-        gap: Span::new(200, 400_000),
+        gap: Span::new(200, 2_000_000),
         ..Network::default()
     };
     World::new(WorldConfig { network, faults, trace, ..WorldConfig::new(seed) })

@@ -20,7 +20,7 @@ pub(super) const CELLS: u64 = 3 * CELLS_PER_EXTENT;
 /// How often a client looks at its connections if nothing arrives, so that it sees them break while something is under way.
 const TICK: Duration = Duration::from_millis(20);
 /// Operations that are given up half-way, in thousandths.
-const GIVEN_UP_PERMILLE: u32 = 60;
+const GIVEN_UP_PERMILLE: u32 = 110;
 
 /// Keeps the run from being over.
 struct AtWork<R: Rules>(Rc<Run<R>>);
