@@ -23,6 +23,7 @@ mod map;
 mod moving;
 mod read;
 mod rules;
+mod seek;
 mod split;
 mod store;
 #[cfg(test)]

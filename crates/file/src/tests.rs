@@ -22,6 +22,8 @@ use tokio::task::JoinHandle;
 use crate::split::pieces;
 use crate::{FarFile, FileError, FileStore, Session};
 
+mod seek;
+
 const REGION_BYTES: u64 = 1 << 20;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -200,7 +202,7 @@ fn agrees_with_model(store: &FileStore, session: &Session, steps: Vec<Step>) -> 
         let offset = (index * MAX_TRANSFER_BYTES) as u64;
         prop_assert!(read(&file, session, offset, chunk.len()).unwrap() == chunk, "at the end, {}", offset);
     }
-    Ok(())
+    seek::holes_agree_with_model(&file, &model)
 }
 
 fn files_agree_with_a_model_over(transport: TransportChoice) {

@@ -16,6 +16,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use crate::error::MountError;
 use crate::helper;
 use crate::mountpoint::open_fuse_device;
+use crate::watcher::Device;
 
 /// How the mount appears in `/proc/self/mountinfo`.
 pub(crate) const FS_TYPE: &str = "fuse.farpool";
@@ -31,7 +32,7 @@ const READAHEAD_KIB: u32 = 512;
 pub(crate) struct Attached {
     mountpoint: PathBuf,
     /// Major and minor number of the mounted file system: whether what lies there is still ours.
-    device: Option<(u32, u32)>,
+    device: Option<Device>,
     attached: bool,
 }
 
@@ -68,6 +69,11 @@ impl Attached {
             Err(Errno::PERM) => helper::unmount(&self.mountpoint),
             other => Ok(other?),
         }
+    }
+
+    /// Major and minor number of the mounted file system, if the kernel told.
+    pub(crate) fn device(&self) -> Option<Device> {
+        self.device
     }
 
     /// Somebody else has unmounted it already.
@@ -126,7 +132,7 @@ fn helper_options(allow_other: bool) -> String {
 }
 
 /// The file system at a path, from what the kernel knows without asking a daemon.
-fn device_at(path: &Path) -> Option<(u32, u32)> {
+fn device_at(path: &Path) -> Option<Device> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
     let stat = statx(CWD, path, flags, StatxFlags::empty()).ok()?;
     Some((stat.stx_dev_major, stat.stx_dev_minor))

@@ -266,6 +266,8 @@ impl SessionCore {
                     queue.attached.borrow_mut().insert(region.id.index, region.clone());
                     return Ok(queue);
                 }
+                // Its patience is over: that says nothing against the node.
+                Err(busy @ OpError::Refused(Refusal::Busy)) => return Err(AccessError::Refused(busy)),
                 Err(error) => match self.after(error, &queue, region) {
                     Next::TryAgain => {}
                     Next::Fail(error) => return Err(error),

@@ -66,7 +66,10 @@ fn client(shared: &Shared, region: &LeasedRegion) -> Result<NodeClient<Channel>,
 }
 
 fn late(region: &LeasedRegion) -> GrantError {
-    let reason = "no answer in time".to_owned();
+    let reason = format!(
+        "no answer within {} s; ask again: until it answers, nothing is certain",
+        REQUEST_DEADLINE.as_secs()
+    );
     GrantError::NoAnswer { node: region.id.node, reason }
 }
 
