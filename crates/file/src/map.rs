@@ -6,7 +6,7 @@ use std::sync::Arc;
 use farpool_pool::{EXTENT_BYTES, Extent};
 use farpool_wire::BLOCK_BYTES;
 
-use crate::file::MAX_FILE_BYTES;
+use crate::file_core::MAX_FILE_BYTES;
 use crate::split::Piece;
 
 /// What is known of a file on its owner's host.

@@ -10,7 +10,9 @@ use farpool_pool::{EXTENT_BYTES, Extent};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
 
 use crate::blocks::BLOCKS_PER_EXTENT;
-use crate::file::{FarFile, FileInner};
+use crate::file::FarFile;
+use crate::file_core::FileCore;
+use crate::rules::Rules;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -37,7 +39,7 @@ impl FarFile {
     }
 }
 
-impl FileInner {
+impl<R: Rules> FileCore<R> {
     /// The first byte at or behind `offset` in a block with data.
     fn next_data(&self, offset: u64) -> Option<u64> {
         let lost = self.map.read().next_lost(offset / BLOCK).map(|block| offset.max(block * BLOCK));
