@@ -38,6 +38,11 @@ bench-io: ## the fabric beside its floors and beside nbdkit, memcached and redis
 test: setup ## everything that needs no special hardware
 	cargo test --locked --no-fail-fast
 
+.PHONY: test-databases
+test-databases: setup ## PostgreSQL, DuckDB, SQLite and a mapping program in far memory and on disk: same results
+	@scripts/setup databases
+	cargo test --locked --test databases
+
 .PHONY: sim
 sim: setup ## 10,000 seeds of each simulation, then each of them broken on purpose
 	cargo build --locked --release --package farpool-cli
