@@ -49,6 +49,15 @@ pub struct GroundOptions<'a> {
     pub wrapper: Vec<OsString>,
 }
 
+/// Raises its flag when dropped, even by a panic: the scope waits for the thread that looks at it.
+struct Raised<'a>(&'a AtomicBool);
+
+impl Drop for Raised<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed); // Relaxed: see `far_bytes_during`
+    }
+}
+
 /// A pool with a mount beside a local folder; all of it gone when dropped.
 #[derive(Debug)]
 pub struct Ground {
@@ -136,9 +145,8 @@ impl Ground {
                     std::thread::sleep(LOOK_EVERY);
                 }
             });
-            let result = work();
-            done.store(true, Ordering::Relaxed);
-            result
+            let _looks_until = Raised(&done);
+            work()
         })?;
         Ok((result, peak.into_inner() - before))
     }

@@ -15,6 +15,7 @@
 //! Servers are run by a *wrapper* if [`Ground::wrapper`] has one: `farpool run --`, or `env LD_PRELOAD=…`.
 
 mod digest;
+pub mod duckdb;
 mod ground;
 mod job;
 pub mod sqlite;
