@@ -230,13 +230,11 @@ impl Server {
         self.process.end()
     }
 
-    /// Runs one of PostgreSQL's own programs against the server, as a client of it.
-    pub fn tool(&self, name: &str, args: &[&str], deadline: Duration) -> Result<String> {
-        let port = PORT.to_string();
-        let mut all: Vec<&OsStr> = vec!["-h".as_ref(), self.start.sockets.as_ref()];
-        all.extend(["-p", &port, "-U", ROLE].map(OsStr::new));
-        all.extend(args.iter().map(OsStr::new));
-        run_as(self.start.user.as_ref(), &self.programs.path(name)?, &all, deadline)
+    /// One of PostgreSQL's own programs, with the arguments that make it a client of this server.
+    pub fn client_program(&self, name: &str) -> Result<(PathBuf, Vec<OsString>)> {
+        let mut args: Vec<OsString> = vec!["-h".into(), self.start.sockets.clone().into()];
+        args.extend(["-p".into(), PORT.to_string().into(), "-U".into(), ROLE.into()]);
+        Ok((self.programs.path(name)?, args))
     }
 
     /// Reads every page of a stopped server with data checksums; an error names the first that is wrong.

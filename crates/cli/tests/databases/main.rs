@@ -6,5 +6,6 @@
 //! `FARPOOL_WRAPPER="env LD_PRELOAD=…" make test-databases` runs every database by that command.
 
 mod duckdb;
+mod postgres;
 mod sqlite;
 mod support;

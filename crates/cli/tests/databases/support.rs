@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use farpool_workload::databases::{Ground, GroundOptions};
 use farpool_workload::{DEFAULT_WORK_DIR, StopFlag, Transport};
@@ -11,6 +12,22 @@ use farpool_workload::{DEFAULT_WORK_DIR, StopFlag, Transport};
 const WRAPPER: &str = "FARPOOL_WRAPPER";
 /// How the mount reaches its nodes: shm or tcp.
 const TRANSPORT: &str = "FARPOOL_TRANSPORT";
+
+/// Nothing that is waited for takes as long on a busy machine, unless it hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks at a condition that cannot be waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Looks until `condition` holds; panics when it does not in time, or Ctrl-C is pressed.
+#[track_caller]
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        stop().check().unwrap();
+        assert!(started.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
 
 /// One for the process: a signal is the wish to stop everything.
 fn stop() -> StopFlag {

@@ -60,6 +60,15 @@ impl Finished {
         bail!("a job ended with {}: {said}", self.status)
     }
 
+    /// An error, with what it complained of, if it failed; what it says on standard error besides is no complaint.
+    pub fn check_status(self) -> Result<Self> {
+        if self.status.success() {
+            return Ok(self);
+        }
+        let said: String = self.stderr.chars().take(QUOTED_CHARS).collect();
+        bail!("a job ended with {}: {said}", self.status)
+    }
+
     /// Its standard output as text, without the last line's end.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).trim_end().to_owned()

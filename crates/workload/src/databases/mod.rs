@@ -18,6 +18,7 @@ mod digest;
 pub mod duckdb;
 mod ground;
 mod job;
+pub mod postgres_spills;
 pub mod sqlite;
 
 pub use digest::Digest;
