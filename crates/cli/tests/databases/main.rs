@@ -9,3 +9,4 @@ mod duckdb;
 mod postgres;
 mod sqlite;
 mod support;
+mod tablespace;

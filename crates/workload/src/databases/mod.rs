@@ -19,6 +19,7 @@ pub mod duckdb;
 mod ground;
 mod job;
 pub mod postgres_spills;
+pub mod postgres_tables;
 pub mod sqlite;
 
 pub use digest::Digest;
