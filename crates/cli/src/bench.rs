@@ -1,4 +1,6 @@
-//! `farpool bench`: how fast the fabric is.
+//! `farpool bench`: how fast the fabric is, and databases on a mount.
+
+mod databases;
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -38,6 +40,9 @@ pub struct BenchArgs {
 enum What {
     Io(IoArgs),
     IoTable(IoTableArgs),
+    Databases(databases::DatabasesArgs),
+    #[command(hide = true)]
+    Columns(databases::ColumnsArgs),
     #[command(hide = true)]
     Floor(FloorArgs),
 }
@@ -180,6 +185,8 @@ pub fn run(args: BenchArgs) -> Result<()> {
     match args.what {
         What::Io(args) => io(&args),
         What::IoTable(args) => io_table(args),
+        What::Databases(args) => databases::run_databases(args),
+        What::Columns(args) => databases::run_columns(args),
         What::Floor(FloorArgs { kind: FloorKind::Tcp(floor) }) => {
             tether::fasten(&floor.tether)?;
             serve_tcp(floor.bytes, floor.pages, |address| say(format!("ready {address}")))

@@ -18,13 +18,14 @@ fn spilled(ground: &Ground, benchmark: Benchmark, scale: f64) -> usize {
     let database = ground.path(Place::Local, "database");
     let queries = duckdb.generate(ground, benchmark, scale, &database).unwrap();
     let mut spilled = 0;
-    compare(&duckdb, ground, &database, &queries, |query, local, far| {
+    compare(&duckdb, ground, &database, &queries, 1, |query, local, far| {
         let (mb, bytes) = (far.memory_mb, far.temp_bytes);
         println!(
             "{}: {mb} MB, local {:.2} s, far {:.2} s, {bytes} bytes",
             query.name, local.seconds, far.seconds
         );
         spilled += usize::from(bytes > 0);
+        Ok(())
     })
     .unwrap();
     spilled

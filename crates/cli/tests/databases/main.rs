@@ -5,6 +5,7 @@
 //!
 //! `FARPOOL_WRAPPER="env LD_PRELOAD=…" make test-databases` runs every database by that command.
 
+mod columns;
 mod duckdb;
 mod postgres;
 mod sqlite;

@@ -241,32 +241,37 @@ fn rounded(csv: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Runs queries in both places, with the same memory, and compares; tells what each gave.
+/// Runs queries in both places, in turn, with the same memory, and compares; tells what each round of each gave.
 pub fn compare(
     duckdb: &DuckDb,
     ground: &Ground,
     database: &Path,
     queries: &[Query],
-    mut tell: impl FnMut(&Query, &Ran, &Ran),
+    rounds: u32,
+    mut tell: impl FnMut(&Query, &Ran, &Ran) -> Result<()>,
 ) -> Result<()> {
     let [local, far] = Place::BOTH.map(|place| ground.dir(place, "duckdb-temporary"));
     let (local, far) = (local?, far?);
     for query in queries {
-        let mut here = duckdb.run(ground, database, &local, query, 0)?;
-        let there = duckdb.run(ground, database, &far, query, here.memory_mb)?;
-        // What it can be done with depends on how threads meet, a little.
-        if there.memory_mb != here.memory_mb {
-            here = duckdb.run(ground, database, &local, query, there.memory_mb)?;
+        let mut memory_mb = 0;
+        for _ in 0..rounds {
+            let mut here = duckdb.run(ground, database, &local, query, memory_mb)?;
+            let there = duckdb.run(ground, database, &far, query, here.memory_mb)?;
+            // What it can be done with depends on how threads meet, a little.
+            if there.memory_mb != here.memory_mb {
+                here = duckdb.run(ground, database, &local, query, there.memory_mb)?;
+            }
+            if here.rows != there.rows {
+                let name = &query.name;
+                bail!(
+                    "query {name}: {:?} with local temporary files, {:?} with far ones",
+                    here.rows,
+                    there.rows
+                );
+            }
+            memory_mb = here.memory_mb;
+            tell(query, &here, &there)?;
         }
-        if here.rows != there.rows {
-            bail!(
-                "query {}: {:?} with local temporary files, {:?} with far ones",
-                query.name,
-                here.rows,
-                there.rows
-            );
-        }
-        tell(query, &here, &there);
     }
     Ok(())
 }

@@ -14,14 +14,18 @@
 //!
 //! Servers are run by a *wrapper* if [`Ground::wrapper`] has one: `farpool run --`, or `env LD_PRELOAD=…`.
 
+mod bench;
+pub mod columns;
 mod digest;
 pub mod duckdb;
 mod ground;
 mod job;
+mod mapping;
 pub mod postgres_spills;
 pub mod postgres_tables;
 pub mod sqlite;
 
+pub use bench::{BenchOptions, Database, run_bench};
 pub use digest::Digest;
 pub use ground::{Ground, GroundOptions, Place};
 pub use job::{Finished, Job, Running};
