@@ -96,6 +96,15 @@ impl Map {
         self.lost.extend(offset / block..end.div_ceil(block));
     }
 
+    /// Notes that the contents of a piece are not to be had, if it still lies in this extent.
+    pub(crate) fn lose_in(&mut self, piece: &Piece, extent: &Arc<Extent>) -> bool {
+        let in_place = self.extents.get(&piece.stripe).is_some_and(|there| Arc::ptr_eq(there, extent));
+        if in_place {
+            self.lose(piece.file_offset(piece.start), piece.end - piece.start);
+        }
+        in_place
+    }
+
     /// Forgets losses in blocks that lie wholly within a range: they were written anew or cut off.
     pub(crate) fn unlose(&mut self, offset: u64, bytes: u64) {
         let block = BLOCK_BYTES as u64;

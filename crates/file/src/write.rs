@@ -87,20 +87,22 @@ impl<R: Rules> FileCore<R> {
                 start: piece.start.max(start),
                 end: piece.end.min(start + BLOCK_BYTES as u64),
             };
-            if self.zero_block(core, within).await.is_err() {
-                self.map.write().lose(piece.file_offset(start), BLOCK_BYTES as u64);
-            }
+            self.zero_block(core, within).await;
         }
     }
 
-    async fn zero_block(&self, core: &SessionCore, within: Piece) -> Result<(), FileError> {
+    async fn zero_block(&self, core: &SessionCore, within: Piece) {
         for _ in 0..MAX_MOVES {
-            let Some(extent) = self.map.read().extent(within.stripe) else { return Ok(()) };
-            if self.zero_in(core, within, &extent).await? {
-                return Ok(());
+            let Some(extent) = self.map.read().extent(within.stripe) else { return };
+            match self.zero_in(core, within, &extent).await {
+                Ok(true) => return,
+                Ok(false) => {}
+                // Unless the extent was moved or cut off meanwhile: then what failed is not the file's any more.
+                Err(_) if self.map.write().lose_in(&within, &extent) => return,
+                Err(_) => {}
             }
         }
-        Err(FileError::Unavailable { offset: within.file_offset(within.start) })
+        self.map.write().lose(within.file_offset(within.start), within.end - within.start);
     }
 
     /// Zeros part of one block; false: the extent is not the file's any more.
