@@ -9,6 +9,9 @@ use farpool_wire::BlockWord;
 
 /// What decides when a block is right, how far a file reaches, and what becomes of a write in doubt.
 pub trait Rules: Send + Sync + 'static {
+    /// Whether an extent that a file gives up is kept while a guest may be at work on it.
+    const KEEPS_FOR_GUESTS: bool = true;
+
     /// The checksum that a block's word keeps.
     fn checksum(block: &[u8]) -> u64 {
         crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, block)
@@ -27,6 +30,11 @@ pub trait Rules: Send + Sync + 'static {
     /// Whether a write of which nobody knows may still land on an extent: nothing new is written there.
     fn may_still_change(extent: &Extent) -> bool {
         extent.is_in_doubt() && !extent.region().is_over()
+    }
+
+    /// Whether a guest may work on a file that is open to guests, or not.
+    fn guests_may_enter(is_open: bool) -> bool {
+        is_open
     }
 
     /// The word of a block when nobody knows whether its new contents were stored.
