@@ -55,9 +55,10 @@ impl<R: Rules> FileCore<R> {
         if let Err(error) = self.write_blocks(core, offset, data).await {
             // What was stored behind the end must not show when the file grows; failing that, it is lost. Others may be
             // at work there as well: only what this write has touched goes.
+            let _alone = self.without_guests(core).await;
             let from = self.size().max(offset);
             if end > from {
-                let _ = self.punch(core, from, end - from).await;
+                let _ = self.punch_alone(core, from, end - from).await;
             }
             return Err(error);
         }

@@ -1,8 +1,9 @@
-//! What guests leave when they die: locks, and bytes behind the end of a file (G4).
+//! What guests leave when they die: their locks (G4). What they wrote behind the end of a file, and did not live to make
+//! part of it, stays: it may show when the file grows, as what a write that never ended may always.
 
 use std::sync::Weak;
 
-use farpool_pool::{EXTENT_BYTES, Extent, SessionCore};
+use farpool_pool::{Extent, SessionCore};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
 
 use super::owner::GuestId;
@@ -20,11 +21,6 @@ impl<R: Rules> StoreCore<R> {
             file.take_over_locks(core, guest).await;
         }
         self.guests.free_places_of(guest);
-        for file in self.files().iter().filter_map(Weak::upgrade) {
-            if let Err(error) = file.clear_behind_the_end(core).await {
-                tracing::warn!(%error, "bytes behind the end of a file, left by a process that died, may show when it grows");
-            }
-        }
         self.guests.remove(guest);
         self.guests.collect();
     }
@@ -80,12 +76,5 @@ impl<R: Rules> FileCore<R> {
         let (buffer, read) = core.read(extent, offset, buffer).await;
         read.map_err(|error| FileError::from_access(error, offset))?;
         Ok(R::checksum(&buffer))
-    }
-
-    /// Clears what was written behind the end, and never became part of the file.
-    async fn clear_behind_the_end(&self, core: &SessionCore) -> Result<(), FileError> {
-        let Some(_alone) = self.without_guests(core).await? else { return Ok(()) };
-        let (size, end) = (self.size(), self.end_stripe() * EXTENT_BYTES);
-        if size < end { self.punch_alone(core, size, end - size).await } else { Ok(()) }
     }
 }
