@@ -17,13 +17,16 @@
 //! whole. Whom to let in is for the owner to decide.
 
 pub(crate) mod file;
+mod host;
 pub(crate) mod layout;
+pub mod line;
 pub(crate) mod owner;
 mod recovery;
 pub(crate) mod store;
 pub(crate) mod table;
 
 pub use file::{AskOwner, GuestFileCore};
+pub use host::{GuestFile, GuestSession, Host};
 pub use owner::{GuestId, TooManyGuests};
 pub(crate) use owner::{Guests, Shared};
 pub use store::{GuestMemory, GuestPlace, GuestRegion, GuestStore};

@@ -9,9 +9,6 @@ use farpool_wire::BlockWord;
 
 /// What decides when a block is right, how far a file reaches, and what becomes of a write in doubt.
 pub trait Rules: Send + Sync + 'static {
-    /// Whether an extent that a file gives up is kept while a guest may be at work on it.
-    const KEEPS_FOR_GUESTS: bool = true;
-
     /// The checksum that a block's word keeps.
     fn checksum(block: &[u8]) -> u64 {
         crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, block)

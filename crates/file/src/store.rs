@@ -74,7 +74,7 @@ impl<R: Rules> StoreCore<R> {
     pub fn new(stock: Arc<Stock>) -> io::Result<Self> {
         let (words, words_memory) = BlockWords::create()?;
         let words = Arc::new(words);
-        let guests = Arc::new(Guests::new(words.clone(), R::KEEPS_FOR_GUESTS)?);
+        let guests = Arc::new(Guests::new(words.clone())?);
         let (next_start, files) = (AtomicU64::new(0), Mutex::default());
         Ok(StoreCore { stock, words, words_memory, guests, next_start, files })
     }

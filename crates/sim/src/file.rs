@@ -47,7 +47,6 @@ const STALE_SIZE: &str = "size-not-shared";
 const TAIL_SHOWS: &str = "cut-tail-shows-again";
 const DOUBT_IGNORED: &str = "write-in-doubt-taken-for-none";
 const NOT_REVOKED: &str = "acceleration-not-revoked";
-const NOT_KEPT: &str = "extent-not-kept-for-guests";
 const MUTATIONS: &[&str] = &[
     UNCHECKED,
     UNLOCKED_EARLY,
@@ -57,7 +56,6 @@ const MUTATIONS: &[&str] = &[
     TAIL_SHOWS,
     DOUBT_IGNORED,
     NOT_REVOKED,
-    NOT_KEPT,
 ];
 
 /// How long a lease lasts, in milliseconds: shorter than in production, so that more of them end in a run.
@@ -220,13 +218,6 @@ impl Rules for NotRevoked {
     }
 }
 
-/// Broken: what a file gives up is used again at once, whoever is still at work there.
-enum NotKept {}
-
-impl Rules for NotKept {
-    const KEEPS_FOR_GUESTS: bool = false;
-}
-
 /// Broken: a write of which nobody knows is taken for one that never was.
 enum DoubtIgnored {}
 
@@ -243,7 +234,6 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         Some(TAIL_SHOWS) => run_by::<TailShows>(seed, mutation, trace),
         Some(REUSED_EARLY) => run_by::<ReusedEarly>(seed, mutation, trace),
         Some(NOT_REVOKED) => run_by::<NotRevoked>(seed, mutation, trace),
-        Some(NOT_KEPT) => run_by::<NotKept>(seed, mutation, trace),
         Some(DOUBT_IGNORED) => run_by::<DoubtIgnored>(seed, mutation, trace),
         _ => run_by::<Shipped>(seed, mutation, trace),
     }

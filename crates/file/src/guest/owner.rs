@@ -67,17 +67,15 @@ pub(crate) struct Guests {
     table: Table,
     memory: SharedMemory,
     words: Arc<BlockWords>,
-    /// As they ship: extents are kept until no guest can be at work on them.
-    keeps: bool,
     /// Extents that guests may still be at work on, and when that is over.
     limbo: Mutex<Vec<(u64, Arc<Extent>)>>,
     known: Mutex<BTreeSet<GuestId>>,
 }
 
 impl Guests {
-    pub(crate) fn new(words: Arc<BlockWords>, keeps: bool) -> io::Result<Self> {
+    pub(crate) fn new(words: Arc<BlockWords>) -> io::Result<Self> {
         let (table, memory) = Table::create()?;
-        Ok(Guests { table, memory, words, keeps, limbo: Mutex::default(), known: Mutex::default() })
+        Ok(Guests { table, memory, words, limbo: Mutex::default(), known: Mutex::default() })
     }
 
     pub(crate) fn memory(&self) -> BorrowedFd<'_> {
@@ -112,7 +110,7 @@ impl Guests {
     pub(crate) fn retire(&self, extent: Arc<Extent>) {
         // First of all: a guest that comes later does not find the extent any more.
         let epoch = self.table.begin_waiting();
-        if self.keeps && !self.table.is_over(epoch) {
+        if !self.table.is_over(epoch) {
             self.limbo.lock().push((epoch, extent));
             return;
         }
@@ -220,5 +218,54 @@ impl<R: Rules> FileCore<R> {
     pub fn take_guests_written_ns(&self) -> Option<u64> {
         let written = self.map.read().shared().map(|shared| shared.layout.take_written());
         written.filter(|&ns| ns != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farpool_fabric::Peer;
+    use farpool_pool::{LeasedRegion, NodeState};
+    use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
+
+    use super::*;
+
+    fn extent(number: u64) -> Arc<Extent> {
+        let peer = Peer { node: NodeId(1), tcp: None, verbs: None, shm_socket: None };
+        let id = RegionId { node: NodeId(1), index: 0 };
+        let node = Arc::new(NodeState::new(peer, String::new()));
+        let region =
+            Arc::new(LeasedRegion::new(id, Epoch(1), AccessKey::from_bytes([0; 16]), node, u64::MAX));
+        Arc::new(Extent::of_guest(region, 0, number))
+    }
+
+    #[test]
+    fn an_extent_that_was_given_up_is_kept_while_a_guest_may_be_at_work_on_it() {
+        let (words, _memory) = BlockWords::create().unwrap();
+        let guests = Guests::new(Arc::new(words)).unwrap();
+        let place = guests.table.take_place(1).unwrap();
+        let (one, other) = (extent(1), extent(2));
+        guests.table.enter(place);
+        guests.retire(one.clone());
+        guests.collect();
+        assert_eq!(Arc::strong_count(&one), 2, "an operation is under way that began before");
+        guests.table.leave(place);
+        guests.table.enter(place);
+        guests.retire(other.clone());
+        guests.collect();
+        assert_eq!((Arc::strong_count(&one), Arc::strong_count(&other)), (1, 2));
+        guests.free_places_of(GuestId(1));
+        guests.collect();
+        assert_eq!(Arc::strong_count(&other), 1, "the dead are not waited for");
+    }
+
+    #[test]
+    fn numbers_of_guests_are_given_out_once_at_a_time() {
+        let (words, _memory) = BlockWords::create().unwrap();
+        let guests = Guests::new(Arc::new(words)).unwrap();
+        let all: BTreeSet<_> = (0..BlockWord::MAX_HOLDER).map(|_| guests.add().unwrap()).collect();
+        assert_eq!(all.len(), usize::from(BlockWord::MAX_HOLDER));
+        assert_eq!(guests.add(), Err(TooManyGuests));
+        guests.remove(GuestId(7));
+        assert_eq!(guests.add(), Ok(GuestId(7)));
     }
 }
