@@ -41,7 +41,7 @@ test: setup ## everything that needs no special hardware
 .PHONY: sim
 sim: setup ## 10,000 seeds of each simulation, then each of them broken on purpose
 	cargo build --locked --release --package farpool-cli
-	for scenario in fabric pool; do \
+	for scenario in fabric pool file; do \
 	  target/release/farpool sim $$scenario --seeds 10000; \
 	  target/release/farpool sim $$scenario --mutation all; \
 	done

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use farpool_control::limits::{MAX_REGIONS_PER_ACQUIRE, REGION_GRANULE_BYTES};
-use farpool_control::{REQUEST_TIMEOUT, Tls};
+use farpool_control::{REQUEST_TIMEOUT, Tls, check_address};
 use farpool_lease::{LeaseClass, Millis};
 use farpool_wire::control::broker_server::Broker;
 use farpool_wire::control::{
@@ -85,6 +85,11 @@ impl BrokerService {
     fn believe(&self, report: &RegisterRequest) -> Result<RegisterResponse, ReportRefusal> {
         if report.region_bytes == 0 || !report.region_bytes.is_multiple_of(REGION_GRANULE_BYTES) {
             return Err(ReportRefusal::Malformed("regions are multiples of 1 MiB"));
+        }
+        let address = report.address.clone().unwrap_or_default();
+        let served = [address.control, address.tcp].into_iter().filter(|address| !address.is_empty());
+        if served.into_iter().any(|address| check_address(&address).is_err()) {
+            return Err(ReportRefusal::Malformed("addresses are HOST:PORT"));
         }
         self.pool.lock().report(self.now(), report)
     }

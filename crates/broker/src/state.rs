@@ -350,15 +350,25 @@ fn known_from(now: Millis, address: &NodeAddress, report: &RegisterRequest) -> K
     }
 }
 
+/// Characters that move a terminal's cursor, or turn the order of text around.
+fn is_deceptive(character: char) -> bool {
+    let turns_around =
+        matches!(character, '\u{200E}' | '\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}');
+    turns_around || character.is_control()
+}
+
 /// Checks what a node says of itself before anything is kept of it.
 fn validate(report: &RegisterRequest) -> Result<&NodeAddress, ReportRefusal> {
     let malformed = |what| Err(ReportRefusal::Malformed(what));
     let Some(address) = &report.address else {
         return malformed("no address");
     };
-    let texts = [&address.control, &address.tcp, &address.shm_socket, &address.host];
+    let texts = [&address.control, &address.tcp, &address.shm_socket, &address.host, &address.rdma];
     if address.control.is_empty() || texts.iter().any(|text| text.len() > MAX_ADDRESS_BYTES) {
         return malformed("an address is missing or too long");
+    }
+    if texts.iter().any(|text| text.chars().any(is_deceptive)) {
+        return malformed("an address holds characters that change what people see of it");
     }
     if report.region_bytes == 0 || report.regions_total > MAX_REGIONS_PER_NODE {
         return malformed("impossible number or size of regions");

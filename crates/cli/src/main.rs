@@ -88,10 +88,17 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return errors::report_usage(&error, named_subcommand().as_deref()),
     };
+    // A file that meets its limit is an error that names it, not the end without a word.
+    ignore_file_size_signal();
     match start_log().and_then(|()| cli.command.run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => errors::report(&error),
     }
+}
+
+fn ignore_file_size_signal() {
+    // SAFETY: ignoring a signal installs no handler, and no other thread runs yet.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 /// For errors that came before everything was parsed.

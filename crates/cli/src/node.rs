@@ -30,8 +30,8 @@ pub struct NodeArgs {
     #[arg(long, value_name = "HOST:PORT", env = "FARPOOL_BROKER", hide_env_values = true, value_parser = parse_address)]
     broker: String,
 
-    /// What to lend; auto is what is available now, less a reserve. With --shm-socket the node keeps one region more, to
-    /// move memory to whose sharers are shut out
+    /// What to lend; auto is what is available now, less a reserve. With --shm-socket the node keeps one region more,
+    /// to which a region moves when one of its sharers is shut out
     #[arg(long, value_name = "SIZE|auto", default_value = "auto")]
     memory: Memory,
 

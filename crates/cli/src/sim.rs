@@ -24,6 +24,7 @@ const BAR_AFTER: Duration = Duration::from_millis(500);
 Examples:
   farpool sim fabric --seeds 10000         operations, fences and incarnations under faults
   farpool sim pool --seeds 10000           leases under faults
+  farpool sim file --seeds 5000            files under faults
   farpool sim pool --seed 17               one seed, with a readable trace
   farpool sim pool --mutation all          break the code on purpose; each fault must be noticed")]
 pub struct SimArgs {
@@ -53,6 +54,17 @@ Mutations:
   region-lent-before-the-last-grant-is-gone   a lease's end fences its owner, not the clients that it let in
   node-answers-a-renewal-it-does-not-count    a node says that a lease goes on, and does not tell its table")]
     Pool(SeedArgs),
+    /// Files: reads, writes, holes and moves while nodes, clients and connections fail
+    #[command(after_help = "\
+Mutations:
+  checksum-skipped                     a block passes whatever it holds
+  block-word-unlocked-before-the-data  a write is done as soon as it is posted
+  lost-write-acknowledged              a write is done, and nothing was sent
+  extent-reused-too-early              an extent is written again while a dead write may still land there
+  size-not-updated                     a file that is written past its end is not longer for it
+  cut-tail-shows-again                 what is cut off of a block is there again once the file grows
+  write-in-doubt-taken-for-none        the old word stands after a write of which nobody knows")]
+    File(SeedArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -80,6 +92,7 @@ pub fn run(args: SimArgs) -> Result<()> {
     let (name, args) = match args.what {
         What::Fabric(args) => ("fabric", args),
         What::Pool(args) => ("pool", args),
+        What::File(args) => ("file", args),
     };
     let scenario = find_scenario(name).expect("every subcommand has its scenario");
     let mutations = chosen(scenario, args.mutation.as_deref())?;

@@ -3,7 +3,7 @@
 /// Most regions of one node: 4 TiB of 64 MiB regions; their states fit a message of 4 MiB, gRPC's default limit.
 pub const MAX_REGIONS_PER_NODE: u32 = 65_536;
 
-/// Sizes of regions are multiples of this, one at least, so that they can be mapped by huge pages.
+/// Sizes of regions are multiples of this, one at least: some extents of a file.
 pub const REGION_GRANULE_BYTES: u64 = 1 << 20;
 
 /// Most regions of one request of an owner: 256 GiB of 64 MiB regions. Who wants more asks again.

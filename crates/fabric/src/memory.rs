@@ -63,7 +63,7 @@ pub fn reopen_read_only(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 pub enum LargePages {
     /// All but what is left over at the end.
     AsFarAsTheyFit,
-    /// The kernel cannot, or has none left.
+    /// The memory is shorter than one, or the kernel cannot, or has none left.
     NotAll,
 }
 
@@ -126,7 +126,7 @@ impl Mapping {
         self.base.as_ptr()
     }
 
-    /// Allocates every page now, so that no later access can fail for want of memory: large pages where the kernel has
+    /// Allocates every page now, so that no later access has to find memory, unless somebody gives pages back: large pages where the kernel has
     /// them (Linux 6.1, and memory that is not in crumbs), small ones elsewhere. They are pages like any others, not from
     /// a reserve: whoever punches holes into them finds zeros, and nobody is killed.
     pub fn prefault(&self) -> io::Result<LargePages> {
@@ -275,29 +275,33 @@ impl Mapping {
     }
 }
 
-/// Maps the first `length` bytes of a descriptor, at an address where large pages stay large.
+/// Maps the first `length` bytes of a descriptor: at an address where large pages stay large, if one is found.
 fn map_shared(fd: BorrowedFd<'_>, length: usize, access: ProtFlags) -> io::Result<NonNull<u8>> {
-    let page = rustix::param::page_size();
-    let too_long = || io::Error::new(io::ErrorKind::InvalidInput, "impossible mapping length");
-    let whole = length.checked_next_multiple_of(page).ok_or_else(too_long)?;
-    let slack = if length < LARGE_PAGE_BYTES { 0 } else { LARGE_PAGE_BYTES };
-    let reserved = whole.checked_add(slack).ok_or_else(too_long)?;
+    let place = if length < LARGE_PAGE_BYTES { None } else { aligned_place(length) };
+    let at_place = place.and_then(|place| {
+        let flags = MapFlags::SHARED | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: it replaces no mapping: where another thread was faster, it fails.
+        unsafe { rustix::mm::mmap(place, length, access, flags, fd, 0).ok() }
+    });
+    let base = match at_place {
+        Some(base) => base,
+        // SAFETY: a new mapping at an address the kernel chooses aliases nothing of ours.
+        None => unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, fd, 0)? },
+    };
+    Ok(NonNull::new(base.cast()).expect("mmap never returns null"))
+}
+
+/// Where so many bytes are free, at a multiple of a large page. Somebody else may take it meanwhile.
+fn aligned_place(length: usize) -> Option<*mut std::ffi::c_void> {
+    let room = length.checked_add(LARGE_PAGE_BYTES)?;
     let unused = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: a new mapping at an address the kernel chooses aliases nothing of ours.
-    let start =
-        unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), reserved, ProtFlags::empty(), unused)? };
-    let before = start.addr().next_multiple_of(slack.max(1)) - start.addr();
-    let base = start.wrapping_byte_add(before);
-    // SAFETY: `whole` bytes at `base` lie within what was just reserved, and nobody else knows of it.
-    let mapped = unsafe { rustix::mm::mmap(base, length, access, MapFlags::SHARED | MapFlags::FIXED, fd, 0) };
-    let keep = if mapped.is_ok() { whole } else { 0 };
-    for (at, bytes) in [(start, before), (base.wrapping_byte_add(keep), reserved - before - keep)] {
-        if bytes > 0 {
-            // SAFETY: parts of the reservation outside of the new mapping, which nobody has used.
-            unsafe { rustix::mm::munmap(at, bytes)? };
-        }
+    // SAFETY: a new mapping at an address the kernel chooses aliases nothing of ours, and it goes before anybody knows of it.
+    unsafe {
+        let start =
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), room, ProtFlags::empty(), unused).ok()?;
+        rustix::mm::munmap(start, room).ok()?;
+        Some(start.wrapping_byte_add(start.addr().next_multiple_of(LARGE_PAGE_BYTES) - start.addr()))
     }
-    Ok(NonNull::new(mapped?.cast()).expect("mmap never returns null"))
 }
 
 impl Drop for Mapping {
@@ -403,6 +407,21 @@ mod tests {
             mapping.store(0, 7).unwrap();
             assert_eq!(other.load(0), Ok(7));
         }
+    }
+
+    #[test]
+    fn a_long_mapping_that_fails_leaves_nothing_behind() {
+        let fd = create_sealed("test", 4 * LARGE_PAGE_BYTES as u64).unwrap();
+        let read_only = reopen_read_only(fd.as_fd()).unwrap();
+        let mapped =
+            || std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().map(str::to_owned);
+        let before = mapped();
+        for _ in 0..100 {
+            let bytes = 4 * LARGE_PAGE_BYTES as u64;
+            assert!(Mapping::new(read_only.as_fd(), bytes, Protection::ReadWrite).is_err());
+        }
+        let pages = |statm: Option<String>| statm.unwrap().parse::<u64>().unwrap();
+        assert!(pages(mapped()) < pages(before) + 50 * 4 * LARGE_PAGE_BYTES as u64 / 4096);
     }
 
     #[test]

@@ -93,12 +93,13 @@ impl RegionSet {
     /// Takes memory again in the place of the [spare](Self::keep_spare) that a fence has used. Not while one is under
     /// way.
     pub fn restore_spare(&self) -> io::Result<()> {
-        if let Some(mut spare) = self.spare.try_lock()
-            && self.keeps_spare
-            && spare.is_none()
-        {
-            *spare = Some(self.new_memory()?);
+        let is_there = || self.spare.try_lock().is_none_or(|spare| spare.is_some());
+        if !self.keeps_spare || is_there() {
+            return Ok(());
         }
+        // Without the lock: a fence must not wait for this. One that comes meanwhile takes memory of its own.
+        let memory = self.new_memory()?;
+        self.spare.lock().get_or_insert(memory);
         Ok(())
     }
 
@@ -169,17 +170,28 @@ impl RegionSet {
     /// memory may still store there: ask again.
     pub fn fence_grant(&self, region: u32, epoch: Epoch) -> io::Result<()> {
         let Some(place) = self.slots.get(region as usize) else { return Ok(()) };
-        let mut spare = self.spare.lock();
-        let (must_move, cuts) = {
+        let (may_move, cuts) = {
             let mut slot = place.write();
             slot.end(epoch, region, &self.words);
             Words::barrier();
-            let must_move = slot.exposed && !slot.grants.is_empty();
-            slot.moving = if must_move { Move::Announced } else { Move::None };
-            (must_move, slot.cuts(Some(epoch)))
+            // A move under way may have been begun for this grant, by somebody who asked before.
+            (slot.exposed || slot.moving != Move::None, slot.cuts(Some(epoch)))
         };
         cuts.iter().for_each(|cut| cut.cut());
-        if must_move { self.move_memory(region, place, &mut spare) } else { Ok(()) }
+        if may_move { self.move_exposed(region, place) } else { Ok(()) }
+    }
+
+    /// Waits for its turn, and moves the region's contents if a fenced process has the memory then.
+    fn move_exposed(&self, region: u32, place: &RwLock<Slot>) -> io::Result<()> {
+        let mut spare = self.spare.lock();
+        {
+            let mut slot = place.write();
+            if !slot.exposed || slot.grants.is_empty() {
+                return Ok(());
+            }
+            slot.moving = Move::Announced;
+        }
+        self.move_memory(region, place, &mut spare)
     }
 
     /// Moves a region marked so to new memory.

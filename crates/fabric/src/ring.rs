@@ -53,6 +53,8 @@ pub(crate) trait Words {
     fn load(&self, at: usize, order: Ordering) -> u64;
     fn store(&self, at: usize, value: u64, order: Ordering);
     fn barrier(&self);
+    /// What was loaded before was loaded before what is loaded after.
+    fn loads_in_order(&self);
     /// Starts to fetch a line; nothing depends on it.
     fn prefetch(&self, at: usize);
     /// Copies bytes in; like relaxed stores of words.
@@ -126,15 +128,25 @@ impl<W: Words> ClientEnd<W> {
         if self.posted == self.taken { Ok(None) } else { look(&self.words, ANSWERS, self.taken) }
     }
 
-    /// Takes the answer that [`ClientEnd::answer`] has shown.
+    /// Takes the answer that [`ClientEnd::answer`] has shown. False: the node has let go of the ring meanwhile, and what
+    /// was copied may be the zeros that it left.
     ///
     /// # Safety
     /// `to` is valid for writes of the answer's length that nobody else accesses meanwhile.
     #[inline]
-    pub(crate) unsafe fn take(&mut self, answer: Message, to: *mut u8) {
+    pub(crate) unsafe fn take(&mut self, answer: Message, to: *mut u8) -> Result<bool, Broken> {
         // SAFETY: the caller's promise.
         unsafe { self.words.copy_out(payload::<W>(ANSWERS, self.taken), to, answer.bytes) };
-        self.taken += 1;
+        // Pairs with the kernel, which takes all pages from everybody before it shows the first one empty.
+        self.words.loads_in_order();
+        match look(&self.words, ANSWERS, self.taken)? {
+            Some(same) if same == answer => {
+                self.taken += 1;
+                Ok(true)
+            }
+            Some(_) => Err(Broken),
+            None => Ok(false),
+        }
     }
 
     /// Leaves the answer that [`ClientEnd::answer`] has shown.
@@ -239,8 +251,10 @@ fn look<W: Words>(words: &W, slots: usize, number: u64) -> Result<Option<Message
     let header = words.load(slot::<W>(slots, number), Ordering::Acquire); // G3; pairs with the store in `fill`
     let awaited = lap::<W>(number);
     if header as u32 != awaited {
-        // Until it is filled, a slot holds what the lap before has left, or nothing.
-        return if header as u32 == awaited.wrapping_sub(1) { Ok(None) } else { Err(Broken) };
+        // Until it is filled, a slot holds what the lap before has left, or nothing: before the first lap, and when the node
+        // has let go of the ring.
+        let is_empty = header == 0 || header as u32 == awaited.wrapping_sub(1);
+        return if is_empty { Ok(None) } else { Err(Broken) };
     }
     let bytes = (header >> 32 & 0xFF_FFFF) as usize;
     if bytes > MAX_CALL_BYTES {

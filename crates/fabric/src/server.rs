@@ -7,10 +7,11 @@
 //! V4. Memory is bounded. Between its turns each connection keeps at most [`SMALL_BYTES`] of what it has received and of
 //!     answers, but for [`SHARES`] of them, which have regions attached and are in the middle of something larger: two
 //!     large buffers each. With those of the turn under way and the spare ones that is [`MAX_KEPT_BYTES`] in all. The
-//!     payload of a WRITE that is refused in any case is thrown away as it comes. Not counted: some words for each
-//!     attachment, and rings, of which clients and calls touch a megabyte each at the most.
-//! V5. While there are places, everybody gets one. Then those that are of no use make room, and after them whoever has
-//!     most (`room.rs`).
+//!     payload of a WRITE that is refused in any case is thrown away as it comes. Not counted: tables of
+//!     attachments (2 KiB for each of them at the most, less where regions are neighbours, and a word for every 64
+//!     regions of the node), and rings, of which clients and calls touch a megabyte each at the most.
+//! V5. While there are places, everybody gets one. Then those that have been of no use for a while make room, and after
+//!     them whoever has most (`room.rs`).
 
 mod accepting;
 mod answers;
@@ -39,6 +40,7 @@ use farpool_wire::Hello;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 use crate::host::Host;
 use crate::spin::Spinner;
@@ -56,6 +58,8 @@ const _: () = assert!(
     MAX_CONNECTIONS * SMALL_BYTES + (2 * SHARES + 2 + SPARE_BUFFERS) * BUFFER_BYTES <= MAX_KEPT_BYTES,
     "V4"
 );
+/// Connections served at once whatever the limit on descriptors.
+const LEAST_CONNECTIONS: usize = 16;
 /// A connection that has not greeted by then is closed.
 const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 /// A greeted connection that has nothing attached and asks for nothing for so long is closed: its place may be wanted.
@@ -71,6 +75,11 @@ const TURNS_WITHOUT_EPOLL: u32 = 16;
 
 /// Events taken in one call.
 const EVENTS: usize = 64;
+
+/// Descriptors that the node needs for other things than connections and regions: its store, its control plane, logs.
+const OTHER_DESCRIPTORS: u64 = 256;
+/// Descriptors of a connection, most of the time: its socket, its ring, and some on their way to the client.
+const DESCRIPTORS_PER_CONNECTION: u64 = 4;
 
 const TCP_TOKEN: u64 = 0;
 const UNIX_TOKEN: u64 = 1;
@@ -139,6 +148,13 @@ pub fn serve(host: Arc<dyn Host>, listeners: Listeners) -> io::Result<ServerHand
     Ok(ServerHandle { stop, thread: Some(thread), tcp, unix })
 }
 
+/// As many connections as the limit on descriptors has room for.
+fn most_connections(regions: u32) -> usize {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let left = limit.saturating_sub(OTHER_DESCRIPTORS + u64::from(regions));
+    (left / DESCRIPTORS_PER_CONNECTION).clamp(LEAST_CONNECTIONS as u64, MAX_CONNECTIONS as u64) as usize
+}
+
 struct Server {
     host: Arc<dyn Host>,
     listeners: Listeners,
@@ -173,6 +189,7 @@ impl Server {
             listener.set_nonblocking(true)?;
             epoll::add(&epoll, listener, EventData::new_u64(UNIX_TOKEN), EventFlags::IN)?;
         }
+        let most_connections = most_connections(host.identity().regions);
         Ok(Server {
             host,
             listeners,
@@ -185,7 +202,7 @@ impl Server {
             next_token: FIRST_CONNECTION_TOKEN,
             hot: Vec::with_capacity(MAX_HOT),
             rings: AwakeRings::new(),
-            most_connections: MAX_CONNECTIONS,
+            most_connections,
             now: Instant::now(),
             last_housekeeping: Instant::now(),
         })
@@ -200,9 +217,7 @@ impl Server {
             let some_hot = !self.hot.is_empty() || !self.rings.is_empty();
             if sleep.is_zero() && some_hot && turns_without_epoll < TURNS_WITHOUT_EPOLL {
                 turns_without_epoll += 1;
-                let progressed = self.serve_rings() | self.serve_hot();
-                self.serve_waiting();
-                if progressed {
+                if self.serve_rings() | self.serve_hot() | self.serve_waiting() {
                     spinner.progressed();
                     continue;
                 }
@@ -221,7 +236,7 @@ impl Server {
                 tracing::error!(%error, "the data plane cannot wait for its connections any more");
                 return;
             }
-            if !events.is_empty() {
+            if !events.is_empty() || self.shares.can_go_on() {
                 spinner.progressed();
                 sleep = Duration::ZERO;
             } else if self.connections.is_empty() || !spinner.spin_again() {
@@ -232,9 +247,10 @@ impl Server {
         }
     }
 
-    /// Waits for events, for so long at most, and serves whom they are about.
+    /// Waits for events, for so long at most and not at all if there is something to do, and serves whom they are about.
     fn serve_events(&mut self, events: &mut Vec<Event>, longest: Duration) -> Result<(), Errno> {
         events.clear();
+        let longest = if self.shares.can_go_on() { Duration::ZERO } else { longest };
         let timeout = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos() as i64 };
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&timeout)) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -330,11 +346,18 @@ impl Server {
         self.serve_within(allowance, token);
     }
 
-    /// Goes on with those that wait for a share of the memory, as long as there is one.
-    fn serve_waiting(&mut self) {
-        while let Some(token) = self.shares.next() {
+    /// Goes on with some of those that wait for a share of the memory, as long as there is one; true if there was one.
+    /// Others have their turn between these.
+    fn serve_waiting(&mut self) -> bool {
+        let mut served = 0;
+        while served < SHARES {
+            let connections = &self.connections;
+            let grant_of = |token| connections.get(&token).and_then(|connection| connection.grants().next());
+            let Some(token) = self.shares.next(grant_of) else { break };
             self.serve_within(Allowance::Large, token);
+            served += 1;
         }
+        served > 0
     }
 
     fn serve_within(&mut self, allowance: Allowance, token: u64) {
@@ -418,6 +441,10 @@ impl Server {
     fn close_silent(&mut self) {
         let mut silent = Vec::new();
         for (&token, connection) in &self.connections {
+            if connection.withholds_descriptors(self.now) {
+                silent.push((token, true));
+                continue;
+            }
             match connection.idle(self.now) {
                 Idle::Ungreeted(time) if time > GREETING_DEADLINE => silent.push((token, true)),
                 Idle::Unattached(time) if time > UNATTACHED_DEADLINE => silent.push((token, false)),

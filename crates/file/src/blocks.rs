@@ -58,6 +58,13 @@ impl BlockWords {
         }
     }
 
+    /// Marks all of an extent's blocks as lost: it was just taken, and stands for one whose contents are gone.
+    pub(crate) fn lose(&self, extent: &Extent) {
+        for block in 0..BLOCKS_PER_EXTENT {
+            self.store(self.place(extent, block), BlockWord::EMPTY.lost());
+        }
+    }
+
     /// Whether none of an extent's blocks was ever written or is being written.
     pub(crate) fn are_empty(&self, extent: &Extent) -> bool {
         (0..BLOCKS_PER_EXTENT).all(|block| self.load(self.place(extent, block)) == BlockWord::EMPTY)
@@ -114,9 +121,4 @@ impl BlockWords {
             if looks < EAGER_LOOKS { endpoint.yield_now().await } else { endpoint.sleep(LOOK_INTERVAL).await }
         }
     }
-}
-
-/// The checksum that a block's word keeps.
-pub(crate) fn checksum(block: &[u8]) -> u64 {
-    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, block)
 }

@@ -11,15 +11,19 @@
 //! B5. Extents are given back when nothing of the file refers to them and no operation is on them.
 //! B6. What lies in a region that is being taken back moves elsewhere while there is room and time.
 //!
-//! [`FarFile`] is the blocking edge; reading and writing below it are `async` over a session's core.
+//! [`FileCore`] and [`StoreCore`] are `async` over a session's core, and run in simulations as they are; [`FarFile`] and
+//! [`FileStore`] are the blocking edge of them.
 //! Not here: names, permissions, times (crate `mount`); redundancy (a later change).
 
 mod blocks;
 mod error;
 mod file;
+mod file_core;
 mod map;
 mod moving;
 mod read;
+mod rules;
+mod seek;
 mod split;
 mod store;
 #[cfg(test)]
@@ -27,7 +31,9 @@ mod tests;
 mod write;
 
 pub use error::FileError;
-pub use file::{FarFile, FileBytes, MAX_FILE_BYTES};
-pub use store::FileStore;
+pub use file::{FarFile, FileBytes};
+pub use file_core::{FileCore, MAX_FILE_BYTES};
+pub use rules::{Rules, Shipped};
+pub use store::{FileStore, StoreCore};
 
 pub use farpool_pool::{Capacity, Session};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use farpool_pool::{EXTENT_BYTES, Extent};
 use farpool_wire::BLOCK_BYTES;
 
-use crate::file::MAX_FILE_BYTES;
+use crate::file_core::MAX_FILE_BYTES;
 use crate::split::Piece;
 
 /// What is known of a file on its owner's host.
@@ -61,6 +61,11 @@ impl Map {
         }
     }
 
+    /// The first extent at or behind a stripe.
+    pub(crate) fn next_extent(&self, from: u64) -> Option<(u64, Arc<Extent>)> {
+        self.extents.range(from..).next().map(|(&stripe, extent)| (stripe, extent.clone()))
+    }
+
     pub(crate) fn allocated_bytes(&self) -> u64 {
         self.extents.len() as u64 * EXTENT_BYTES
     }
@@ -73,6 +78,11 @@ impl Map {
         let first = piece.file_offset(piece.aligned_start()) / BLOCK_BYTES as u64;
         let count = piece.end_block() - piece.first_block();
         self.lost.range(first..first + count).next().map(|block| block * BLOCK_BYTES as u64)
+    }
+
+    /// The first lost block of the file at or behind a block.
+    pub(crate) fn next_lost(&self, block: u64) -> Option<u64> {
+        self.lost.range(block..).next().copied()
     }
 
     pub(crate) fn has_lost(&self) -> bool {

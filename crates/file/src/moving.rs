@@ -1,23 +1,26 @@
-//! Moving out: what lies in regions that are being taken back goes elsewhere, before they are gone.
+//! Moving out: what lies in regions that are being taken back goes elsewhere, before they are gone; and so does what lies
+//! where a dead write may still land.
 //!
 //! M1. An extent moves under the locks of all its blocks, and its words go with it: nobody writes meanwhile. Who has waited
 //!     for such a lock looks whether the extent is still the file's before it writes.
 //! M2. A reader that still has the old extent reads what was the file's when it began: nobody writes there any more.
 //! M3. What cannot be moved stays where it is, and is tried again until the region is gone.
+//! M4. An extent on which a write of which nobody knows may still land is moved before anything is written there again.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use farpool_pool::{EXTENT_BYTES, Extent, Session, SessionCore};
+use farpool_pool::{EXTENT_BYTES, Extent, Pool, SessionCore};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
 
-use crate::blocks::{BLOCKS_PER_EXTENT, checksum};
+use crate::blocks::BLOCKS_PER_EXTENT;
 use crate::error::FileError;
-use crate::file::FileInner;
+use crate::file_core::FileCore;
+use crate::rules::Rules;
 use crate::split::Piece;
-use crate::store::StoreShared;
+use crate::store::StoreCore;
 use crate::write::Locks;
 
 /// How often the mover looks whether there is something to move, and tries again what could not be moved: a grace is
@@ -32,9 +35,9 @@ pub(crate) struct Mover {
 
 impl Mover {
     /// Starts it for a store's files.
-    pub(crate) fn start(store: Arc<StoreShared>) -> std::io::Result<Self> {
+    pub(crate) fn start(store: Arc<StoreCore>, pool: Pool) -> std::io::Result<Self> {
         let (stop, stopped) = channel();
-        let run = move || look_after(&store, &stopped);
+        let run = move || look_after(&store, &pool, &stopped);
         let thread = std::thread::Builder::new().name("file-mover".into()).spawn(run)?;
         Ok(Mover { stop: Some(stop), thread: Some(thread) })
     }
@@ -51,16 +54,19 @@ impl Drop for Mover {
     }
 }
 
-fn look_after(store: &StoreShared, stopped: &Receiver<()>) {
+fn look_after(store: &StoreCore, pool: &Pool, stopped: &Receiver<()>) {
     let mut session = None;
     let mut complained = false;
     while stopped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
-        if !store.pool.is_to_leave() {
+        if !store.stock.is_to_leave() {
             (session, complained) = (None, false);
             continue;
         }
-        let session = session.get_or_insert_with(|| store.pool.session());
-        if let Err(error) = store.move_out(session, stopped)
+        let guard = session.get_or_insert_with(|| pool.session()).lock();
+        // SAFETY: all buffers and futures end in `block_on`.
+        let core = unsafe { guard.core() };
+        let is_stopped = || !matches!(stopped.try_recv(), Err(TryRecvError::Empty));
+        if let Err(error) = guard.block_on(store.move_out(core, is_stopped))
             && !complained
         {
             tracing::warn!(%error, "not everything can be moved out of regions that are being taken back; trying on");
@@ -69,19 +75,17 @@ fn look_after(store: &StoreShared, stopped: &Receiver<()>) {
     }
 }
 
-impl StoreShared {
-    /// Moves what it can, and returns the last failure. Ends early when stopped, or when there is no room to move to.
-    fn move_out(&self, session: &Session, stopped: &Receiver<()>) -> Result<(), FileError> {
+impl<R: Rules> StoreCore<R> {
+    /// Moves what it can out of regions that are being taken back, and returns the last failure. Ends early when `stopped`
+    /// says so, or when there is no room to move to.
+    pub async fn move_out(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
         let mut result = Ok(());
         for file in self.files().iter().filter_map(Weak::upgrade) {
             for stripe in file.stripes_to_move() {
-                if !matches!(stopped.try_recv(), Err(TryRecvError::Empty)) {
+                if stopped() {
                     return Ok(());
                 }
-                let guard = session.lock();
-                // SAFETY: all buffers and futures end in `block_on`.
-                let core = unsafe { guard.core() };
-                match guard.block_on(file.move_extent(core, stripe)) {
+                match file.move_extent(core, stripe).await {
                     Ok(()) => {}
                     Err(error @ FileError::NoSpace) => return Err(error),
                     Err(error) => result = Err(error),
@@ -92,7 +96,7 @@ impl StoreShared {
     }
 }
 
-impl FileInner {
+impl<R: Rules> FileCore<R> {
     fn stripes_to_move(&self) -> Vec<u64> {
         let map = self.map.read();
         let to_move = |stripe: &u64| map.extent(*stripe).is_some_and(|extent| is_to_move(&extent));
@@ -100,14 +104,14 @@ impl FileInner {
     }
 
     /// Moves one extent, if it has to be moved.
-    async fn move_extent(&self, core: &SessionCore, stripe: u64) -> Result<(), FileError> {
+    pub(crate) async fn move_extent(&self, core: &SessionCore, stripe: u64) -> Result<(), FileError> {
         let Some(old) = self.map.read().extent(stripe).filter(is_to_move) else {
             return Ok(());
         };
         let fresh = self.take_extent(stripe).await?;
         let whole = Piece { stripe, start: 0, end: EXTENT_BYTES };
         let words = &self.store.words;
-        let locks = Locks::take(words, core, &old, whole, 0..BLOCKS_PER_EXTENT).await?;
+        let locks = Locks::<R>::take(words, core, &old, whole, 0..BLOCKS_PER_EXTENT).await?;
         let mut kept = [BlockWord::EMPTY; BLOCKS_PER_EXTENT as usize];
         for (block, word) in (0..).zip(&mut kept) {
             *word = locks.word(block);
@@ -138,7 +142,7 @@ impl FileInner {
         let (buffer, read) = core.read(old, 0, buffer).await;
         read.map_err(|error| FileError::from_access(error, start))?;
         for (block, (word, data)) in (0..).zip(kept.iter_mut().zip(buffer.chunks_exact(BLOCK_BYTES))) {
-            if !word.is_empty() && !word.is_lost() && !word.matches(checksum(data)) {
+            if !word.is_empty() && !word.is_lost() && !word.matches(R::checksum(data)) {
                 let _logged = self.damaged(old, whole.file_offset(block * BLOCK_BYTES as u64));
                 *word = word.lost();
             }
@@ -150,5 +154,5 @@ impl FileInner {
 
 fn is_to_move(extent: &Arc<Extent>) -> bool {
     let region = extent.region();
-    region.is_leaving() && !region.is_over()
+    (region.is_leaving() || extent.is_in_doubt()) && !region.is_over()
 }

@@ -8,17 +8,18 @@ use farpool_pool::{Extent, SessionCore};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
 use futures_util::future::join_all;
 
-use crate::blocks::{BLOCKS_PER_EXTENT, BlockWords, checksum};
+use crate::blocks::{BLOCKS_PER_EXTENT, BlockWords};
 use crate::error::FileError;
-use crate::file::FileInner;
+use crate::file_core::FileCore;
+use crate::rules::Rules;
 use crate::split::{Piece, pieces};
 
 /// How often a piece is read anew because a writer changed it meanwhile, before the reader gives up.
 const MAX_OVERTAKEN: u32 = 10_000;
 
-impl FileInner {
+impl<R: Rules> FileCore<R> {
     /// Reads up to `length` bytes; returns a buffer of whole blocks and where in it they lie. No buffer: no bytes.
-    pub(crate) async fn read(
+    pub async fn read(
         &self,
         core: &SessionCore,
         offset: u64,
@@ -54,7 +55,7 @@ impl FileInner {
     }
 
     /// Reads the blocks that a piece touches.
-    pub(crate) async fn read_piece(
+    async fn read_piece(
         &self,
         core: &SessionCore,
         piece: Piece,
@@ -95,7 +96,7 @@ impl FileInner {
             buffer = returned;
             let start = piece.file_offset(piece.aligned_start());
             result.map_err(|error| FileError::from_access(error, start))?;
-            match verify(words, &extent, piece.first_block(), before, &mut buffer) {
+            match verify::<R>(words, &extent, piece.first_block(), before, &mut buffer) {
                 Verdict::Right => return Ok(buffer),
                 Verdict::Wrong(block) => {
                     return Err(self.damaged(&extent, piece.file_offset(block * BLOCK_BYTES as u64)));
@@ -148,7 +149,7 @@ enum Verdict {
 ///
 /// Data that match the earlier word were the block's contents at a moment within the read. Data that do not are
 /// wrong if the word is still the same, since then nobody wrote meanwhile.
-fn verify(
+fn verify<R: Rules>(
     words: &BlockWords,
     extent: &Extent,
     first_block: u64,
@@ -159,7 +160,7 @@ fn verify(
     for ((block, word), data) in blocks {
         if word.is_empty() {
             data.fill(0);
-        } else if !word.matches(checksum(data)) {
+        } else if !word.matches(R::checksum(data)) {
             let unchanged = words.load(words.place(extent, block)) == *word;
             return if unchanged { Verdict::Wrong(block) } else { Verdict::Overtaken };
         }

@@ -1,32 +1,36 @@
-//! What all files of a process share: the pool, and the table of block words.
+//! What all files of a process share: what is held of the pool, and the table of block words.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use farpool_pool::{Capacity, Extent, Pool, Session};
+use farpool_pool::{Capacity, Extent, Pool, Session, Stock};
 use parking_lot::Mutex;
 
 use crate::blocks::BlockWords;
 use crate::error::FileError;
-use crate::file::{FarFile, FileInner};
+use crate::file::FarFile;
+use crate::file_core::FileCore;
 use crate::moving::Mover;
+use crate::rules::{Rules, Shipped};
 
 /// Makes files of far memory. Clones share it.
 #[derive(Clone)]
 pub struct FileStore {
     // Dropped first: it has a share of the rest.
     _mover: Arc<Mover>,
-    pub(crate) shared: Arc<StoreShared>,
+    core: Arc<StoreCore>,
+    pub(crate) pool: Pool,
 }
 
-pub(crate) struct StoreShared {
-    pub(crate) pool: Pool,
+/// Makes files of what a process holds of the pool, for `async` code.
+pub struct StoreCore<R: Rules = Shipped> {
+    pub(crate) stock: Arc<Stock>,
     pub(crate) words: BlockWords,
     /// Files start on different nodes, so that many small ones spread as well as a large one.
     next_start: AtomicU64,
     /// Every file that there is, and some that were.
-    files: Mutex<Vec<Weak<FileInner>>>,
+    files: Mutex<Vec<Weak<FileCore<R>>>>,
 }
 
 impl FileStore {
@@ -35,32 +39,47 @@ impl FileStore {
     /// # Errors
     /// When the table of block words cannot be made, or no thread.
     pub fn new(pool: Pool) -> io::Result<FileStore> {
-        let words = BlockWords::create()?;
-        let (next_start, files) = (AtomicU64::new(0), Mutex::default());
-        let shared = Arc::new(StoreShared { pool, words, next_start, files });
-        let mover = Arc::new(Mover::start(shared.clone())?);
-        Ok(FileStore { _mover: mover, shared })
+        let core = Arc::new(StoreCore::new(pool.stock().clone())?);
+        let mover = Arc::new(Mover::start(core.clone(), pool.clone())?);
+        Ok(FileStore { _mover: mover, core, pool })
     }
 
     /// An empty file; it takes far memory as it is written. Dropping its last handle gives all back.
     pub fn create(&self) -> FarFile {
-        let start = self.shared.next_start.fetch_add(1, Ordering::Relaxed); // only spreads: pairs with nothing
-        FarFile::new(self.shared.clone(), start)
+        FarFile::new(self.core.create(), self.pool.clone())
     }
 
     /// Size of the pool for this owner.
     pub fn capacity(&self) -> Capacity {
-        self.shared.pool.capacity()
+        self.pool.capacity()
     }
 
     /// A session for one thread at a time.
     pub fn session(&self) -> Session {
-        self.shared.pool.session()
+        self.pool.session()
     }
 }
 
-impl StoreShared {
-    pub(crate) fn register(&self, file: &Arc<FileInner>) {
+impl<R: Rules> StoreCore<R> {
+    /// A store on what is held of the pool. Who holds it looks after its leases, and moves its files out of regions that are
+    /// being taken back ([`StoreCore::move_out`]).
+    ///
+    /// # Errors
+    /// When the table of block words cannot be made.
+    pub fn new(stock: Arc<Stock>) -> io::Result<Self> {
+        let (next_start, files) = (AtomicU64::new(0), Mutex::default());
+        Ok(StoreCore { stock, words: BlockWords::create()?, next_start, files })
+    }
+
+    /// An empty file. Dropping it gives all back.
+    pub fn create(self: &Arc<Self>) -> Arc<FileCore<R>> {
+        let start = self.next_start.fetch_add(1, Ordering::Relaxed); // only spreads: pairs with nothing
+        let file = Arc::new(FileCore::new(self.clone(), start));
+        self.register(&file);
+        file
+    }
+
+    fn register(&self, file: &Arc<FileCore<R>>) {
         let mut files = self.files.lock();
         if files.len() == files.capacity() {
             files.retain(|file| file.strong_count() > 0); // once for each doubling
@@ -69,13 +88,13 @@ impl StoreShared {
     }
 
     /// The files that there are now, without keeping them.
-    pub(crate) fn files(&self) -> Vec<Weak<FileInner>> {
+    pub(crate) fn files(&self) -> Vec<Weak<FileCore<R>>> {
         self.files.lock().clone()
     }
 
     /// A fresh extent whose blocks are all empty.
     pub(crate) async fn take_extent(&self, place: u64) -> Result<Extent, FileError> {
-        let extent = self.pool.take_extent(place).await?;
+        let extent = self.stock.take_extent(place).await?;
         if !self.words.covers(&extent) {
             return Err(FileError::NoSpace);
         }

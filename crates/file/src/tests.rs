@@ -22,6 +22,8 @@ use tokio::task::JoinHandle;
 use crate::split::pieces;
 use crate::{FarFile, FileError, FileStore, Session};
 
+mod seek;
+
 const REGION_BYTES: u64 = 1 << 20;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -87,7 +89,7 @@ impl Rig {
 
     /// Has the broker take leases of a store back.
     fn take_back(&self, store: &FileStore, count: u32, grace: Duration) -> RevokeResponse {
-        let owner = store.shared.pool.owner().0;
+        let owner = store.pool.owner().0;
         let request = RevokeRequest { owner, count, grace_ms: grace.as_millis() as u64 };
         self.runtime.block_on(async {
             let mut broker = BrokerClient::new(dial(&self.broker.to_string(), None).unwrap());
@@ -200,7 +202,7 @@ fn agrees_with_model(store: &FileStore, session: &Session, steps: Vec<Step>) -> 
         let offset = (index * MAX_TRANSFER_BYTES) as u64;
         prop_assert!(read(&file, session, offset, chunk.len()).unwrap() == chunk, "at the end, {}", offset);
     }
-    Ok(())
+    seek::holes_agree_with_model(&file, &model)
 }
 
 fn files_agree_with_a_model_over(transport: TransportChoice) {
@@ -366,6 +368,19 @@ fn losing_a_node_is_an_error_at_once_over_tcp() {
     losing_a_node_is_an_error_at_once_over(TransportChoice::Tcp);
 }
 
+#[test]
+fn a_lost_extent_that_cannot_be_written_anew_stays_lost() {
+    let mut rig = Rig::new(1, 2);
+    let (store, session) = rig.store(TransportChoice::Shm);
+    let file = store.create();
+    let whole = pattern(EXTENT_BYTES as usize, 3);
+    file.write(&session, 0, &whole).unwrap();
+    rig.kill_node(0);
+    wait_until(|| read(&file, &session, 0, 1).is_err());
+    assert!(file.write(&session, 0, &whole).is_err(), "there is no other node");
+    assert_eq!(read(&file, &session, 0, 1), Err(FileError::Lost { offset: 0 }));
+}
+
 /// A file of four stripes of which two lie on a node that was killed.
 fn half_lost(transport: TransportChoice) -> (Rig, FileStore, Session, FarFile) {
     let mut rig = Rig::new(2, 16);
@@ -484,7 +499,7 @@ fn files_go_on_when_a_client_is_let_into_their_region_and_shut_out_again() {
         let file = store.create();
         file.write(&session, 0, &pattern(MAX_TRANSFER_BYTES, 6)).unwrap();
         let region = file.inner.map.read().extent(0).unwrap().region().clone();
-        let pool = &store.shared.pool;
+        let pool = &store.pool;
         let client = store.session();
         let client = client.lock();
         for _ in 0..3 {
@@ -542,7 +557,11 @@ fn files_move_out_of_regions_that_are_taken_back_while_they_are_written() {
             let core = unsafe { guard.core() };
             let piece = pieces(0, BLOCK).next().unwrap();
             let late = guard.block_on(quiet.inner.store_piece(core, piece, &old, |target| target.fill(1)));
-            assert_eq!(late, Ok(false), "a writer that comes late finds that the extent was moved");
+            assert_eq!(
+                late,
+                Ok(crate::write::Stored::Elsewhere),
+                "a writer that comes late finds that the extent was moved"
+            );
         }
         assert!(read(&quiet, &session, 0, MAX_TRANSFER_BYTES).unwrap() == pattern(MAX_TRANSFER_BYTES, 8));
         assert_eq!(read(&busy, &session, 0, BLOCK_BYTES / 2).unwrap(), [0; BLOCK_BYTES / 2]);
@@ -563,5 +582,5 @@ fn what_cannot_be_moved_serves_to_the_end_of_its_lease_and_is_an_error_then() {
         }
         Err(error) => matches!(error, FileError::Lost { .. }),
     });
-    wait_until(|| !store.shared.pool.is_to_leave());
+    wait_until(|| !store.pool.is_to_leave());
 }

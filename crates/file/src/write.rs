@@ -1,5 +1,6 @@
 //! Writing: blocks are locked, stored in far memory, and only then shown by their words (B3).
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use farpool_fabric::ArenaBuf;
@@ -7,18 +8,34 @@ use farpool_pool::{AccessError, Extent, SessionCore};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
 use futures_util::future::join_all;
 
-use crate::blocks::{BlockPlace, BlockWords, checksum};
+use crate::blocks::{BlockPlace, BlockWords};
 use crate::error::FileError;
-use crate::file::FileInner;
+use crate::file_core::FileCore;
+use crate::rules::Rules;
 use crate::split::{Piece, pieces};
 
 /// How often a write follows an extent that was moved or cut off while it waited: once for a move; more only if others
 /// cut the file off at the same time, again and again.
 const MAX_MOVES: u32 = 16;
 
-impl FileInner {
-    /// Writes all of `data` at `offset`. After an error, parts of it may have been written.
-    pub(crate) async fn write(&self, core: &SessionCore, offset: u64, data: &[u8]) -> Result<(), FileError> {
+/// What became of a piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stored {
+    Yes,
+    /// Nothing: the extent is not the file's any more.
+    Elsewhere,
+    /// Nothing: a dead write may still land on these blocks.
+    MoveFirst,
+}
+
+impl<R: Rules> FileCore<R> {
+    /// Writes all of `data` at `offset`, wherever the file ends.
+    pub(crate) async fn write_blocks(
+        &self,
+        core: &SessionCore,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), FileError> {
         let mut rest = data;
         let mut writes = Vec::with_capacity(4);
         for piece in pieces(offset, data.len() as u64) {
@@ -36,16 +53,28 @@ impl FileInner {
 
     async fn write_piece(&self, core: &SessionCore, piece: Piece, data: &[u8]) -> Result<(), FileError> {
         if piece.is_whole_extent() {
-            // Written anew as a whole: a lost extent makes room for another.
-            self.map.write().remove_idle(piece.stripe, |extent| extent.region().is_over());
+            self.replace_lost(piece.stripe).await?;
         }
         for _ in 0..MAX_MOVES {
             let (extent, _) = self.ensure_extent(piece.stripe).await?;
-            if self.store_piece(core, piece, &extent, |target| target.copy_from_slice(data)).await? {
-                return Ok(());
+            match self.store_piece(core, piece, &extent, |target| target.copy_from_slice(data)).await? {
+                Stored::Yes => return Ok(()),
+                Stored::Elsewhere => {}
+                Stored::MoveFirst => self.move_extent(core, piece.stripe).await?,
             }
         }
         Err(FileError::Unavailable { offset: piece.file_offset(piece.start) })
+    }
+
+    /// A lost extent that is about to be written anew as a whole makes room for another. Until the new contents are there
+    /// reading goes on to fail, whether or not they ever come: a hole would read as zeros.
+    async fn replace_lost(&self, stripe: u64) -> Result<(), FileError> {
+        let lost = self.map.read().extent(stripe).filter(|extent| extent.region().is_over());
+        let Some(lost) = lost else { return Ok(()) };
+        let fresh = self.take_extent(stripe).await?;
+        self.store.words.lose(&fresh);
+        let _by_us = self.map.write().replace(stripe, &lost, fresh); // or somebody else has done it
+        Ok(())
     }
 
     /// Makes part of an extent read as zeros: whole blocks by their words alone. A block that cannot be had, and so not
@@ -84,7 +113,7 @@ impl FileInner {
         let words = &self.store.words;
         let block = within.first_block();
         if within.covers(block) {
-            let locks = Locks::take(words, core, extent, within, block..block + 1).await?;
+            let locks = Locks::<R>::take(words, core, extent, within, block..block + 1).await?;
             if !self.is_in_place(within.stripe, extent) {
                 return Ok(false);
             }
@@ -94,7 +123,12 @@ impl FileInner {
         if words.load(words.place(extent, block)).is_empty() {
             return Ok(true);
         }
-        self.store_piece(core, within, extent, |target| target.fill(0)).await
+        match self.store_piece(core, within, extent, |target| target.fill(0)).await? {
+            Stored::Yes => Ok(true),
+            Stored::Elsewhere => Ok(false),
+            // Only what is lost has to be moved first, and of that nothing can be kept.
+            Stored::MoveFirst => Err(FileError::Lost { offset: within.file_offset(within.start) }),
+        }
     }
 
     /// Whether a stripe still lies in this extent. Who holds the lock of one of its blocks may rely on it.
@@ -102,19 +136,24 @@ impl FileInner {
         self.map.read().extent(stripe).is_some_and(|now| Arc::ptr_eq(&now, extent))
     }
 
-    /// Locks the blocks of a piece, lets `fill` put the new bytes in place among the old, and stores the whole. False:
-    /// the extent was moved or cut off meanwhile, and nothing was stored.
+    /// Locks the blocks of a piece, lets `fill` put the new bytes in place among the old, and stores the whole, unless
+    /// the extent was moved or cut off meanwhile or has to be moved first.
     pub(crate) async fn store_piece(
         &self,
         core: &SessionCore,
         piece: Piece,
         extent: &Arc<Extent>,
         fill: impl FnOnce(&mut [u8]),
-    ) -> Result<bool, FileError> {
+    ) -> Result<Stored, FileError> {
         let blocks = piece.first_block()..piece.end_block();
-        let mut locks = Locks::take(&self.store.words, core, extent, piece, blocks).await?;
+        let mut locks = Locks::<R>::take(&self.store.words, core, extent, piece, blocks).await?;
         if !self.is_in_place(piece.stripe, extent) {
-            return Ok(false);
+            return Ok(Stored::Elsewhere);
+        }
+        // What a dead write may still land on is lost, or was and has been cleared since; blocks that can be read are not it.
+        let is_open = |word: &BlockWord| word.is_lost() || word.is_empty();
+        if R::may_still_change(extent) && locks.held.iter().any(|(_, word)| is_open(word)) {
+            return Ok(Stored::MoveFirst);
         }
         let buffer = core.buffer(piece.aligned_bytes() as usize).map_err(|_| FileError::TooLong)?;
         let mut buffer = self.old_ends(core, piece, extent, &locks, buffer).await?;
@@ -124,8 +163,8 @@ impl FileInner {
         let (buffer, result) = core.write(extent, piece.aligned_start(), buffer).await;
         match result {
             Ok(()) => {
-                locks.release(|word, at| word.written(checksum(&buffer[at..at + BLOCK_BYTES])));
-                Ok(true)
+                locks.release(|word, at| word.written(R::checksum(&buffer[at..at + BLOCK_BYTES])));
+                Ok(Stored::Yes)
             }
             Err(error) => {
                 // Refused for certain: the old data stand. Else nobody knows what lies there.
@@ -133,7 +172,7 @@ impl FileInner {
                     error,
                     AccessError::Refused(_) | AccessError::ArenaFull | AccessError::Short { .. }
                 );
-                locks.release(|word, _| if untouched { word } else { word.lost() });
+                locks.release(|word, _| if untouched { word } else { R::in_doubt(word) });
                 Err(FileError::from_access(error, piece.file_offset(piece.start)))
             }
         }
@@ -145,7 +184,7 @@ impl FileInner {
         core: &SessionCore,
         piece: Piece,
         extent: &Extent,
-        locks: &Locks<'_>,
+        locks: &Locks<'_, R>,
         mut buffer: ArenaBuf,
     ) -> Result<ArenaBuf, FileError> {
         let (first, last) = (piece.first_block(), piece.end_block() - 1);
@@ -181,7 +220,7 @@ impl FileInner {
         let buffer = core.buffer(BLOCK_BYTES).map_err(|_| FileError::TooLong)?;
         let (buffer, result) = core.read(extent, start, buffer).await;
         result.map_err(|error| FileError::from_access(error, offset))?;
-        if !word.matches(checksum(&buffer)) {
+        if !word.matches(R::checksum(&buffer)) {
             return Err(self.damaged(extent, offset));
         }
         to.copy_from_slice(&buffer);
@@ -191,15 +230,16 @@ impl FileInner {
 
 /// Locks on consecutive blocks of an extent. Dropping them leaves the blocks as they were, or lost when a write
 /// to them was given up half-way.
-pub(crate) struct Locks<'a> {
+pub(crate) struct Locks<'a, R: Rules> {
     words: &'a BlockWords,
     /// A write was posted and its outcome not yet seen.
     in_doubt: bool,
     first_block: u64,
     held: Vec<(BlockPlace, BlockWord)>,
+    rules: PhantomData<R>,
 }
 
-impl<'a> Locks<'a> {
+impl<'a, R: Rules> Locks<'a, R> {
     /// Takes them in ascending order, as everybody does, so that two writers cannot wait for each other.
     pub(crate) async fn take(
         words: &'a BlockWords,
@@ -207,10 +247,15 @@ impl<'a> Locks<'a> {
         extent: &Extent,
         piece: Piece,
         blocks: std::ops::Range<u64>,
-    ) -> Result<Locks<'a>, FileError> {
+    ) -> Result<Locks<'a, R>, FileError> {
         let count = (blocks.end - blocks.start) as usize;
-        let mut locks =
-            Locks { words, in_doubt: false, first_block: blocks.start, held: Vec::with_capacity(count) };
+        let mut locks = Locks {
+            words,
+            in_doubt: false,
+            first_block: blocks.start,
+            held: Vec::with_capacity(count),
+            rules: PhantomData,
+        };
         for block in blocks {
             let place = words.place(extent, block);
             let word = words.lock(core.endpoint(), place).await.map_err(|_| FileError::Unavailable {
@@ -234,10 +279,10 @@ impl<'a> Locks<'a> {
     }
 }
 
-impl Drop for Locks<'_> {
+impl<R: Rules> Drop for Locks<'_, R> {
     fn drop(&mut self) {
         for (place, word) in self.held.drain(..) {
-            self.words.store(place, if self.in_doubt { word.lost() } else { word });
+            self.words.store(place, if self.in_doubt { R::in_doubt(word) } else { word });
         }
     }
 }

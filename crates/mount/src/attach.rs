@@ -16,6 +16,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use crate::error::MountError;
 use crate::helper;
 use crate::mountpoint::open_fuse_device;
+use crate::watcher::Device;
 
 /// How the mount appears in `/proc/self/mountinfo`.
 pub(crate) const FS_TYPE: &str = "fuse.farpool";
@@ -31,7 +32,7 @@ const READAHEAD_KIB: u32 = 512;
 pub(crate) struct Attached {
     mountpoint: PathBuf,
     /// Major and minor number of the mounted file system: whether what lies there is still ours.
-    device: Option<(u32, u32)>,
+    device: Option<Device>,
     attached: bool,
 }
 
@@ -70,6 +71,11 @@ impl Attached {
         }
     }
 
+    /// Major and minor number of the mounted file system, if the kernel told.
+    pub(crate) fn device(&self) -> Option<Device> {
+        self.device
+    }
+
     /// Somebody else has unmounted it already.
     pub(crate) fn forget(&mut self) {
         self.attached = false;
@@ -80,6 +86,14 @@ impl Attached {
     pub(crate) fn widen_readahead(&self) -> io::Result<()> {
         let (major, minor) = self.device.ok_or(io::ErrorKind::NotFound)?;
         std::fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), READAHEAD_KIB.to_string())
+    }
+
+    /// Whether a watcher can end the connection when this process cannot: by unmounting with force, or by the file
+    /// that the kernel has for that.
+    pub(crate) fn can_be_ended(&self) -> bool {
+        let Some((_, minor)) = self.device else { return false };
+        rustix::process::geteuid().is_root()
+            || Path::new(&format!("/sys/fs/fuse/connections/{minor}/abort")).exists()
     }
 
     /// Ends the connection to the kernel where unmounting did not: whoever waits gets an error.
@@ -126,7 +140,7 @@ fn helper_options(allow_other: bool) -> String {
 }
 
 /// The file system at a path, from what the kernel knows without asking a daemon.
-fn device_at(path: &Path) -> Option<(u32, u32)> {
+fn device_at(path: &Path) -> Option<Device> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
     let stat = statx(CWD, path, flags, StatxFlags::empty()).ok()?;
     Some((stat.stx_dev_major, stat.stx_dev_minor))

@@ -1,6 +1,6 @@
 //! A regular file as the mount holds it: its far memory, and what writing does to its attributes.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use farpool_file::FarFile;
@@ -16,6 +16,9 @@ pub(crate) struct Body {
     poisoned: AtomicBool,
     /// Why data that the kernel had accepted could not be stored, as an error number; 0 while all could.
     failure: AtomicI32,
+    /// How often the file is open for writing: only then can the kernel hold data that we have not seen. (A mapping
+    /// keeps its descriptor's opening alive, and the kernel writes back before it gives one up.)
+    writers: AtomicU32,
 }
 
 impl Body {
@@ -25,6 +28,7 @@ impl Body {
             written_ns: AtomicU64::new(0),
             poisoned: AtomicBool::new(false),
             failure: AtomicI32::new(0),
+            writers: AtomicU32::new(0),
         }
     }
 
@@ -61,6 +65,21 @@ impl Body {
     pub(crate) fn failure(&self) -> Option<Errno> {
         let code = self.failure.load(Ordering::Relaxed);
         (code != 0).then(|| Errno::from_i32(code))
+    }
+
+    /// The file is opened for writing.
+    pub(crate) fn add_writer(&self) {
+        // Relaxed, as the next two: the kernel orders an opening, the writes under it, and what asks for their data.
+        self.writers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An opening for writing is over.
+    pub(crate) fn remove_writer(&self) {
+        self.writers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_writers(&self) -> bool {
+        self.writers.load(Ordering::Relaxed) > 0
     }
 
     pub(crate) fn poison(&self) {

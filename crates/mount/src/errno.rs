@@ -49,6 +49,9 @@ impl From<NamespaceError> for Failure {
             E::Full => Errno::ENOSPC,
             E::Invalid => Errno::EINVAL,
             E::NotPermitted => Errno::EPERM,
+            E::NoAttribute => Errno::ENODATA,
+            E::AttributeTooLong => Errno::ERANGE,
+            E::AttributeTooLarge => Errno::E2BIG,
         })
     }
 }

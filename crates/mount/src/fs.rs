@@ -12,6 +12,8 @@
 //! M6. The kernel may cache names, attributes and pages for as long as it likes: nobody else changes them. It
 //!     serialises what changes a file's size (its inode lock); but it writes pages back at any moment, so crate `file`
 //!     must bear a write beside whatever else happens to the file.
+//! M7. It is we who take set-user-id bits from files that are written to. Else the kernel would ask, before every write,
+//!     whether the file has an extended attribute that gives privileges.
 //! Not here: the rules of names (`namespace`), of far memory (crate `file`), mounting (`attach`).
 
 use std::ffi::OsStr;
@@ -24,21 +26,26 @@ use std::time::{Duration, SystemTime};
 use farpool_file::FileStore;
 use farpool_wire::MAX_TRANSFER_BYTES;
 use fuser::{
-    Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
-    Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
+    CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::body::Body;
 use crate::errno::Failure;
+use crate::flusher::Flusher;
 use crate::handles::Handles;
 use crate::namespace::{Change, Ino, Kind, MAX_INODES, Namespace, Ownership};
 use crate::worker::{Bell, contained};
 
+mod copying;
 mod files;
 mod names;
+mod seek;
 mod stat;
+mod xattrs;
 
 /// How long the kernel may use names and attributes without asking. M6 would allow for ever; but it accepts writes for
 /// as long as it needs not ask, so this is also how late a writer may learn that the daemon is gone.
@@ -73,6 +80,10 @@ pub(crate) struct FarFs {
     handles: Handles,
     bell: Bell,
     kernel: Kernel,
+    /// `None`: data and holes are for the kernel to make up (F3).
+    flusher: Option<Flusher>,
+    /// Extended attributes are kept only if that does not make every write slower (M7).
+    keeps_xattrs: bool,
 }
 
 /// How the kernel is told something unasked; set once the session exists.
@@ -80,7 +91,13 @@ pub(crate) type Kernel = Arc<OnceLock<Notifier>>;
 
 impl FarFs {
     /// An empty file system whose root looks like the directory that the mount covers.
-    pub(crate) fn new(store: FileStore, root: Ownership, bell: Bell, kernel: Kernel) -> Self {
+    pub(crate) fn new(
+        store: FileStore,
+        root: Ownership,
+        bell: Bell,
+        kernel: Kernel,
+        flusher: Option<Flusher>,
+    ) -> Self {
         let namespace = RwLock::new(Namespace::new(root, SystemTime::now(), MAX_INODES));
         FarFs {
             store,
@@ -89,6 +106,8 @@ impl FarFs {
             handles: Handles::default(),
             bell,
             kernel,
+            flusher,
+            keeps_xattrs: false,
         }
     }
 
@@ -117,6 +136,15 @@ impl FarFs {
         {
             tracing::debug!(%error, "the kernel has forgotten the file already");
         }
+    }
+
+    /// Somebody without the right to keep them writes to a file with a set-user-id bit (M7).
+    fn drop_privileges(&self, node: INodeNo) {
+        let dropped = self.names_mut().and_then(|mut names| Ok(names.drop_privileges(ino(node))?));
+        if let Err(Failure(errno)) = dropped {
+            tracing::warn!(?errno, "a file keeps its privileges though it was written to");
+        }
+        self.ask_before_writing(node); // as `write` may show them: the kernel's copy of the mode is old
     }
 
     /// Runs a handler that works on names (M1).
@@ -175,6 +203,7 @@ impl Filesystem for FarFs {
                 tracing::debug!(?missing, "the kernel is too old for this, and does without");
             }
         }
+        self.keeps_xattrs = config.add_capabilities(InitFlags::FUSE_HANDLE_KILLPRIV_V2).is_ok();
         // Each setter answers a value out of range with the nearest one that it takes.
         if let Err(most) = config.set_max_write(MAX_REQUEST_BYTES) {
             tracing::debug!(most, "smaller writes than wished for");
@@ -347,6 +376,9 @@ impl Filesystem for FarFs {
         reply: ReplyWrite,
     ) {
         let accepted = origin.contains(WriteFlags::FUSE_WRITE_CACHE);
+        if origin.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
+            self.on_names(|| self.drop_privileges(node));
+        }
         self.on_file(handle, || match self.write_file(handle.0, offset, data, accepted) {
             Ok(written) => reply.written(written),
             Err(Failure(errno)) => {
@@ -356,6 +388,18 @@ impl Filesystem for FarFs {
                 }
             }
         });
+    }
+
+    fn lseek(
+        &self,
+        _request: &Request,
+        node: INodeNo,
+        handle: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        self.on_file(handle, || self.seek(node, handle.0, offset, whence, reply));
     }
 
     fn fallocate(
@@ -435,6 +479,51 @@ impl Filesystem for FarFs {
         reply: ReplyDirectoryPlus,
     ) {
         self.on_names(|| self.list_with_attributes(ino(node), cookie, reply));
+    }
+
+    fn copy_file_range(
+        &self,
+        _request: &Request,
+        _from: INodeNo,
+        from_handle: FileHandle,
+        from_offset: u64,
+        _to: INodeNo,
+        to_handle: FileHandle,
+        to_offset: u64,
+        length: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        let (from, to) = ((from_handle.0, from_offset), (to_handle.0, to_offset));
+        self.on_file(to_handle, || match self.copy_range(from, to, length) {
+            Ok(copied) => reply.written(copied),
+            Err(Failure(errno)) => reply.error(errno),
+        });
+    }
+
+    fn setxattr(
+        &self,
+        _request: &Request,
+        node: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        self.on_names(|| send_empty(reply, self.set_xattr(ino(node), name, value, flags)));
+    }
+
+    fn getxattr(&self, _request: &Request, node: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        self.on_names(|| xattrs::send_bytes(reply, size, self.get_xattr(ino(node), name)));
+    }
+
+    fn listxattr(&self, _request: &Request, node: INodeNo, size: u32, reply: ReplyXattr) {
+        self.on_names(|| xattrs::send_bytes(reply, size, self.list_xattrs(ino(node))));
+    }
+
+    fn removexattr(&self, _request: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.on_names(|| send_empty(reply, self.remove_xattr(ino(node), name)));
     }
 
     fn statfs(&self, _request: &Request, _node: INodeNo, reply: ReplyStatfs) {

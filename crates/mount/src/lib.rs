@@ -8,7 +8,8 @@
 //! ```text
 //! fs         requests and replies                  worker   a thread's session, panics contained
 //! namespace  directories, names, attributes (pure) body, handles   files and open files
-//! mount      from making to end                    attach, helper, watcher, mountpoint, mountinfo
+//! flusher    has the kernel write back              mount    from making to end
+//! attach, helper, watcher, mountpoint, mountinfo       making and unmaking
 //! ```
 //! Not here: where far memory comes from (crate `pool`), what it holds (crate `file`), the command line.
 
@@ -16,6 +17,7 @@ mod attach;
 mod body;
 mod errno;
 mod error;
+mod flusher;
 mod fs;
 mod handles;
 mod helper;

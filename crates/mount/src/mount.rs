@@ -1,6 +1,7 @@
 //! A mount from its making to its end.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
@@ -12,6 +13,7 @@ use fuser::{Config, Session, SessionACL};
 
 use crate::attach::{Attached, attach};
 use crate::error::MountError;
+use crate::flusher::Flusher;
 use crate::fs::{FarFs, Kernel};
 use crate::mountpoint::{check_allow_other, check_mountpoint, resolve};
 use crate::namespace::{MODE_MASK, Ownership};
@@ -63,7 +65,7 @@ enum End {
 pub fn run(
     store: FileStore,
     config: &MountConfig,
-    watcher: Watcher,
+    mut watcher: Watcher,
     on_ready: impl FnOnce(),
     stop: Receiver<()>,
 ) -> Result<(), MountError> {
@@ -72,8 +74,14 @@ pub fn run(
     let bell = Bell::default();
     // The last handle of the store stays here: giving leases back is not for the workers' time.
     let kernel = Kernel::default();
-    let file_system = FarFs::new(store.clone(), covered(&mountpoint)?, bell.clone(), kernel.clone());
+    let root = covered(&mountpoint)?;
     let (device, mut attached) = attach(&mountpoint, config.allow_other)?;
+    if let Some(device) = attached.device() {
+        watcher.mounted(device).map_err(MountError::Broken)?;
+    }
+    let flusher = attached.can_be_ended().then(|| Flusher::start(device.as_fd()));
+    let flusher = flusher.transpose().map_err(MountError::Broken)?;
+    let file_system = FarFs::new(store.clone(), root, bell.clone(), kernel.clone(), flusher);
 
     let mut options = Config::default();
     options.n_threads = Some(config.threads.clamp(1, MAX_THREADS));

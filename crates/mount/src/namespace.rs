@@ -22,11 +22,14 @@ mod model;
 mod rename;
 #[cfg(test)]
 mod tests;
+mod xattr;
 
 pub use change::Change;
 use directory::Directory;
 pub use directory::DirectoryEntry;
 pub use rename::RenameMode;
+pub use xattr::XattrMode;
+use xattr::Xattrs;
 
 /// Most inodes, and most names, at a time. A database's directory holds thousands; a million of them take about
 /// half a GiB of the daemon's memory, which is where a runaway `mkdir` must end.
@@ -78,8 +81,8 @@ pub enum NamespaceError {
     /// More than [`MAX_LINKS`] names of one file.
     #[error("too many links")]
     TooManyLinks,
-    /// [`MAX_INODES`] reached.
-    #[error("no room for another inode")]
+    /// [`MAX_INODES`], or a limit of extended attributes, reached.
+    #[error("no room for another inode or attribute")]
     Full,
     /// A directory would be moved into itself, or an inode is not of the kind the call is for.
     #[error("invalid argument")]
@@ -87,6 +90,15 @@ pub enum NamespaceError {
     /// Directories have one name.
     #[error("operation not permitted")]
     NotPermitted,
+    /// No extended attribute of that name.
+    #[error("no such attribute")]
+    NoAttribute,
+    /// An extended attribute's name is too long.
+    #[error("name of attribute too long")]
+    AttributeTooLong,
+    /// An extended attribute's value is too large.
+    #[error("value of attribute too large")]
+    AttributeTooLarge,
 }
 
 /// What an inode is. `F` is the body of a regular file.
@@ -155,6 +167,7 @@ struct Inode<F> {
     ownership: Ownership,
     times: Times,
     nlink: u32,
+    xattrs: Xattrs,
     /// How often the kernel was told of the inode and has not forgotten it.
     lookups: u64,
     /// Open file handles.
@@ -167,6 +180,8 @@ pub struct Namespace<F> {
     inodes: HashMap<Ino, Inode<F>>,
     /// Entries of all directories together.
     names: usize,
+    /// What the extended attributes of all inodes take.
+    xattr_bytes: usize,
     last_ino: u64,
     limit: usize,
 }
@@ -182,10 +197,12 @@ impl<F> Namespace<F> {
             ownership: root,
             times: Times::at(now),
             nlink: 2,
+            xattrs: Xattrs::default(),
             lookups: 1,
             opens: 0,
         };
-        Namespace { inodes: HashMap::from([(Ino::ROOT, root)]), names: 0, last_ino: Ino::ROOT.0, limit }
+        let inodes = HashMap::from([(Ino::ROOT, root)]);
+        Namespace { inodes, names: 0, xattr_bytes: 0, last_ino: Ino::ROOT.0, limit }
     }
 
     /// Inodes alive, with or without a name.
@@ -265,7 +282,8 @@ impl<F> Namespace<F> {
         let ino = Ino(self.last_ino);
         let directory = is_directory.then(|| Directory::new(parent));
         let nlink = if is_directory { 2 } else { 1 };
-        let inode = Inode { kind, directory, ownership, times: Times::at(now), nlink, lookups: 0, opens: 0 };
+        let (times, xattrs) = (Times::at(now), Xattrs::default());
+        let inode = Inode { kind, directory, ownership, times, nlink, xattrs, lookups: 0, opens: 0 };
         self.inodes.insert(ino, inode);
         self.add_entry(parent, name, ino, now);
         Ok(ino)
@@ -414,6 +432,7 @@ impl<F> Namespace<F> {
         if inode.nlink > 0 || inode.lookups > 0 || inode.opens > 0 {
             return None;
         }
+        self.xattr_bytes -= inode.xattrs.bytes();
         match self.inodes.remove(&ino)?.kind {
             Kind::File(body) => Some(body),
             _ => None,

@@ -3,8 +3,10 @@
 //! A daemon that ends in whatever way closes its device, and the kernel answers every call on the mount with
 //! ENOTCONN; but the dead mount would stay on its path. So a child holds the reading end of a pipe whose writing
 //! end only the daemon has. A byte means a clean end, and the child leaves. End of file without that byte means
-//! that the daemon is gone: if a *dead* FUSE mount lies on the path, the child detaches it. A live one is never
-//! touched, so it does not matter whose mount it is or when it was made, and nothing has to be told to the child.
+//! that the daemon is gone. If the mount on the path is the one that the child was told of, it is taken away by force:
+//! a thread of the daemon that waits for the mount itself (`flusher`) may still keep it alive, and calls on it would
+//! then wait for ever. If the child was told of none, it detaches what lies there if that is a *dead* FUSE mount; a
+//! live one is somebody else's.
 //!
 //! The child is forked, not executed anew, so it runs under the rules of signal handlers: system calls on memory
 //! prepared before the fork, no allocation, no locks. It must be started before the process has threads, maps far
@@ -28,6 +30,19 @@ const GOODBYE_LIMIT: Duration = Duration::from_secs(2);
 /// Where the child keeps its end of the pipe after it has closed everything else.
 const CHILD_PIPE: RawFd = 3;
 const CHILD_NAME: &CStr = c"farpool-watcher";
+/// What the child may be told: that all is well, in one byte, or which mount it watches, in that many.
+const GOODBYE: u8 = b'x';
+const MOUNT_MESSAGE_BYTES: usize = 8;
+
+/// Where the kernel lets the owner of a FUSE connection end it.
+const CONNECTIONS: &[u8] = b"/sys/fs/fuse/connections/";
+const ABORT: &[u8] = b"/abort";
+/// Digits of the largest minor number.
+const MINOR_DIGITS: usize = 10;
+const ABORT_PATH_BYTES: usize = CONNECTIONS.len() + MINOR_DIGITS + ABORT.len() + 1;
+
+/// Major and minor number of a file system.
+pub(crate) type Device = (u32, u32);
 
 /// The daemon's hold on its watcher: dropping it is a clean end.
 #[derive(Debug)]
@@ -60,10 +75,20 @@ fn start(mountpoint: &Path) -> io::Result<Watcher> {
     }
 }
 
+impl Watcher {
+    /// The mount has been made: major and minor number of its file system.
+    pub(crate) fn mounted(&mut self, device: Device) -> io::Result<()> {
+        let mut message = [0; MOUNT_MESSAGE_BYTES];
+        message[..4].copy_from_slice(&device.0.to_ne_bytes());
+        message[4..].copy_from_slice(&device.1.to_ne_bytes());
+        self.pipe.write_all(&message) // at once: it is shorter than what a pipe takes whole
+    }
+}
+
 impl Drop for Watcher {
     fn drop(&mut self) {
         // A watcher that has gone already needs no goodbye; SIGPIPE is ignored by Rust's runtime.
-        let _ = self.pipe.write(b"x");
+        let _ = self.pipe.write(&[GOODBYE]);
         if matches!(wait_for_exit(self.child, GOODBYE_LIMIT), Ok(true)) {
             let _ = waitpid(Some(self.child), WaitOptions::NOHANG);
         }
@@ -97,13 +122,31 @@ fn watch(pipe: RawFd, null: RawFd, plan: &Plan) -> ! {
     // SAFETY: system calls on numbers and on the C strings of `plan`, which this process alone has and never frees.
     unsafe {
         leave_the_daemon(pipe, null);
-        if daemon_was_killed() && is_dead(&plan.mountpoint) {
-            let flags = libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW;
-            if libc::umount2(plan.mountpoint.as_ptr(), flags) != 0 {
-                execute_helper(plan);
-            }
+        if let End::Killed { mount } = end_of_daemon() {
+            take_away(plan, mount);
         }
         libc::_exit(0)
+    }
+}
+
+/// Takes the mount away that a killed daemon has left.
+///
+/// # Safety
+/// [`leave_the_daemon`] must have run.
+unsafe fn take_away(plan: &Plan, told: Option<Device>) {
+    // SAFETY: as in `watch`.
+    unsafe {
+        let there = device_at(&plan.mountpoint);
+        match told {
+            Some((_, minor)) if told == there => end_connection(minor),
+            Some(_) => return,
+            None if is_dead(&plan.mountpoint) => {}
+            None => return,
+        }
+        let flags = libc::MNT_FORCE | libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW;
+        if libc::umount2(plan.mountpoint.as_ptr(), flags) != 0 {
+            execute_helper(plan);
+        }
     }
 }
 
@@ -129,19 +172,78 @@ unsafe fn leave_the_daemon(pipe: RawFd, null: RawFd) {
     }
 }
 
+/// How the daemon ended.
+enum End {
+    Cleanly,
+    Killed { mount: Option<Device> },
+}
+
 /// Waits for the daemon's goodbye or its end.
 ///
 /// # Safety
 /// [`leave_the_daemon`] must have run.
-unsafe fn daemon_was_killed() -> bool {
-    let mut goodbye = 0u8;
+unsafe fn end_of_daemon() -> End {
+    let mut mount = None;
+    let mut message = [0u8; MOUNT_MESSAGE_BYTES];
     loop {
-        // SAFETY: one byte into a local variable.
-        match unsafe { libc::read(CHILD_PIPE, (&raw mut goodbye).cast(), 1) } {
-            0 => return true,
+        // SAFETY: as many bytes as the local variable has.
+        match unsafe { libc::read(CHILD_PIPE, message.as_mut_ptr().cast(), message.len()) } {
+            0 => return End::Killed { mount },
             // SAFETY: errno is a variable of this thread.
             -1 if unsafe { *libc::__errno_location() } == libc::EINTR => {}
-            _ => return false,
+            read if read == MOUNT_MESSAGE_BYTES as isize => {
+                let [a, b, c, d, e, f, g, h] = message;
+                mount = Some((u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h])));
+            }
+            _ => return End::Cleanly,
+        }
+    }
+}
+
+/// The file system at a path, from what the kernel knows without asking a daemon.
+///
+/// # Safety
+/// Between fork and exit only.
+unsafe fn device_at(path: &CStr) -> Option<Device> {
+    let mut stat = std::mem::MaybeUninit::<libc::statx>::zeroed();
+    let flags = libc::AT_STATX_DONT_SYNC | libc::AT_NO_AUTOMOUNT | libc::AT_SYMLINK_NOFOLLOW;
+    // SAFETY: the kernel writes one `statx` or nothing; all zeros is a value of it.
+    unsafe {
+        let done = libc::statx(libc::AT_FDCWD, path.as_ptr(), flags, 0, stat.as_mut_ptr());
+        let stat = stat.assume_init();
+        (done == 0).then_some((stat.stx_dev_major, stat.stx_dev_minor))
+    }
+}
+
+/// Has the kernel answer everybody who waits for a mount, with an error. Not everywhere possible; unmounting by force,
+/// which is not allowed to everybody, does the same.
+///
+/// # Safety
+/// Between fork and exit only.
+unsafe fn end_connection(minor: u32) {
+    let mut path = [0u8; ABORT_PATH_BYTES];
+    let mut digits = [0u8; MINOR_DIGITS];
+    let mut used = MINOR_DIGITS;
+    let mut rest = minor;
+    loop {
+        used -= 1;
+        digits[used] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    let parts = [CONNECTIONS, &digits[used..], ABORT];
+    // The room has its closing zero: the parts are one byte shorter than it at most.
+    for (place, byte) in path.iter_mut().zip(parts.into_iter().flatten()) {
+        *place = *byte;
+    }
+    // SAFETY: the path ends with a zero; one byte of a static string is written.
+    unsafe {
+        let file = libc::open(path.as_ptr().cast(), libc::O_WRONLY | libc::O_CLOEXEC);
+        if file >= 0 {
+            libc::write(file, c"1".as_ptr().cast(), 1);
+            libc::close(file);
         }
     }
 }

@@ -3,6 +3,16 @@
 
 #[path = "posix/contents.rs"]
 mod contents;
+#[path = "posix/copying.rs"]
+mod copying;
+#[path = "posix/holes.rs"]
+mod holes;
+#[path = "posix/intermediates.rs"]
+mod intermediates;
+#[path = "posix/locks.rs"]
+mod locks;
+#[path = "posix/many.rs"]
+mod many;
 #[path = "posix/mapping.rs"]
 mod mapping;
 #[path = "posix/model.rs"]
@@ -10,3 +20,5 @@ mod model;
 #[path = "posix/names.rs"]
 mod names;
 mod support;
+#[path = "posix/xattrs.rs"]
+mod xattrs;

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farpool_fabric::Scrubbed;
 use farpool_lease::Lending;
@@ -13,6 +13,10 @@ use crate::core::Core;
 
 /// Longest sleep of the keeper, and how often it looks whether held memory was let go.
 const TICK: Duration = Duration::from_millis(200);
+
+/// After failing to take the memory that fences move to: asking takes as long as touching a region, and leases end on this
+/// thread.
+const RESTORE_PAUSE: Duration = Duration::from_secs(5);
 
 /// The keeper's thread; ends when dropped.
 pub(crate) struct Keeper {
@@ -44,7 +48,7 @@ impl Drop for Keeper {
 
 fn keep(core: &Core, fenced: &Receiver<()>, stopped: &Receiver<()>) {
     let mut more = false;
-    let mut complained = false;
+    let mut restore_at = Instant::now();
     loop {
         let due = core.leases.lock().next_deadline();
         let until_due = due.map_or(TICK, |due| Duration::from_millis(due.since(core.now()).0));
@@ -62,13 +66,12 @@ fn keep(core: &Core, fenced: &Receiver<()>, stopped: &Receiver<()>) {
         // One at a time, so that leases end on time meanwhile.
         let next = core.leases.lock().begin_scrub(|region| core.regions.is_held(region));
         more = next.is_some_and(|lease| make_free(core, lease));
-        let restored = core.regions.restore_spare();
-        if let Err(error) = &restored
-            && !complained
+        if Instant::now() >= restore_at
+            && let Err(error) = core.regions.restore_spare()
         {
-            tracing::error!(%error, "no memory for the next fence of a shared region; trying again");
+            tracing::error!(%error, "no memory kept for the next fence of a shared region; trying again in {RESTORE_PAUSE:?}");
+            restore_at = Instant::now() + RESTORE_PAUSE;
         }
-        complained = restored.is_err();
     }
 }
 

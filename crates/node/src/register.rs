@@ -30,7 +30,7 @@ const LONGEST_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A region that became free is told without waiting for the next heartbeat, since the broker places nothing on a node
 /// that it takes for full; but after a heartbeat no sooner than this, so that leases that come and go cost the broker
-/// five times the usual heartbeats at most.
+/// five heartbeats a second at most.
 const FREED_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A node's standing with its broker.

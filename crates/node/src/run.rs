@@ -91,7 +91,7 @@ pub enum NodeError {
     },
     /// Offer less.
     #[error(
-        "only {} MiB of memory are available, not {} MiB (one region more than is lent is kept for fences); \
+        "only {} MiB of memory are available, not {} MiB (with --shm-socket, one region more than is lent); \
          lower --memory, or use --memory auto",
         available_bytes >> 20,
         needed_bytes >> 20
@@ -104,7 +104,7 @@ pub enum NodeError {
     },
     /// Raise the limit, or do without locking.
     #[error(
-        "only {} MiB may be locked, not {} MiB (one region more than is lent is kept for fences); \
+        "only {} MiB may be locked, not {} MiB (with --shm-socket, one region more than is lent); \
          raise the limit (ulimit -l, or LimitMEMLOCK= in the unit), or pass --no-lock",
         lockable_bytes >> 20,
         needed_bytes >> 20
@@ -122,6 +122,12 @@ pub enum NodeError {
     Descriptors {
         /// How many regions.
         regions: u32,
+    },
+    /// Memory that processes share is a file to the kernel.
+    #[error("regions of {} MiB are files to the kernel, larger than the limit; raise it (ulimit -f unlimited)", region_bytes >> 20)]
+    FileSize {
+        /// The region size.
+        region_bytes: u64,
     },
     /// The kernel did not give the memory after all.
     #[error("cannot reserve the memory: {0}; lower --memory")]
@@ -323,6 +329,7 @@ async fn start(
     let memory =
         memory.map_err(|error: io::Error| match error.raw_os_error().map(Errno::from_raw_os_error) {
             Some(Errno::MFILE | Errno::NFILE) => NodeError::Descriptors { regions },
+            Some(Errno::FBIG) => NodeError::FileSize { region_bytes },
             _ => NodeError::Reserve(error),
         })?;
     let started = Core::start(identity.node, identity.incarnation, DEFAULT_TTL, memory);

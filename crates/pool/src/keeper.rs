@@ -141,24 +141,24 @@ async fn keep(shared: Arc<Shared>, broker: BrokerClient<Channel>, mut stopped: o
     }
     growing.abort();
     viewing.abort();
-    let releases = release(&shared, &mut nodes, shared.retire_all());
+    let releases = release(&shared, &mut nodes, shared.stock.retire_all());
     for task in releases {
         let _ = task.await; // it has its own deadline; what is not released runs out by itself
     }
 }
 
 fn look_after_leases(shared: &Arc<Shared>, nodes: &mut Nodes) {
-    let now = shared.now();
-    for (region, epoch) in shared.with_holder(|holder| holder.lapsed(now)) {
-        shared.lease_lost(region, epoch);
+    let now = shared.stock.now();
+    for (region, epoch) in shared.stock.with_holder(|holder| holder.lapsed(now)) {
+        shared.stock.lease_lost(region, epoch);
     }
-    for renewal in shared.with_holder(|holder| holder.renewals(now, MAX_LEASES_PER_REQUEST)) {
+    for renewal in shared.stock.with_holder(|holder| holder.renewals(now, MAX_LEASES_PER_REQUEST)) {
         if let Some(client) = nodes.client(shared, renewal.node) {
             tokio::spawn(renew(shared.clone(), client, renewal));
         }
     }
-    drop(release(shared, nodes, shared.shrink(LINGER)));
-    shared.forget_idle_nodes();
+    drop(release(shared, nodes, shared.stock.shrink(LINGER)));
+    shared.stock.forget_idle_nodes();
     nodes.forget_strangers(shared);
 }
 
@@ -170,7 +170,7 @@ struct Nodes {
 
 impl Nodes {
     fn client(&mut self, shared: &Shared, node: NodeId) -> Option<NodeClient<Channel>> {
-        let state = shared.nodes().into_iter().find(|state| state.peer.node == node)?;
+        let state = shared.stock.nodes().into_iter().find(|state| state.peer.node == node)?;
         self.client_of(&state)
     }
 
@@ -195,15 +195,15 @@ impl Nodes {
     }
 
     fn forget_strangers(&mut self, shared: &Shared) {
-        let known: Vec<NodeId> = shared.nodes().iter().map(|state| state.peer.node).collect();
+        let known: Vec<NodeId> = shared.stock.nodes().iter().map(|state| state.peer.node).collect();
         self.clients.retain(|node, _| known.contains(node));
     }
 }
 
 async fn renew(shared: Arc<Shared>, mut client: NodeClient<Channel>, renewal: Renewal) {
     let node = renewal.node;
-    match tokio::time::timeout(REQUEST_DEADLINE, client.renew(renewal.request(shared.owner))).await {
-        Ok(Ok(answer)) => shared.renewal_answered(&renewal, answer.get_ref()),
+    match tokio::time::timeout(REQUEST_DEADLINE, client.renew(renewal.request(shared.stock.owner()))).await {
+        Ok(Ok(answer)) => shared.stock.renewal_answered(&renewal, answer.get_ref()),
         Ok(Err(status)) => {
             tracing::warn!(%node, error = status.message(), "renewal failed; trying again");
         }
@@ -225,8 +225,7 @@ fn release(
     for (node, regions) in by_node {
         let Some(client) = nodes.client_of(&regions[0].node) else { continue };
         for regions in regions.chunks(MAX_LEASES_PER_REQUEST) {
-            let leases = regions.iter().map(|held| (held.id.index, held.epoch, &held.key));
-            let request = shared.with_holder(|holder| holder.release(leases));
+            let request = shared.stock.release_request(regions);
             tasks.push(tokio::spawn(release_at(client.clone(), node, request)));
         }
     }
@@ -244,7 +243,7 @@ async fn watch_capacity(shared: Arc<Shared>, mut broker: BrokerClient<Channel>) 
     loop {
         tokio::time::sleep(VIEW_INTERVAL).await;
         match view(&mut broker).await {
-            Ok(view) => shared.pool_has_free(view.free_regions),
+            Ok(view) => shared.stock.pool_has_free(view.free_regions),
             Err(error) => tracing::debug!(error, "the broker does not answer"),
         }
     }
@@ -252,20 +251,22 @@ async fn watch_capacity(shared: Arc<Shared>, mut broker: BrokerClient<Channel>) 
 
 async fn grow_when_wanted(shared: Arc<Shared>, mut broker: BrokerClient<Channel>) {
     loop {
-        shared.growth_wanted.notified().await;
-        let outcome = if shared.is_low() { grow(&shared, &mut broker).await } else { GrowthOutcome::Grown };
-        let pause = shared.growth_ended(outcome);
+        shared.stock.growth_wanted().await;
+        let outcome =
+            if shared.stock.is_low() { grow(&shared, &mut broker).await } else { GrowthOutcome::Grown };
+        let pause = shared.stock.growth_ended(outcome);
         tokio::time::sleep(pause).await;
     }
 }
 
 async fn grow(shared: &Arc<Shared>, broker: &mut BrokerClient<Channel>) -> GrowthOutcome {
-    let count = shared.regions_wanted();
+    let count = shared.stock.regions_wanted();
     if count == 0 {
         return GrowthOutcome::Full;
     }
-    let asked_at = shared.now();
-    let request = shared.with_holder(|holder| holder.acquisition(asked_at, LeaseClass::Revocable, count));
+    let asked_at = shared.stock.now();
+    let request =
+        shared.stock.with_holder(|holder| holder.acquisition(asked_at, LeaseClass::Revocable, count));
     let answer = match tokio::time::timeout(ACQUIRE_DEADLINE, broker.acquire(request)).await {
         Ok(Ok(answer)) => Some(answer.into_inner()),
         Ok(Err(status)) => {
@@ -279,13 +280,13 @@ async fn grow(shared: &Arc<Shared>, broker: &mut BrokerClient<Channel>) -> Growt
     };
     let lent = answer.as_ref().map_or(0, |answer| answer.leases.len() as u64);
     let reason = answer.as_ref().map(|answer| answer.short_reason.clone()).unwrap_or_default();
-    let (outcome, unusable) = shared.acquisition_answered(asked_at, answer);
+    let (outcome, unusable) = shared.stock.acquisition_answered(asked_at, answer);
     match outcome {
         GrowthOutcome::Full if lent == 0 => {
             tracing::info!(reason, "the pool has no more regions");
-            shared.pool_has_free(0);
+            shared.stock.pool_has_free(0);
         }
-        _ => shared.pool_has_lent(lent),
+        _ => shared.stock.pool_has_lent(lent),
     }
     for lease in unusable {
         give_back(shared, lease).await;
@@ -298,6 +299,6 @@ async fn give_back(shared: &Shared, lease: Lease) {
     let (Some(address), Some(key)) = (&lease.address, lease.access_key()) else { return };
     let Ok(channel) = dial(&address.control, shared.config.tls.as_ref()) else { return };
     let lease = (lease.region, Epoch(lease.epoch), &key);
-    let request = shared.with_holder(|holder| holder.release(std::iter::once(lease)));
+    let request = shared.stock.with_holder(|holder| holder.release(std::iter::once(lease)));
     release_at(NodeClient::new(channel), NodeId(address.node), request).await;
 }

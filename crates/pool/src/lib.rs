@@ -8,8 +8,10 @@
 //! P4. Regions that are empty go back to the pool after a short while.
 //! P5. A region that is being taken back gets nothing new, and goes back as soon as it is empty.
 //!
-//! The rules are pure ([`Holder`], [`Growth`], `space`, crate `lease`); `keeper` talks to the broker and the nodes,
-//! `sharing` lets other clients in, `watch` looks after the nodes' lives, [`Session`] is the blocking edge.
+//! The rules are pure ([`Holder`], [`Growth`], `space`, crate `lease`). [`Stock`] joins them to what a process holds, and
+//! [`SessionCore`] reaches it, over a clock and endpoints that are given: so both run in simulations as they are. [`Pool`] is
+//! the shell of the real thing: `keeper` talks to the broker and the nodes, `sharing` lets other clients in, `watch` looks
+//! after the nodes' lives, [`Session`] is the blocking edge.
 //! Not here: what extents are used for.
 
 mod error;
@@ -21,15 +23,18 @@ mod region;
 mod session;
 mod sharing;
 mod space;
+mod stock;
 mod watch;
 
 pub use error::{AccessError, GrantError, NoSpace, PoolError};
 pub use growth::Growth;
 pub use holder::{Acquired, Change, ClientGrant, GrowthOutcome, HeldLease, Holder, Renewal};
-pub use pool::{Capacity, Pool, PoolConfig};
+pub use pool::{Pool, PoolConfig};
 pub use region::{LeasedRegion, NodeState};
 pub use session::{Session, SessionCore, SessionGuard};
 pub use space::{EXTENT_BYTES, Extent};
+pub use stock::{Capacity, Reach, Stock, StockConfig};
+pub use watch::watch_nodes;
 
 use std::time::Duration;
 

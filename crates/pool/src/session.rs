@@ -4,8 +4,9 @@
 //!     lost, idle or not.
 //! S2. After an operation that may still be under way the session reconnects before anything else: what was under
 //!     way is dead then, and doing it again is safe (design, section 3: incarnations).
+//! S3. A write that is dropped half-way, or given up without an answer from a new incarnation, puts its extent in doubt.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::rc::Rc;
@@ -21,6 +22,7 @@ use crate::error::{AccessError, is_shortage};
 use crate::pool::Shared;
 use crate::region::{LeasedRegion, NodeState};
 use crate::space::Extent;
+use crate::stock::Stock;
 use crate::watch::endpoint;
 
 /// Room for the largest transfer with its blocks completed at both ends, twice.
@@ -55,7 +57,10 @@ unsafe impl Send for Confined {}
 
 impl Session {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let confined = Arc::new(Mutex::new(Confined(SessionCore::new(shared.clone()))));
+        let confined = Arc::new(Mutex::new(Confined(SessionCore::new(
+            shared.stock.clone(),
+            endpoint(&shared, ARENA_BYTES),
+        ))));
         shared.register_session(Arc::downgrade(&confined));
         Session { confined }
     }
@@ -92,7 +97,7 @@ impl Confined {
 
 /// A session for one thread's `async` code: an endpoint, and a queue per node.
 pub struct SessionCore {
-    shared: Arc<Shared>,
+    stock: Arc<Stock>,
     endpoint: Endpoint,
     queues: RefCell<BTreeMap<NodeId, Rc<NodeQueue>>>,
 }
@@ -104,10 +109,24 @@ struct NodeQueue {
     attached: RefCell<BTreeMap<u32, Arc<LeasedRegion>>>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {
     Read,
     Write,
+}
+
+/// A transfer that is being tried. If it ends, or is dropped, while a write of it may still land, the extent is in doubt.
+struct UnderWay<'a> {
+    extent: &'a Extent,
+    may_land: Cell<bool>,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if self.may_land.get() {
+            self.extent.doubt();
+        }
+    }
 }
 
 /// What to do after an operation failed.
@@ -127,9 +146,9 @@ fn settled(error: AccessError, region: RegionId, in_doubt: bool) -> AccessError 
 }
 
 impl SessionCore {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let endpoint = endpoint(&shared, ARENA_BYTES);
-        SessionCore { shared, endpoint, queues: RefCell::default() }
+    /// A session over an endpoint of its own, whose clock is the stock's.
+    pub fn new(stock: Arc<Stock>, endpoint: Endpoint) -> Self {
+        SessionCore { stock, endpoint, queues: RefCell::default() }
     }
 
     /// The session's end of the fabric.
@@ -170,10 +189,11 @@ impl SessionCore {
         mut buffer: ArenaBuf,
     ) -> (ArenaBuf, Result<(), AccessError>) {
         let region = extent.region();
+        let under_way = UnderWay { extent, may_land: Cell::new(false) };
         let mut in_doubt = false;
         for attempt in 0..TRIES {
             self.pause_before(attempt).await;
-            if let Err(error) = region.check(self.shared.now().0) {
+            if let Err(error) = region.check(self.stock.now().0) {
                 return (buffer, Err(error));
             }
             let attached = self.attach(region).await;
@@ -183,16 +203,24 @@ impl SessionCore {
                     let at = extent.address(offset);
                     let (returned, result) = match direction {
                         Direction::Read => queue.queue.read(at, region.epoch, buffer).await,
-                        Direction::Write => queue.queue.write(at, region.epoch, buffer).await,
+                        Direction::Write => {
+                            under_way.may_land.set(true);
+                            queue.queue.write(at, region.epoch, buffer).await
+                        }
                     };
                     buffer = returned;
                     (queue, result)
                 }
             };
             match result {
-                Ok(()) => return (buffer, Ok(())),
+                Ok(()) => {
+                    under_way.may_land.set(false);
+                    return (buffer, Ok(()));
+                }
                 Err(error) => {
-                    in_doubt |= matches!(error, OpError::Unknown { .. });
+                    // A read changes nothing, so nothing of it is in doubt.
+                    in_doubt |= direction == Direction::Write && matches!(error, OpError::Unknown { .. });
+                    under_way.may_land.set(in_doubt);
                     match self.after(error, &queue, region) {
                         Next::TryAgain => {}
                         Next::Fail(error) => return (buffer, Err(settled(error, region.id, in_doubt))),
@@ -200,18 +228,18 @@ impl SessionCore {
                 }
             }
         }
-        self.shared.node_lost(&region.node);
+        self.stock.node_lost(&region.node);
         (buffer, Err(AccessError::NodeLost { node: region.id.node }))
     }
 
     /// Asks the node to attach a region, for as long as it says that the memory is just being moved: that takes as long
     /// as copying a region, and says nothing against the node.
     async fn attach_once_it_stays(&self, queue: &NodeQueue, region: &LeasedRegion) -> Result<(), OpError> {
-        let give_up_at = self.shared.now().plus(MOVE_PATIENCE);
+        let give_up_at = self.stock.now().plus(MOVE_PATIENCE);
         loop {
             match queue.queue.attach(region.id, region.epoch, region.key).await {
                 Err(OpError::Refused(Refusal::Busy))
-                    if !region.is_over() && self.shared.now() < give_up_at =>
+                    if !region.is_over() && self.stock.now() < give_up_at =>
                 {
                     self.endpoint.sleep(RETRY_PAUSE).await;
                 }
@@ -238,13 +266,15 @@ impl SessionCore {
                     queue.attached.borrow_mut().insert(region.id.index, region.clone());
                     return Ok(queue);
                 }
+                // Its patience is over: that says nothing against the node.
+                Err(busy @ OpError::Refused(Refusal::Busy)) => return Err(AccessError::Refused(busy)),
                 Err(error) => match self.after(error, &queue, region) {
                     Next::TryAgain => {}
                     Next::Fail(error) => return Err(error),
                 },
             }
         }
-        self.shared.node_lost(&region.node);
+        self.stock.node_lost(&region.node);
         Err(AccessError::NodeLost { node: region.id.node })
     }
 
@@ -259,7 +289,7 @@ impl SessionCore {
             Ok(queue) => queue,
             Err(error) if is_shortage(&error) => return Err(AccessError::Short { node: id }),
             Err(_) => {
-                self.shared.node_lost(node);
+                self.stock.node_lost(node);
                 return Err(AccessError::NodeLost { node: id });
             }
         };
@@ -278,7 +308,7 @@ impl SessionCore {
     fn after(&self, error: OpError, queue: &NodeQueue, region: &LeasedRegion) -> Next {
         match error {
             OpError::Refused(Refusal::StaleEpoch | Refusal::WrongKey) => {
-                self.shared.lease_lost(region.id, region.epoch);
+                self.stock.lease_lost(region.id, region.epoch);
                 region.lose();
                 Next::Fail(AccessError::LeaseLost { region: region.id })
             }
@@ -293,7 +323,7 @@ impl SessionCore {
             OpError::Refused(Refusal::Exhausted) => Next::Fail(AccessError::Short { node: region.id.node }),
             OpError::Refused(_) => Next::Fail(AccessError::Refused(error)),
             OpError::Unknown { cause: Uncertain::Deadline, node } => {
-                self.shared.node_lost(&queue.node);
+                self.stock.node_lost(&queue.node);
                 Next::Fail(AccessError::NodeLost { node })
             }
             OpError::Unknown { node, .. } | OpError::NotSent { node } => {
@@ -305,7 +335,7 @@ impl SessionCore {
                     Ok(()) => Next::TryAgain,
                     Err(error) if is_shortage(&error) => Next::Fail(AccessError::Short { node }),
                     Err(_) => {
-                        self.shared.node_lost(&queue.node);
+                        self.stock.node_lost(&queue.node);
                         Next::Fail(AccessError::NodeLost { node })
                     }
                 }
@@ -320,7 +350,7 @@ impl SessionCore {
     }
 
     /// Closes queues to lost nodes, and detaches regions that are over.
-    async fn let_go(&self) {
+    pub async fn let_go(&self) {
         self.queues.borrow_mut().retain(|_, queue| !queue.node.is_lost());
         let queues: Vec<_> = self.queues.borrow().values().cloned().collect();
         for queue in queues {

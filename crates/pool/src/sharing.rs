@@ -27,13 +27,13 @@ pub(crate) async fn add_grant(
     mode: GrantMode,
 ) -> Result<(ClientGrant, Millis), GrantError> {
     let lost = GrantError::LeaseLost { region: region.id };
-    let request = shared.with_holder(|holder| holder.add_grant(shared.now(), region.id, mode));
+    let request = shared.stock.with_holder(|holder| holder.add_grant(shared.stock.now(), region.id, mode));
     let request = request.ok_or(lost.clone())?;
     let mut node = client(shared, region)?;
     let asked = tokio::time::timeout(REQUEST_DEADLINE, node.add_grant(request.clone())).await;
     let answer = asked.map_err(|_| late(region))?.map_err(|status| refused(region, &status))?.into_inner();
-    let now = shared.now();
-    let granted = shared.with_holder(|holder| {
+    let now = shared.stock.now();
+    let granted = shared.stock.with_holder(|holder| {
         let grant = holder.grant_added(now, region.id, &request, &answer);
         grant.zip(holder.usable_for(now, region.id))
     });
@@ -49,7 +49,8 @@ pub(crate) async fn fence_grant(
 ) -> Result<(), GrantError> {
     let mut node = client(shared, region)?;
     for _ in 0..FENCE_TRIES {
-        let request = shared.with_holder(|holder| holder.fence_grant(shared.now(), region.id, grant));
+        let request =
+            shared.stock.with_holder(|holder| holder.fence_grant(shared.stock.now(), region.id, grant));
         let request = request.ok_or(GrantError::LeaseLost { region: region.id })?;
         if let Ok(answer) = tokio::time::timeout(REQUEST_DEADLINE, node.fence_grant(request)).await {
             return answer.map(drop).map_err(|status| refused(region, &status));
@@ -65,7 +66,10 @@ fn client(shared: &Shared, region: &LeasedRegion) -> Result<NodeClient<Channel>,
 }
 
 fn late(region: &LeasedRegion) -> GrantError {
-    let reason = "no answer in time".to_owned();
+    let reason = format!(
+        "no answer within {} s; ask again: until it answers, nothing is certain",
+        REQUEST_DEADLINE.as_secs()
+    );
     GrantError::NoAnswer { node: region.id.node, reason }
 }
 

@@ -3,8 +3,10 @@
 //! A1. An extent is free, or belongs to one [`Extent`] value, or lies in a region that was let go.
 //! A2. Consecutive places go to consecutive nodes, as far as they have room: that is what stripes a file.
 //! A3. Full regions are preferred, so that others run empty and can go back to the pool.
+//! A4. An extent on which a write may still land is not used again: its region goes back with it, or is lost.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use farpool_wire::{NodeId, RegionId, RemoteAddr};
@@ -26,6 +28,7 @@ pub struct Extent {
     place: u32,
     number: u64,
     space: Weak<Mutex<Space>>,
+    in_doubt: AtomicBool,
 }
 
 impl Extent {
@@ -40,6 +43,17 @@ impl Extent {
         RemoteAddr { region: self.region.id, offset: self.place as u64 * EXTENT_BYTES + offset }
     }
 
+    /// Whether a write of which nobody knows may still land here. It stays so: what the extent holds belongs elsewhere, and
+    /// its place is not used again under this lease.
+    pub fn is_in_doubt(&self) -> bool {
+        // Acquire: pairs with the release below. Whoever finds the lock of a block given up finds the doubt as well.
+        self.in_doubt.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn doubt(&self) {
+        self.in_doubt.store(true, Ordering::Release);
+    }
+
     /// A small number that no other extent of the process has at the same time: an index for tables kept beside.
     pub fn number(&self) -> u64 {
         self.number
@@ -48,6 +62,9 @@ impl Extent {
 
 impl Drop for Extent {
     fn drop(&mut self) {
+        if self.is_in_doubt() {
+            return; // what may still land must meet nobody else
+        }
         if let Some(space) = self.space.upgrade() {
             space.lock().give_back(&self.region, self.place);
         }
@@ -134,6 +151,7 @@ impl Space {
             place,
             number: fullest.number * fullest.extents as u64 + place as u64,
             space: Arc::downgrade(space),
+            in_doubt: AtomicBool::new(false),
         })
     }
 
@@ -291,6 +309,17 @@ mod tests {
         drop(kept);
         assert_eq!(space.lock().free(), 0);
         assert_eq!(space.lock().shrink(1, 2_000, 100).len(), 1);
+    }
+
+    #[test]
+    fn an_extent_on_which_a_write_may_still_land_is_not_used_again() {
+        let space = space(1, 1);
+        let (doubtful, other) = (take(&space, 0).unwrap(), take(&space, 0).unwrap());
+        doubtful.doubt();
+        drop((doubtful, other));
+        assert_eq!(space.lock().free(), 3);
+        assert!(space.lock().shrink(1_000_000, 0, 0).is_empty(), "nor is its region taken for empty");
+        assert_eq!(space.lock().remove(|_| true).len(), 1, "but it can be let go");
     }
 
     #[test]

@@ -9,14 +9,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use farpool_fabric::{Endpoint, EndpointConfig, Negotiated, OpError, Queue, block_on};
+use farpool_fabric::{Clock, Endpoint, EndpointConfig, Negotiated, OpError, Queue, block_on};
 use farpool_wire::{CALL_PING, SessionId};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::NODE_DEADLINE;
 use crate::error::is_shortage;
-use crate::pool::{PoolClock, Shared, random_id};
+use crate::pool::{Shared, random_id};
 use crate::region::NodeState;
+use crate::stock::Stock;
 
 /// How often a node is pinged, and sessions are looked at.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -54,29 +55,49 @@ impl Drop for Watch {
 pub(crate) fn endpoint(shared: &Arc<Shared>, arena_bytes: usize) -> Endpoint {
     Endpoint::new(EndpointConfig {
         transport: Rc::new(Negotiated::new(shared.config.transport, NODE_DEADLINE)),
-        clock: Rc::new(PoolClock(shared.clone())),
+        clock: Rc::new(StockClock(shared.stock.clock())),
         session_ids: Box::new(|| SessionId(random_id())),
         arena_bytes,
         deadline: NODE_DEADLINE,
     })
 }
 
-async fn watch_all(shared: &Arc<Shared>, endpoint: &Endpoint, stopped: &AtomicBool) {
+/// The stock's clock, as endpoints keep it.
+struct StockClock(Arc<dyn Clock + Send + Sync>);
+
+impl Clock for StockClock {
+    fn now_ns(&self) -> u64 {
+        self.0.now_ns()
+    }
+}
+
+async fn watch_all(shared: &Shared, endpoint: &Endpoint, stopped: &AtomicBool) {
+    let sessions = async {
+        while !stopped.load(Ordering::Relaxed) {
+            for session in shared.sessions() {
+                // A session that is busy will let go by itself soon, or at the next look.
+                if let Some(session) = session.try_lock() {
+                    session.let_go();
+                }
+            }
+            endpoint.sleep(INTERVAL).await;
+        }
+    };
+    let nodes = watch_nodes(&shared.stock, endpoint);
+    futures_util::future::select(std::pin::pin!(sessions), std::pin::pin!(nodes)).await;
+}
+
+/// Pings all nodes that hold something, and gives up those that do not answer. Does not end.
+pub async fn watch_nodes(stock: &Stock, endpoint: &Endpoint) {
     let mut watched: Vec<Arc<NodeState>> = Vec::new();
     let mut watches = FuturesUnordered::new();
-    while !stopped.load(Ordering::Relaxed) {
-        let nodes = shared.nodes();
+    loop {
+        let nodes = stock.nodes();
         watched.retain(|known| nodes.iter().any(|node| Arc::ptr_eq(known, node)));
         for node in nodes {
             if !watched.iter().any(|known| Arc::ptr_eq(known, &node)) {
                 watched.push(node.clone());
-                watches.push(watch_node(shared, endpoint, node));
-            }
-        }
-        for session in shared.sessions() {
-            // A session that is busy will let go by itself soon, or at the next look.
-            if let Some(session) = session.try_lock() {
-                session.let_go();
+                watches.push(watch_node(stock, endpoint, node));
             }
         }
         let pause = std::pin::pin!(endpoint.sleep(INTERVAL));
@@ -89,24 +110,24 @@ async fn watch_all(shared: &Arc<Shared>, endpoint: &Endpoint, stopped: &AtomicBo
 }
 
 /// Pings one node until it does not answer or nothing of ours lies there any more.
-async fn watch_node(shared: &Arc<Shared>, endpoint: &Endpoint, node: Arc<NodeState>) {
+async fn watch_node(stock: &Stock, endpoint: &Endpoint, node: Arc<NodeState>) {
     let mut said = false;
     let queue = loop {
         match endpoint.open(node.peer.clone()) {
             Ok(queue) => break queue,
             // Says nothing of the node; who uses it finds out by himself meanwhile.
-            Err(error) if is_shortage(&error) && is_known(shared, &node) => {
+            Err(error) if is_shortage(&error) && is_known(stock, &node) => {
                 if !said {
                     tracing::warn!(node = %node.peer.node, %error, "cannot look after the node for now; trying on");
                 }
                 said = true;
                 endpoint.sleep(INTERVAL).await;
             }
-            Err(_) => return shared.node_lost(&node),
+            Err(_) => return stock.node_lost(&node),
         }
     };
     let mut failures = 0;
-    while is_known(shared, &node) {
+    while is_known(stock, &node) {
         match ping(endpoint, &queue).await {
             Ok(()) => {
                 failures = 0;
@@ -119,7 +140,7 @@ async fn watch_node(shared: &Arc<Shared>, endpoint: &Endpoint, node: Arc<NodeSta
                 let deadline_passed =
                     matches!(error, OpError::Unknown { cause: farpool_fabric::Uncertain::Deadline, .. });
                 if failures > 1 || deadline_passed {
-                    shared.node_lost(&node);
+                    stock.node_lost(&node);
                     continue;
                 }
                 match queue.reconnect() {
@@ -128,7 +149,7 @@ async fn watch_node(shared: &Arc<Shared>, endpoint: &Endpoint, node: Arc<NodeSta
                         failures = 0; // as above
                         endpoint.sleep(INTERVAL).await;
                     }
-                    Err(_) => shared.node_lost(&node),
+                    Err(_) => stock.node_lost(&node),
                 }
             }
         }
@@ -136,8 +157,8 @@ async fn watch_node(shared: &Arc<Shared>, endpoint: &Endpoint, node: Arc<NodeSta
 }
 
 /// Whether something of ours still lies on the node.
-fn is_known(shared: &Shared, node: &Arc<NodeState>) -> bool {
-    shared.nodes().iter().any(|known| Arc::ptr_eq(known, node))
+fn is_known(stock: &Stock, node: &Arc<NodeState>) -> bool {
+    stock.nodes().iter().any(|known| Arc::ptr_eq(known, node))
 }
 
 async fn ping(endpoint: &Endpoint, queue: &Queue) -> Result<(), OpError> {

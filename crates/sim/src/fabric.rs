@@ -168,7 +168,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let violations = judge::judge(history);
     RunReport {
         seed,
-        panicked: panicked && violations.len() == 1,
+        panicked,
         violations,
         trace_hash: world.trace_hash(),
         events: world.trace_events(),

@@ -9,10 +9,13 @@
 //! Not here: the simulated world itself (`farpool_fabric::sim`), the command line (crate `cli`).
 
 mod fabric;
+mod file;
+mod plane;
 mod pool;
 mod register;
 mod runner;
 
 pub use fabric::FABRIC;
+pub use file::FILE;
 pub use pool::POOL;
 pub use runner::{Catch, RunReport, Scenario, Sweep, find_scenario, hunt, run_guarded, sweep};

@@ -1,42 +1,31 @@
 //! `sim pool`: brokers, nodes, owners and their clients, with everything that can go wrong between them; judged by
 //! what leases promise (`docs/leases.md`).
 
-mod broker;
 mod client;
 mod conduct;
 mod nemesis;
-mod node;
-mod oracle;
-mod post;
-mod shell;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::ops::Deref;
 use std::rc::Rc;
 
-use farpool_fabric::Peer;
-use farpool_fabric::sim::{
-    Executor, Faults, Network, ProcessId, Random, RunEnd, Service, Span, Tasks, World, WorldConfig,
-};
+use farpool_fabric::sim::{Executor, Faults, Network, Random, RunEnd, Service, Span, World, WorldConfig};
 use farpool_lease::{LeaseClass, Millis};
-use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
+use farpool_wire::{Epoch, NodeId, RegionId};
 
+use crate::plane::broker::Broker;
+use crate::plane::node::Node;
+use crate::plane::post::Delivery;
+use crate::plane::{EPOCH_REUSED, FORGETFUL_BROKER, Plane, PlaneConfig, UNCOUNTED_RENEWAL, UNFENCED_GRANT};
 use crate::runner::{RunReport, Scenario};
-use broker::Broker;
 use client::{Client, Seat};
 use nemesis::Who;
-use node::Node;
-use oracle::Oracle;
-use post::{Delivery, Doom};
 
 /// The scenario of leases.
 pub const POOL: Scenario = Scenario { name: "pool", mutations: MUTATIONS, run };
 
 const TRUSTING_CLIENT: &str = "client-trusts-its-lease-past-its-own-clock";
-const FORGETFUL_BROKER: &str = "new-broker-forgets-what-a-node-holds";
-const EPOCH_REUSED: &str = "epoch-reused-after-restart";
-const UNFENCED_GRANT: &str = "region-lent-before-the-last-grant-is-gone";
-const UNCOUNTED_RENEWAL: &str = "node-answers-a-renewal-it-does-not-count";
 const MUTATIONS: &[&str] =
     &[TRUSTING_CLIENT, FORGETFUL_BROKER, EPOCH_REUSED, UNFENCED_GRANT, UNCOUNTED_RENEWAL];
 
@@ -49,6 +38,8 @@ const RUN_NS: u64 = 600_000_000_000;
 /// Words of a region that are used, and their size.
 const WORDS: u64 = 48;
 const WORD_BYTES: u64 = 8;
+/// Size of a region: one page.
+const REGION_BYTES: u64 = 4096;
 /// Regions of a node.
 const REGIONS: std::ops::Range<u64> = 1..4;
 
@@ -65,70 +56,33 @@ enum Phase {
 
 /// What all parts of one run share.
 struct Run {
-    world: World,
-    tasks: Tasks,
-    seed: u64,
-    mutation: Option<&'static str>,
-    ttl: Millis,
-    delivery: Cell<Delivery>,
-    oracle: RefCell<Oracle>,
-    nodes: Vec<Rc<Node>>,
-    broker: Broker,
+    plane: Rc<Plane>,
+    words: Cell<u64>,
     seats: Vec<Rc<Seat>>,
     /// The present process at each seat.
     clients: RefCell<Vec<Option<Rc<Client>>>>,
     phase: Cell<Phase>,
-    /// Names questions, owners, sessions and streams of randomness.
-    names: Cell<u64>,
-    words: Cell<u64>,
-    faults_random: RefCell<Random>,
-    doomed: RefCell<BTreeMap<ProcessId, Doom>>,
     /// Who is about to die, or dead and about to live again.
     dying: RefCell<BTreeSet<Who>>,
     /// Mishaps under way: what is broken is mended before the run goes on.
     mishaps: Cell<u32>,
-    /// Letters that somebody holds back.
-    late_letters: Cell<u32>,
-    /// A process of no host that matters, for what belongs to nobody.
-    nowhere: ProcessId,
+}
+
+impl Deref for Run {
+    type Target = Plane;
+
+    fn deref(&self) -> &Plane {
+        &self.plane
+    }
 }
 
 impl Run {
-    fn random(&self, stream: u64) -> Random {
-        Random::new(self.seed, stream)
-    }
-
-    fn next_name(&self) -> u64 {
-        self.names.set(self.names.get() + 1);
-        self.names.get()
-    }
-
     /// The next word that only one process writes.
     fn next_word(&self) -> u64 {
         let word = self.words.get();
         assert!(word < WORDS, "more processes than words");
         self.words.set(word + 1);
         word
-    }
-
-    /// Any key will do, as long as each grant has another.
-    fn fresh_key(&self) -> AccessKey {
-        let mut bytes = [0x44; AccessKey::BYTES];
-        bytes[..8].copy_from_slice(&self.next_name().to_le_bytes());
-        AccessKey::from_bytes(bytes)
-    }
-
-    fn is_broken(&self, mutation: &str) -> bool {
-        self.mutation == Some(mutation)
-    }
-
-    /// Whether something that happens so often to letters happens now.
-    fn draw(&self, permille: u32) -> bool {
-        self.faults_random.borrow_mut().chance(permille)
-    }
-
-    fn node(&self, id: NodeId) -> Rc<Node> {
-        self.nodes.iter().find(|node| node.id == id).expect("letters name nodes of this world").clone()
     }
 
     fn client(&self, seat: usize) -> Option<Rc<Client>> {
@@ -140,11 +94,6 @@ impl Run {
         let clients = self.clients.borrow();
         let alive = clients.iter().flatten().filter(|client| self.world.is_alive(client.process));
         alive.filter(|client| client.trusts(region, epoch)).map(|client| client.process.number()).collect()
-    }
-
-    fn complain(&self, what: String) {
-        self.world.note("violation", &[]);
-        self.oracle.borrow_mut().complain(what);
     }
 }
 
@@ -223,30 +172,31 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let broker_host =
         if random.chance(300) { nodes[0].host } else { world.add_host(clock_rate(&mut random)) };
     let nowhere = world.add_process(world.add_host(1_000_000));
-    let run = Rc::new(Run {
-        world: world.clone(),
-        tasks: executor.tasks(),
+    let config = PlaneConfig {
         seed,
         mutation,
         ttl: Millis(TTL_MS.start + random.below(TTL_MS.end - TTL_MS.start)),
-        delivery: Cell::new(delivery),
-        oracle: RefCell::default(),
+        region_bytes: REGION_BYTES,
+        delivery,
         nodes,
         broker: Broker::new(broker_host, world.add_process(broker_host)),
+        nowhere,
+        faults_stream: 21,
+    };
+    let run = Rc::new(Run {
+        plane: Plane::new(world.clone(), executor.tasks(), config),
         clients: RefCell::new(seats.iter().map(|_| None).collect()),
         seats,
         phase: Cell::new(Phase::Busy),
-        names: Cell::new(1_000),
         words: Cell::new(0),
-        faults_random: RefCell::new(Random::new(seed, 21)),
-        doomed: RefCell::default(),
         dying: RefCell::default(),
         mishaps: Cell::new(0),
-        late_letters: Cell::new(0),
-        nowhere,
     });
-    broker::start(&run);
-    run.nodes.iter().for_each(|node| node::start(&run, node));
+    let asked = Rc::downgrade(&run);
+    let who_trusts =
+        move |region, epoch| asked.upgrade().map_or(Vec::new(), |run| run.who_trusts(region, epoch));
+    *run.trusting.borrow_mut() = Some(Box::new(who_trusts));
+    run.plane.start();
     for seat in &run.seats {
         client::start(&run, seat);
     }
@@ -268,12 +218,5 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         operations,
         virtual_us: world.now_ns() / 1_000,
         trace: world.trace_lines(),
-    }
-}
-
-/// Where nodes are, for the fabric: by name.
-impl Node {
-    fn peer(&self) -> Peer {
-        Peer { node: self.id, tcp: None, shm_socket: None, verbs: None }
     }
 }

@@ -20,7 +20,7 @@ pub struct RunReport {
     pub seed: u64,
     /// What the checker found; empty when all is well.
     pub violations: Vec<String>,
-    /// The run ended by a panic, which is its only violation: no checker has said so.
+    /// The run ended by a panic: what else is wrong may come of that.
     pub panicked: bool,
     /// Hash of the whole history.
     #[serde(serialize_with = "as_hex")]
@@ -48,7 +48,7 @@ pub struct Scenario {
 }
 
 /// All scenarios.
-const SCENARIOS: &[Scenario] = &[crate::FABRIC, crate::POOL];
+const SCENARIOS: &[Scenario] = &[crate::FABRIC, crate::POOL, crate::FILE];
 
 /// The scenario of a name.
 pub fn find_scenario(name: &str) -> Option<&'static Scenario> {

@@ -64,4 +64,4 @@ macro_rules! scenarios {
     };
 }
 
-scenarios!(fabric, pool);
+scenarios!(fabric, pool, file);

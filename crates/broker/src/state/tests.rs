@@ -164,9 +164,13 @@ fn malformed_reports_are_refused_and_leave_nothing_behind() {
     beyond.lent[1].region = 4;
     let mut wordy = report(1, 4, 0);
     wordy.address.as_mut().unwrap().host = "x".repeat(MAX_ADDRESS_BYTES + 1);
+    let mut forged = report(1, 4, 0);
+    forged.address.as_mut().unwrap().tcp = "127.0.0.1:9\nnode two".into();
+    let mut turned = report(1, 4, 0);
+    turned.address.as_mut().unwrap().shm_socket = "/run/\u{202E}kcos".into();
     let nowhere = RegisterRequest { address: None, ..report(1, 4, 0) };
     let huge = RegisterRequest { regions_total: MAX_REGIONS_PER_NODE + 1, ..report(1, 4, 0) };
-    for bad in [twice, beyond, wordy, nowhere, huge] {
+    for bad in [twice, beyond, wordy, forged, turned, nowhere, huge] {
         assert!(matches!(pool.report(Millis(0), &bad), Err(ReportRefusal::Malformed(_))));
     }
     assert!(pool.status(Millis(0)).nodes.is_empty());

@@ -182,6 +182,22 @@ fn too_little_lockable_memory_is_an_error_that_says_how_to_raise_it() {
 }
 
 #[test]
+fn a_limit_on_file_sizes_is_an_error_that_says_how_to_raise_it() {
+    let mut command = tied("prlimit", ["--fsize=4194304:4194304", "--", env!("CARGO_BIN_EXE_farpool")]);
+    command.args([
+        "node",
+        "--broker",
+        "127.0.0.1:1",
+        "--memory",
+        "64MiB",
+        "--region-size",
+        "8MiB",
+        "--no-lock",
+    ]);
+    assert_complaint(&run_command(command), 1, "ulimit -f");
+}
+
+#[test]
 fn second_pool_in_the_same_folder_is_refused_and_names_the_process_of_the_first() {
     let mut up = crate::support::Up::start();
     let output = run_command(up.farpool(&["up", "--listen", "127.0.0.1:0", "--memory", "64MiB"]));

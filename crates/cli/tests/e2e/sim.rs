@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::support::{assert_complaint, run};
 
-const SCENARIOS: [&str; 2] = ["fabric", "pool"];
+const SCENARIOS: [&str; 3] = ["fabric", "pool", "file"];
 
 fn facts(args: &[&str]) -> Value {
     let output = run(["sim"].iter().chain(args).chain(&["--json"]));

@@ -163,6 +163,15 @@ fn who_fences_with_a_spare_at_hand_asks_the_system_for_nothing() {
 }
 
 #[test]
+fn a_fence_that_moves_nothing_waits_for_no_move_of_another() {
+    let set = shared_set(GrantMode::ReadWrite);
+    let _another_moves = set.spare.lock();
+    set.fence_grant(0, OTHER).unwrap();
+    assert_eq!(set.check(0, OTHER, &OTHER_KEY), Err(Refusal::StaleEpoch));
+    set.restore_spare().unwrap(); // does not wait either
+}
+
+#[test]
 fn while_a_region_is_copied_its_accesses_are_busy_and_others_go_on() {
     let set = shared_set(GrantMode::ReadWrite);
     set.open(1, Epoch(5), KEY);

@@ -85,6 +85,11 @@ impl Words for RingMemory {
     }
 
     #[inline]
+    fn loads_in_order(&self) {
+        fence(Ordering::Acquire);
+    }
+
+    #[inline]
     fn prefetch(&self, at: usize) {
         copy::prefetch(self.place(at, 8), 8);
     }

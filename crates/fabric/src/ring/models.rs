@@ -36,6 +36,8 @@ enum Fault {
     BytesBeforeWord,
     /// Who has filled a slot takes the other for awake.
     NobodyIsWoken,
+    /// Who has copied a message does not look whether it is still there.
+    NoLookAfterCopy,
 }
 
 /// The words of a ring with one slot each way.
@@ -61,13 +63,20 @@ struct View {
     memory: Arc<Memory>,
     /// Has just said that it sleeps.
     about_to_sleep: Cell<bool>,
+    /// Has just copied a message.
+    has_copied: Cell<bool>,
     /// What the slot's word was when it was last looked at: each side reads one slot.
     seen: Cell<u64>,
 }
 
 impl View {
     fn of(memory: &Arc<Memory>) -> Self {
-        View { memory: memory.clone(), about_to_sleep: Cell::new(false), seen: Cell::new(0) }
+        View {
+            memory: memory.clone(),
+            about_to_sleep: Cell::new(false),
+            has_copied: Cell::new(false),
+            seen: Cell::new(0),
+        }
     }
 }
 
@@ -78,6 +87,7 @@ impl Words for View {
         let is_slot = at == REQUESTS || at == ANSWERS;
         let value = match self.memory.fault {
             Fault::NoSecondLook if is_slot && self.about_to_sleep.take() => self.seen.get(),
+            Fault::NoLookAfterCopy if is_slot && self.has_copied.take() => self.seen.get(),
             Fault::BytesBeforeWord if is_slot => self.memory.word(at).load(Ordering::Relaxed),
             Fault::NobodyIsWoken if !is_slot => 0,
             _ => self.memory.word(at).load(order),
@@ -100,6 +110,10 @@ impl Words for View {
         }
     }
 
+    fn loads_in_order(&self) {
+        fence(Ordering::Acquire);
+    }
+
     fn prefetch(&self, _at: usize) {}
 
     fn copy_in(&self, at: usize, from: &[u8]) {
@@ -115,6 +129,7 @@ impl Words for View {
             // SAFETY: within the caller's bounds; any alignment will do.
             unsafe { to.cast::<u64>().add(place).write_unaligned(word) };
         }
+        self.has_copied.set(true);
     }
 }
 
@@ -178,7 +193,8 @@ fn call(end: &mut ClientEnd<View>, to_node: &Socket, to_client: &Socket) {
         };
         let mut bytes = [0; 8 * MESSAGE_WORDS];
         // SAFETY: as long as every answer of the model, and nobody else has it.
-        unsafe { end.take(answer, bytes.as_mut_ptr()) };
+        let taken = unsafe { end.take(answer, bytes.as_mut_ptr()) };
+        assert_eq!(taken, Ok(true));
         assert_eq!(
             (answer.bytes, bytes),
             (bytes.len(), message(200 + number)),
@@ -205,6 +221,39 @@ fn explore(fault: Fault) {
     });
 }
 
+/// One call, whose answer the node takes back at any moment after it was given, as the end of a connection does.
+fn explore_end(fault: Fault) {
+    let mut model = Builder::new();
+    model.preemption_bound = Some(PREEMPTIONS);
+    model.check(move || {
+        let memory = Memory::new(fault);
+        let (mut node, mut client) = (NodeEnd::new(View::of(&memory)), ClientEnd::new(View::of(&memory)));
+        let _awake = client.post(&message(100));
+        let node_thread = thread::spawn(move || {
+            assert!(node.request().expect("nobody scribbles").is_some(), "it was posted before");
+            let _awake = node.answer(Ok(&message(200)));
+            // Nobody sees an empty page before all others are gone as well.
+            memory.word(ANSWERS).store(0, Ordering::Relaxed);
+            fence(Ordering::Release);
+            for place in 1..=MESSAGE_WORDS {
+                memory.word(ANSWERS + 8 * place).store(0, Ordering::Relaxed);
+            }
+        });
+        if let Some(answer) = client.answer().expect("nobody scribbles") {
+            let mut bytes = [0; 8 * MESSAGE_WORDS];
+            // SAFETY: as long as every answer of the model, and nobody else has it.
+            if unsafe { client.take(answer, bytes.as_mut_ptr()) } == Ok(true) {
+                assert_eq!(
+                    (answer.bytes, bytes),
+                    (bytes.len(), message(200)),
+                    "another answer, or a torn one"
+                );
+            }
+        }
+        node_thread.join().expect("the node's side holds");
+    });
+}
+
 /// What `loom` says when everybody sleeps.
 const DEADLOCK: &str = "deadlock";
 const TORN: &str = "or a torn one";
@@ -219,6 +268,14 @@ fn is_caught(fault: Fault, as_what: &str) {
 #[test]
 fn every_call_is_answered_once_with_its_own_bytes_and_nobody_sleeps_over_one() {
     explore(Fault::None);
+}
+
+#[test]
+fn an_answer_that_is_taken_back_under_the_copy_is_not_taken_for_one() {
+    explore_end(Fault::None);
+    let caught = std::panic::catch_unwind(|| explore_end(Fault::NoLookAfterCopy));
+    let caught = caught.expect_err("the fault goes unnoticed");
+    assert!(caught.downcast_ref::<String>().is_some_and(|said| said.contains(TORN)));
 }
 
 #[test]

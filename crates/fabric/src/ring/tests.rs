@@ -22,7 +22,8 @@ fn answered(client: &mut ClientEnd<RingMemory>) -> Result<Vec<u8>, Refusal> {
     let answer = client.answer().unwrap().expect("an answer is there");
     let mut bytes = vec![0; answer.bytes];
     // SAFETY: as long as the answer, and nobody else has it.
-    unsafe { client.take(answer, bytes.as_mut_ptr()) };
+    let taken = unsafe { client.take(answer, bytes.as_mut_ptr()) };
+    assert_eq!(taken, Ok(true));
     answer.outcome.map(|()| bytes)
 }
 

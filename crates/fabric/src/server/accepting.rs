@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use farpool_wire::{Epoch, Refusal};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -16,6 +17,9 @@ use crate::tcp::calm_loopback;
 
 /// What the kernel holds of a Unix socket's answers: some attachments' with their descriptors.
 const UNIX_SEND_BYTES: usize = 4 << 10;
+/// How long a connection that is of no use does not have to make room: who greets and attaches at once has done it by
+/// then, so that newcomers do not drive each other out.
+pub(super) const NEWCOMER_TIME: Duration = Duration::from_millis(100);
 
 impl Server {
     pub(super) fn accept_tcp(&mut self) {
@@ -29,6 +33,7 @@ impl Server {
                     }
                     self.adopt(stream, false);
                 }
+                Err(error) if self.finds_room_after(error) => {}
                 Err(error) => return self.accept_failed(error),
             }
         }
@@ -42,9 +47,15 @@ impl Server {
                     let _ = sockopt::set_socket_send_buffer_size(&stream, UNIX_SEND_BYTES);
                     self.adopt(stream, true);
                 }
+                Err(error) if self.finds_room_after(error) => {}
                 Err(error) => return self.accept_failed(error),
             }
         }
+    }
+
+    /// Whether what kept a connection out was the lack of a descriptor, and somebody has made room.
+    fn finds_room_after(&mut self, error: Errno) -> bool {
+        matches!(error, Errno::MFILE | Errno::NFILE) && self.make_room()
     }
 
     /// Out of descriptors or memory: what caused it does not pass by trying at once, so the listeners have a rest.
@@ -87,6 +98,7 @@ impl Server {
                 Idle::Ungreeted(time) | Idle::Unattached(time) => Some((time, token)),
                 Idle::No | Idle::Attached(_) => None,
             });
+        let useless = useless.filter(|&(time, _)| time >= NEWCOMER_TIME);
         let longest = useless.max().map(|(_, token)| token);
         let Some(token) = longest.or_else(|| self.who_makes_room()) else { return false };
         self.host.rejected();

@@ -10,11 +10,20 @@ const PAGE_BYTES: u64 = 4 << 10;
 /// Of longer places nothing is fetched: the first lines of many requests together would drive each other out.
 const PREFETCHED_BYTES: usize = 64 << 10;
 
-/// Found by number, since every request looks its region up.
+/// Regions of a page of the table: large enough that the row of pages is short, small enough for a single attachment.
+const PAGE_REGIONS: usize = 64;
+
+/// Found by number, since every request looks its region up. Takes a word for every 64 regions up to the highest, and
+/// 2 KiB for those 64 regions of which any are open.
 #[derive(Default)]
 pub(super) struct Attached {
-    /// By region. As long as the highest region opened, which the host has: it let it be opened.
-    regions: Vec<Option<Attachment>>,
+    /// By region. The host has so many: it let them be opened.
+    pages: Vec<Option<Box<Page>>>,
+    count: usize,
+}
+
+struct Page {
+    regions: [Option<Attachment>; PAGE_REGIONS],
     count: usize,
 }
 
@@ -46,7 +55,10 @@ impl Attached {
 
     /// Regions and epochs of all that is open.
     pub(super) fn grants(&self) -> impl Iterator<Item = (u32, Epoch)> {
-        (0..).zip(&self.regions).filter_map(|(region, attached)| Some((region, attached.as_ref()?.epoch)))
+        let pages = (0..).step_by(PAGE_REGIONS).zip(&self.pages);
+        let pages = pages.filter_map(|(first, page)| Some((first, page.as_ref()?)));
+        let regions = pages.flat_map(|(first, page)| (first..).zip(&page.regions));
+        regions.filter_map(|(region, attached)| Some((region, attached.as_ref()?.epoch)))
     }
 
     pub(super) fn contains(&self, region: u32) -> bool {
@@ -66,7 +78,10 @@ impl Attached {
     /// Notes where a region's memory lies.
     #[inline]
     pub(super) fn remember(&mut self, region: u32, memory: &Mapping) {
-        if let Some(Some(attached)) = self.regions.get_mut(region as usize) {
+        let (page, place) = split(region);
+        if let Some(Some(page)) = self.pages.get_mut(page)
+            && let Some(attached) = &mut page.regions[place]
+        {
             (attached.hint, attached.hint_bytes) = (memory.base(), memory.len());
         }
     }
@@ -87,21 +102,40 @@ impl Attached {
 
     /// Notes that the host has let the region be opened.
     pub(super) fn insert(&mut self, region: u32, attachment: Attachment) {
-        let at = region as usize;
-        if self.regions.len() <= at {
-            self.regions.resize_with(at + 1, || None);
+        let (page, place) = split(region);
+        if self.pages.len() <= page {
+            self.pages.reserve_exact(page + 1 - self.pages.len());
+            self.pages.resize_with(page + 1, || None);
         }
-        self.count += usize::from(self.regions[at].replace(attachment).is_none());
+        let empty = || Box::new(Page { regions: [const { None }; PAGE_REGIONS], count: 0 });
+        let page = self.pages[page].get_or_insert_with(empty);
+        let is_new = page.regions[place].replace(attachment).is_none();
+        page.count += usize::from(is_new);
+        self.count += usize::from(is_new);
     }
 
     pub(super) fn remove(&mut self, region: u32) {
-        let removed = self.regions.get_mut(region as usize).and_then(Option::take);
-        self.count -= usize::from(removed.is_some());
+        let (at, place) = split(region);
+        let Some(Some(page)) = self.pages.get_mut(at) else { return };
+        if page.regions[place].take().is_some() {
+            page.count -= 1;
+            self.count -= 1;
+        }
+        if page.count == 0 {
+            self.pages[at] = None;
+        }
     }
 
     fn get(&self, region: u32) -> Option<&Attachment> {
-        self.regions.get(region as usize)?.as_ref()
+        let (page, place) = split(region);
+        self.pages.get(page)?.as_ref()?.regions[place].as_ref()
     }
+}
+
+/// A region's page, and its place there.
+#[inline]
+fn split(region: u32) -> (usize, usize) {
+    (region as usize / PAGE_REGIONS, region as usize % PAGE_REGIONS)
 }
 
 #[cfg(test)]
@@ -121,6 +155,31 @@ mod tests {
         attached.remove(7);
         attached.remove(u32::MAX);
         assert!(attached.is_empty() && !attached.contains(7));
+    }
+
+    #[test]
+    fn regions_far_apart_take_little_memory_and_give_it_back() {
+        const FAR: u32 = 65_535;
+        let mut attached = Attached::default();
+        let bytes = |attached: &Attached| {
+            let pages = attached.pages.iter().flatten().count();
+            attached.pages.capacity() * size_of::<Option<Box<Page>>>() + pages * size_of::<Page>()
+        };
+        for round in 1..4 {
+            attached.insert(FAR, Attachment::new(Epoch(round)));
+            attached.insert(0, Attachment::new(Epoch(round)));
+            attached.insert(63, Attachment::new(Epoch(round)));
+            assert!(bytes(&attached) <= 13 << 10, "{}", bytes(&attached));
+            let grants = [0, 63, FAR].map(|region| (region, Epoch(round)));
+            assert!(attached.grants().eq(grants));
+            attached.remove(FAR);
+            attached.remove(FAR - 1);
+            assert_eq!(attached.check(FAR, Epoch(round)), Err(Refusal::NotAttached));
+            assert_eq!(attached.check(0, Epoch(round)), Ok(()));
+            attached.remove(0);
+            attached.remove(63);
+            assert!(attached.is_empty() && bytes(&attached) <= 8 << 10);
+        }
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub(super) const SEND_AT_BYTES: usize = 256 << 10;
 const MAX_RECEIVED_BYTES: usize = REQUEST_HEADER_BYTES + MAX_PAYLOAD_BYTES;
 /// Received in one call at the least.
 const RECEIVE_BYTES: usize = 64 << 10;
+/// How long descriptors may wait to be fetched: they are scarce.
+pub(super) const DESCRIPTORS_DEADLINE: Duration = Duration::from_secs(5);
 /// Receives in one turn: then others have theirs, and what is left raises another event.
 const RECEIVES_PER_TURN: usize = 16;
 /// Fillings of the buffer of answers in one turn, of 256 KiB and more each: who drains them as fast as they come would
@@ -97,10 +99,7 @@ pub(super) struct Connection {
     discarding: Option<Discarding>,
     /// The request in front is a large one and has come in part: it may all come.
     begun: bool,
-    /// The request in front needs a larger allowance to be begun.
-    starved: bool,
-    /// The request in front waits for the next turn.
-    held_back: bool,
+    front: Awaits,
     answers: Answers,
     /// What the server's poll waits for.
     pub(super) watched: EventFlags,
@@ -122,6 +121,19 @@ enum Stage {
     Buried,
 }
 
+/// What the request in front waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Awaits {
+    /// It has not come, or not all of it, and the rest may come.
+    Bytes,
+    /// Answers of those before it have to go first.
+    Sending,
+    /// A larger allowance. No more of it may come before.
+    Share,
+    /// The next turn.
+    Turn,
+}
+
 /// Whether a receiving call was offered more room than it used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Room {
@@ -141,8 +153,7 @@ impl Connection {
             fetched: 0,
             discarding: None,
             begun: false,
-            starved: false,
-            held_back: false,
+            front: Awaits::Bytes,
             answers: Answers::default(),
             watched: EventFlags::IN,
             attached: Attached::default(),
@@ -192,15 +203,15 @@ impl Connection {
     /// What can make it worth another turn.
     pub(super) fn interest(&self) -> EventFlags {
         match () {
-            () if self.is_blocked() || self.held_back => EventFlags::OUT,
-            () if self.starved => EventFlags::empty(),
+            () if self.is_blocked() || self.front == Awaits::Turn => EventFlags::OUT,
+            () if self.front == Awaits::Share => EventFlags::empty(),
             () => EventFlags::IN,
         }
     }
 
     /// The request in front waits for a larger allowance.
     pub(super) fn is_starved(&self) -> bool {
-        self.starved && !self.is_blocked()
+        self.front == Awaits::Share
     }
 
     /// Whether some region is attached: who has no key is never allowed more than a little.
@@ -226,9 +237,15 @@ impl Connection {
     }
 
     /// Descriptors to be sent.
-    #[cfg(test)]
     pub(super) fn waiting_descriptors(&self) -> usize {
         self.answers.waiting_descriptors()
+    }
+
+    /// Whether the peer leaves descriptors with the node instead of reading the answers that they belong to. Nothing of it
+    /// is received meanwhile.
+    pub(super) fn withholds_descriptors(&self, now: Instant) -> bool {
+        self.waiting_descriptors() > 0
+            && now.saturating_duration_since(self.last_active) > DESCRIPTORS_DEADLINE
     }
 
     fn kept_bytes(&self) -> usize {
@@ -312,7 +329,7 @@ impl Connection {
         let mut receives = 0;
         let mut fillings = 0;
         let mut drained = false;
-        (self.starved, self.held_back) = (false, false);
+        self.front = Awaits::Sending;
         // First what was left: the buffers hold one turn's answers.
         if !self.answers.send(&self.stream) {
             return Verdict::Close;
@@ -335,17 +352,18 @@ impl Connection {
             if self.stage == Stage::Buried {
                 return Verdict::Close;
             }
-            if self.starved {
-                return Verdict::Keep;
-            }
-            if self.has_whole_request() {
-                // Held back while answers waited; nothing else would call us for it.
-                fillings += 1;
-                self.held_back = fillings == FILLINGS_PER_TURN;
-                if self.held_back {
+            match self.front {
+                Awaits::Bytes => {}
+                // That is done, and nothing else would call us for what comes next.
+                Awaits::Sending => {
+                    fillings += 1;
+                    if fillings < FILLINGS_PER_TURN {
+                        continue;
+                    }
+                    self.front = Awaits::Turn;
                     return Verdict::Keep;
                 }
-                continue;
+                Awaits::Share | Awaits::Turn => return Verdict::Keep,
             }
             if drained || receives == RECEIVES_PER_TURN {
                 return Verdict::Keep;
@@ -367,13 +385,14 @@ impl Connection {
         }
     }
 
-    /// Serves whole requests until the input is used up or too much waits to be sent.
+    /// Serves whole requests until the next one has to wait for something.
     fn serve_received(
         &mut self,
         host: &dyn Host,
         allowance: Allowance,
     ) -> Result<Option<Verdict>, FrameError> {
         if self.stage == Stage::Silent {
+            self.front = Awaits::Bytes;
             return Ok(match Hello::decode(&self.received)? {
                 Decoded::Incomplete => None,
                 Decoded::Complete(hello) => {
@@ -383,7 +402,15 @@ impl Connection {
             });
         }
         self.fetch_ahead();
-        while self.stage == Stage::Open && self.answers.have_room() {
+        self.front = self.serve_requests(host, allowance)?;
+        Ok(None)
+    }
+
+    fn serve_requests(&mut self, host: &dyn Host, allowance: Allowance) -> Result<Awaits, FrameError> {
+        while self.stage == Stage::Open {
+            if !self.answers.have_room() {
+                return Ok(Awaits::Sending);
+            }
             if self.discarding.is_some() && !self.discard() {
                 break;
             }
@@ -401,8 +428,8 @@ impl Connection {
             let frame_bytes = REQUEST_HEADER_BYTES + header.payload as usize;
             let is_whole = self.received.len() - self.served >= frame_bytes;
             if allowance == Allowance::Small && !self.fits_small(&header, is_whole) {
-                self.starved = !self.is_blocked();
-                break;
+                // Once its own answers are gone it may fit.
+                return Ok(if self.is_blocked() { Awaits::Sending } else { Awaits::Share });
             }
             if !is_whole {
                 self.begun = frame_bytes > SMALL_FRAME_BYTES;
@@ -424,7 +451,7 @@ impl Connection {
             self.received = received;
             self.served += frame_bytes;
         }
-        Ok(None)
+        Ok(Awaits::Bytes)
     }
 
     /// Throws away what has come of a refused WRITE's payload; true when that was all of it, and it is answered.
@@ -479,25 +506,17 @@ impl Connection {
         self.fetched = self.fetched.saturating_sub(self.served);
         self.served = 0;
         let old = self.received.len();
-        let most = (MAX_RECEIVED_BYTES + RECEIVE_BYTES).saturating_sub(old);
+        debug_assert!(old < MAX_RECEIVED_BYTES, "what is whole is served before more comes");
+        let is_small = allowance == Allowance::Small && !self.begun;
+        let most = if is_small { SMALL_BYTES } else { MAX_RECEIVED_BYTES + RECEIVE_BYTES };
         let least = if allowance == Allowance::Small { SMALL_RECEIVE_BYTES } else { RECEIVE_BYTES };
-        let wanted = self.missing_bytes().max(least).min(most);
+        let wanted = self.missing_bytes().max(least).min(most.saturating_sub(old));
         self.received.reserve(wanted);
         let room = &mut self.received.spare_capacity_mut()[..wanted];
         let (_, bytes) = rustix::net::recv(&self.stream, room, RecvFlags::DONTWAIT)?;
         // SAFETY: the kernel has filled the first `bytes` bytes of the room behind `old`, which is within the capacity.
         unsafe { self.received.set_len(old + bytes) };
         Ok((bytes, if bytes < wanted { Room::Left } else { Room::Full }))
-    }
-
-    fn has_whole_request(&self) -> bool {
-        let unserved = &self.received[self.served..];
-        if let Some(discarding) = &self.discarding {
-            return unserved.len() >= discarding.left;
-        }
-        self.stage == Stage::Open
-            && matches!(RequestHeader::decode(unserved), Ok(Decoded::Complete(header))
-                if unserved.len() >= REQUEST_HEADER_BYTES + header.payload as usize)
     }
 
     /// How much of the request at the front has not come yet.

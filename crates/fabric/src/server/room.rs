@@ -13,6 +13,10 @@ use farpool_wire::Epoch;
 /// long as there are places left.
 pub(super) const FAIR_SHARE: usize = 64;
 
+/// Attachments of each connection that are looked at, the first by region: one newcomer must not make the server look at
+/// millions.
+pub(super) const LOOKED_AT: usize = 16;
+
 /// A connection that has something attached.
 pub(super) struct Occupant<G> {
     pub(super) token: u64,
@@ -29,16 +33,17 @@ struct Grant {
 }
 
 /// The connection to close for a newcomer, if there is one: of those whose grants are all over, or else of those of the
-/// grant that has most, the one that has been idle longest.
+/// grant that has most, or else of those that have only ended grants as far as they are looked at, the one that has been
+/// idle longest.
 pub(super) fn who_makes_room<G: Iterator<Item = (u32, Epoch)>>(
     occupants: impl Iterator<Item = Occupant<G>>,
     is_over: impl Fn(u32, Epoch) -> bool,
 ) -> Option<u64> {
     let mut grants: HashMap<(u32, Epoch), Grant> = HashMap::new();
-    let mut unused = None;
-    for Occupant { token, idle, grants: attached } in occupants {
+    let (mut unused, mut seems_unused) = (None, None);
+    for Occupant { token, idle, grants: mut attached } in occupants {
         let mut in_use = false;
-        for (region, epoch) in attached {
+        for (region, epoch) in attached.by_ref().take(LOOKED_AT) {
             let grant = grants.entry((region, epoch)).or_insert_with(|| Grant {
                 is_over: is_over(region, epoch),
                 connections: 0,
@@ -49,7 +54,8 @@ pub(super) fn who_makes_room<G: Iterator<Item = (u32, Epoch)>>(
             in_use |= !grant.is_over;
         }
         if !in_use {
-            unused = unused.max(Some((idle, token)));
+            let candidate = if attached.next().is_none() { &mut unused } else { &mut seems_unused };
+            *candidate = (*candidate).max(Some((idle, token)));
         }
     }
     let greedy = || {
@@ -57,5 +63,44 @@ pub(super) fn who_makes_room<G: Iterator<Item = (u32, Epoch)>>(
         let most = live.max_by_key(|grant| (grant.connections, grant.longest_idle))?;
         (most.connections > FAIR_SHARE).then_some(most.longest_idle)
     };
-    unused.or_else(greedy).map(|(_, token)| token)
+    unused.or_else(greedy).or(seems_unused).map(|(_, token)| token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALIVE: Epoch = Epoch(1);
+    const OVER: Epoch = Epoch(2);
+
+    fn made_room(occupants: &[&[(u32, Epoch)]]) -> Option<u64> {
+        let occupants = (0..).zip(occupants).map(|(token, grants)| Occupant {
+            token,
+            idle: Duration::from_secs(token),
+            grants: grants.iter().copied(),
+        });
+        who_makes_room(occupants, |_, epoch| epoch == OVER)
+    }
+
+    #[test]
+    fn a_long_row_of_attachments_is_not_looked_through_for_one_newcomer() {
+        let looked = std::cell::Cell::new(0);
+        let grants = (0..).map(|region| (region, OVER)).inspect(|_| looked.set(looked.get() + 1));
+        let occupant = Occupant { token: 1, idle: Duration::ZERO, grants: grants.take(4096) };
+        assert_eq!(who_makes_room([occupant].into_iter(), |_, epoch| epoch == OVER), Some(1));
+        assert_eq!(looked.get(), LOOKED_AT + 1);
+    }
+
+    #[test]
+    fn who_may_have_live_grants_behind_ended_ones_goes_last() {
+        let over: Vec<_> = (0..=LOOKED_AT as u32).map(|region| (region, OVER)).collect();
+        let perhaps_alive = &over[..];
+        let certainly_over = &over[..LOOKED_AT];
+        let greedy = vec![&[(99, ALIVE)][..]; FAIR_SHARE + 1];
+        let fair = &greedy[1..];
+        assert_eq!(made_room(&[&[perhaps_alive, certainly_over], fair].concat()), Some(1));
+        assert_eq!(made_room(&[&[perhaps_alive], &greedy[..]].concat()), Some(FAIR_SHARE as u64 + 1));
+        assert_eq!(made_room(&[&[perhaps_alive], fair].concat()), Some(0));
+        assert_eq!(made_room(fair), None);
+    }
 }

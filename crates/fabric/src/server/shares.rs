@@ -1,7 +1,8 @@
 //! Who may keep more between its turns than the little that each connection may.
 //!
 //! S1. At most [`SHARES`] connections do. One that wants to begin a request that needs it, while all shares are taken,
-//!     waits for its turn with nothing but that little; the first to wait is the first to get one.
+//!     waits for its turn with nothing but that little. A free share goes to the grant that has fewest, and of its
+//!     connections to the one that has waited longest: a crowd of one grant does not make others wait for all of it.
 //! S2. Whoever has a share while others wait finishes what it is in the middle of and lets go. What takes longer than
 //!     [`SHARE_DEADLINE`] ends: nobody waits for ever.
 //! Not here: the clock (callers pass `now`), and what connections keep.
@@ -52,6 +53,7 @@ impl Shares {
         if !keeps_much {
             self.holders.retain(|&(holder, _)| holder != token);
         } else if !self.holds(token) {
+            debug_assert!(self.holders.len() < SHARES, "S1");
             self.holders.push((token, now));
         }
     }
@@ -62,12 +64,32 @@ impl Shares {
         self.waiting_since.get_or_insert(now);
     }
 
-    /// Who has waited longest, if there is a share for it.
-    pub(super) fn next(&mut self) -> Option<u64> {
-        if self.holders.len() >= SHARES {
+    /// Whether somebody waits, and there is a share for it.
+    #[inline]
+    pub(super) fn can_go_on(&self) -> bool {
+        !self.waiting.is_empty() && self.holders.len() < SHARES
+    }
+
+    /// How many wait.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whose turn it is to get a share, if there is one; `grant_of` says on whose behalf a connection acts.
+    pub(super) fn next<G: PartialEq>(&mut self, grant_of: impl Fn(u64) -> G) -> Option<u64> {
+        if !self.can_go_on() {
             return None;
         }
-        let next = self.waiting.pop_front();
+        let holding: Vec<G> = self.holders.iter().map(|&(holder, _)| grant_of(holder)).collect();
+        let shares_of = |token: u64| {
+            let grant = grant_of(token);
+            holding.iter().filter(|other| **other == grant).count()
+        };
+        let places = (0..).zip(&self.waiting);
+        let place =
+            places.min_by_key(|&(place, &token)| (shares_of(token), place)).map(|(place, _)| place)?;
+        let next = self.waiting.remove(place);
         if self.waiting.is_empty() {
             self.waiting_since = None;
         }
@@ -113,14 +135,27 @@ mod tests {
         shares.wait(100, now);
         shares.wait(101, now);
         assert!(!shares.is_open_to(3), "who has a share lets go of it when others wait");
-        assert_eq!(shares.next(), None);
+        assert_eq!(shares.next(|_| 0), None);
         shares.settle(3, false, now);
         assert!(!shares.is_open_to(102), "nobody overtakes those that wait");
-        assert_eq!(shares.next(), Some(100));
+        assert_eq!(shares.next(|_| 0), Some(100));
         shares.settle(100, true, now);
-        assert_eq!(shares.next(), None);
+        assert_eq!(shares.next(|_| 0), None);
         shares.closed(101);
         assert!(shares.is_open_to(100) && !shares.is_open_to(102));
+    }
+
+    #[test]
+    fn a_free_share_goes_to_the_grant_that_has_fewest() {
+        let now = Instant::now();
+        let mut shares = all_taken(now);
+        (100..900).for_each(|token| shares.wait(token, now));
+        let grant_of = |token| if token == 899 { "modest" } else { "greedy" };
+        shares.settle(0, false, now);
+        assert_eq!(shares.next(grant_of), Some(899));
+        shares.settle(899, true, now);
+        shares.settle(1, false, now);
+        assert_eq!(shares.next(grant_of), Some(100));
     }
 
     #[test]
@@ -132,7 +167,7 @@ mod tests {
         shares.wait(100, later);
         assert!(shares.overdue(later + SHARE_DEADLINE / 2).is_empty());
         shares.settle(0, false, later);
-        assert_eq!(shares.next(), Some(100));
+        assert_eq!(shares.next(|_| 0), Some(100));
         shares.wait(101, later);
         shares.settle(100, true, later + SHARE_DEADLINE / 2);
         let overdue = shares.overdue(later + SHARE_DEADLINE);

@@ -11,7 +11,8 @@ use farpool_wire::{
 
 use tempfile::TempDir;
 
-use super::connection::FILLINGS_PER_TURN;
+use super::accepting::NEWCOMER_TIME;
+use super::connection::{DESCRIPTORS_DEADLINE, FILLINGS_PER_TURN};
 use super::room::FAIR_SHARE;
 use super::shares::SHARE_DEADLINE;
 use super::*;
@@ -285,6 +286,48 @@ fn a_crowd_in_the_middle_of_large_writes_is_kept_within_bounds_and_all_are_serve
 }
 
 #[test]
+fn a_crowd_with_large_writes_behind_small_requests_is_kept_within_bounds_and_all_are_served() {
+    const ROUNDS: usize = 3;
+    let mut bench = Bench::start();
+    let crowd: Vec<_> = (0..CROWD).map(|_| bench.join_attached()).collect();
+    for _ in 0..ROUNDS {
+        for &place in &crowd {
+            bench.send(place, &request(Opcode::Read, 8, 0).encode());
+            bench.send(place, &request(Opcode::Write, 0, MIB).encode());
+            bench.send(place, &vec![1; MIB - 1]);
+        }
+        bench.settle();
+        crowd.iter().for_each(|&place| bench.send(place, &[1]));
+    }
+    assert!(bench.all_done(&crowd, 2 * ROUNDS));
+    assert_eq!(bench.kept_bytes(), 0);
+}
+
+#[test]
+fn a_crowd_that_keeps_several_reads_and_large_writes_under_way_each_is_served_to_the_end() {
+    const DEPTH: usize = 4;
+    const ROUNDS: usize = 6;
+    let mut bench = Bench::start();
+    let crowd: Vec<_> = (0..CROWD).map(|_| bench.join_attached()).collect();
+    let mut posted = vec![0; crowd.len()];
+    let started = Instant::now();
+    while crowd.iter().any(|&place| bench.clients[place].outcomes.len() < 2 * ROUNDS) {
+        for (posted, &place) in posted.iter_mut().zip(&crowd) {
+            while *posted < ROUNDS.min(bench.clients[place].outcomes.len() / 2 + DEPTH) {
+                bench.send(place, &request(Opcode::Read, 8, 0).encode());
+                bench.send(place, &request(Opcode::Write, 0, MIB).encode());
+                bench.send(place, &vec![1; MIB]);
+                *posted += 1;
+            }
+        }
+        bench.turn();
+        assert!(started.elapsed() < PATIENCE);
+    }
+    assert!(bench.all_done(&crowd, 2 * ROUNDS));
+    assert_eq!(bench.closed(), []);
+}
+
+#[test]
 fn a_crowd_that_does_not_read_its_answers_is_kept_within_bounds_and_all_are_answered() {
     /// More than sockets hold.
     const READS: usize = 12;
@@ -320,6 +363,37 @@ fn who_holds_up_others_in_the_middle_of_a_request_is_closed_and_small_requests_n
 }
 
 #[test]
+fn the_queue_for_shares_is_served_a_few_at_a_time_and_without_sleeping() {
+    let mut bench = Bench::start();
+    let holders: Vec<_> = (0..SHARES).map(|_| bench.join_attached()).collect();
+    for &place in &holders {
+        bench.send(place, &request(Opcode::Write, 0, MIB).encode());
+        bench.send(place, &vec![1; MIB - 1]);
+    }
+    bench.until(|bench| bench.kept_bytes() >= SHARES * (MIB - 1));
+    let crowd: Vec<_> = (0..CROWD).map(|_| bench.join_attached()).collect();
+    for &place in &crowd {
+        bench.send(place, &request(Opcode::Read, 96 << 10, 0).encode());
+    }
+    bench.until(|bench| bench.server.shares.waiting() == CROWD);
+    let keep_much = bench.server.connections.iter().filter(|(_, connection)| connection.keeps_much());
+    let holders: Vec<_> = keep_much.map(|(&token, _)| token).collect();
+    assert_eq!(holders.len(), SHARES);
+    holders.into_iter().for_each(|token| bench.server.close(token));
+    let (started, mut before) = (Instant::now(), CROWD);
+    while before > 0 {
+        let longest = if bench.server.shares.can_go_on() { NEVER } else { Duration::from_millis(2) };
+        bench.server.serve_events(&mut Vec::with_capacity(EVENTS), longest).unwrap();
+        let now = bench.server.shares.waiting();
+        assert!(before - now <= SHARES, "{before} {now}");
+        before = now;
+        bench.clients.iter_mut().for_each(|client| _ = client.pump());
+        assert!(started.elapsed() < PATIENCE);
+    }
+    assert!(bench.all_done(&crowd, 1));
+}
+
+#[test]
 fn who_drains_all_answers_at_once_leaves_others_their_turns() {
     const READS: usize = 200;
     let mut bench = Bench::start();
@@ -332,7 +406,15 @@ fn who_drains_all_answers_at_once_leaves_others_their_turns() {
     bench.clients[greedy].reads = false;
     let read = request(Opcode::Read, MIB, 0).encode();
     (0..READS).for_each(|_| bench.send(greedy, &read));
-    bench.clients[greedy].pump();
+    let has_come = |bench: &Bench| {
+        let mut connections = bench.server.connections.values();
+        rustix::io::ioctl_fionread(connections.next().unwrap().stream()).unwrap()
+    };
+    let started = Instant::now();
+    while has_come(&bench) < (READS * REQUEST_HEADER_BYTES) as u64 {
+        bench.clients[greedy].pump();
+        assert!(started.elapsed() < PATIENCE);
+    }
     let unserved = |bench: &Bench| bench.server.connections.values().map(Connection::unserved_bytes).sum();
     std::thread::scope(|scope| {
         let draining = scope.spawn(move || {
@@ -405,6 +487,28 @@ fn attaching_without_reading_the_answers_makes_few_descriptors_wait() {
 }
 
 #[test]
+fn who_leaves_descriptors_with_the_node_is_closed_and_who_fetches_them_is_not() {
+    let mut bench = Bench::start();
+    let attach = [&request(Opcode::Attach, 0, KEY.len()).encode()[..], &KEY].concat();
+    let (greedy, idle) = (bench.join_unix(), bench.join_unix());
+    bench.clients[greedy].reads = false;
+    bench.send(greedy, &attach.repeat(2000));
+    bench.send(idle, &attach);
+    assert!(bench.all_done(&[idle], 1));
+    bench.settle();
+    bench.server.now = Instant::now() + 2 * DESCRIPTORS_DEADLINE;
+    bench.server.close_silent();
+    bench.clients[greedy].reads = true;
+    assert_eq!(bench.closed(), [greedy]);
+}
+
+#[test]
+fn connections_are_fewer_where_descriptors_are() {
+    assert!((LEAST_CONNECTIONS..=MAX_CONNECTIONS).contains(&most_connections(16)));
+    assert_eq!(most_connections(u32::MAX), LEAST_CONNECTIONS);
+}
+
+#[test]
 fn who_occupies_most_makes_room_for_others_once_all_places_are_taken() {
     const OTHERS: Epoch = Epoch(2);
     let mut bench = Bench::start();
@@ -429,6 +533,35 @@ fn who_occupies_most_makes_room_for_others_once_all_places_are_taken() {
     let hello = Hello { session: SessionId(u64::MAX), incarnation: Incarnation(1), node };
     let refused = bench.add(Box::new(stream), hello);
     assert_eq!(bench.closed(), [greedy[1], greedy[2], refused]);
+}
+
+#[test]
+fn newcomers_to_a_full_server_do_not_drive_each_other_out() {
+    const NEWCOMERS: usize = 8;
+    let mut bench = Bench::start();
+    let greedy: Vec<_> = (0..FAIR_SHARE + NEWCOMERS + 1).map(|_| bench.join_attached()).collect();
+    bench.server.most_connections = greedy.len();
+    let burst = |bench: &mut Bench| {
+        let streams = [(); NEWCOMERS].map(|()| TcpStream::connect(bench.address).unwrap());
+        let (started, last) = (Instant::now(), bench.server.next_token + NEWCOMERS as u64);
+        while bench.server.next_token < last {
+            bench.server.accept_tcp();
+            assert!(started.elapsed() < PATIENCE);
+        }
+        streams
+    };
+    let ungreeted = |bench: &Bench| {
+        let connections = bench.server.connections.values();
+        connections
+            .filter(|connection| matches!(connection.idle(bench.server.now), Idle::Ungreeted(_)))
+            .count()
+    };
+    let _burst = burst(&mut bench);
+    assert_eq!((ungreeted(&bench), bench.server.connections.len()), (NEWCOMERS, greedy.len()));
+    // Who does nothing with its place has it no longer than others let it.
+    bench.server.now += NEWCOMER_TIME;
+    let _late = burst(&mut bench);
+    assert_eq!((ungreeted(&bench), bench.server.connections.len()), (NEWCOMERS, greedy.len()));
 }
 
 #[test]

@@ -151,7 +151,10 @@ fn take_answer(ring: &mut ClientEnd<RingMemory>, local: LocalSlice) -> Result<Op
         return Ok(Some(Outcome::Refused(Refusal::TooLong)));
     }
     // SAFETY: in bounds: just checked. Exclusive and alive: the operation in flight owns its buffer.
-    unsafe { ring.take(answer, local.start) };
+    let taken = unsafe { ring.take(answer, local.start) };
+    if !taken.map_err(|Broken| BROKEN)? {
+        return Ok(None); // the socket says why
+    }
     Ok(Some(match answer.outcome {
         Ok(()) => Outcome::Done(answer.bytes as u64),
         Err(refusal) => Outcome::Refused(refusal),

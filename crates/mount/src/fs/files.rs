@@ -21,20 +21,28 @@ impl FarFs {
     }
 
     pub(super) fn open_file(&self, ino: Ino, flags: i32) -> Outcome<u64> {
-        let body = self.names_mut()?.open(ino)?.clone();
+        let body = {
+            let mut names = self.names_mut()?;
+            if flags & libc::O_TRUNC != 0 {
+                names.drop_privileges(ino)?;
+            }
+            names.open(ino)?.clone()
+        };
         let truncated = if flags & libc::O_TRUNC != 0 {
             self.resize(&body, 0).map(|()| body.mark_written(SystemTime::now()))
         } else {
             Ok(())
         };
-        let opened = truncated.and_then(|()| {
-            Ok(self.handles.insert(Handle {
-                ino,
-                body,
-                writable: flags & libc::O_ACCMODE != libc::O_RDONLY,
-            })?)
-        });
+        let writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        if writable {
+            body.add_writer();
+        }
+        let handle = Handle { ino, body: body.clone(), writable };
+        let opened = truncated.and_then(|()| Ok(self.handles.insert(handle)?));
         if opened.is_err() {
+            if writable {
+                body.remove_writer();
+            }
             self.close_inode(ino);
         }
         opened
@@ -65,7 +73,10 @@ impl FarFs {
     }
 
     pub(super) fn close_file(&self, handle: u64) {
-        if let Some(Handle { ino, body, .. }) = self.handles.remove(handle) {
+        if let Some(Handle { ino, body, writable }) = self.handles.remove(handle) {
+            if writable {
+                body.remove_writer();
+            }
             drop(body);
             self.close_inode(ino);
         }
@@ -149,7 +160,7 @@ impl FarFs {
         }
     }
 
-    fn opened(&self, handle: u64) -> Outcome<Arc<Body>> {
+    pub(super) fn opened(&self, handle: u64) -> Outcome<Arc<Body>> {
         let body = self.handles.get(handle).ok_or(Errno::EBADF)?;
         check_usable(&body)?;
         Ok(body)

@@ -50,6 +50,9 @@ impl FarFs {
             body.mark_written(now);
         }
         let mut names = self.names_mut()?;
+        if size.is_some() {
+            names.drop_privileges(ino)?;
+        }
         if let Some(written) = body.and_then(|body| body.take_written()) {
             names.written(ino, written)?;
         }

@@ -2,7 +2,10 @@
 
 use std::time::SystemTime;
 
-use super::{Ino, MODE_MASK, Namespace, Outcome};
+use super::{Ino, MODE_MASK, Namespace, Outcome, SET_GROUP_ID};
+
+const SET_USER_ID: u32 = 0o4000;
+const GROUP_EXECUTE: u32 = 0o010;
 
 /// What `setattr` changes; `None` leaves a value alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -20,8 +23,11 @@ pub struct Change {
 }
 
 impl<F> Namespace<F> {
-    /// Changes attributes, and the time of change to `now`.
+    /// Changes attributes, and the time of change to `now`. A new owner of a file gets no privileges with it.
     pub fn change(&mut self, ino: Ino, change: Change, now: SystemTime) -> Outcome<()> {
+        if change.mode.is_none() && (change.uid.is_some() || change.gid.is_some()) {
+            self.drop_privileges(ino)?;
+        }
         let inode = self.inode_mut(ino)?;
         let (own, times) = (&mut inode.ownership, &mut inode.times);
         own.mode = change.mode.map_or(own.mode, |mode| mode & MODE_MASK);
@@ -30,6 +36,20 @@ impl<F> Namespace<F> {
         times.accessed = change.accessed.unwrap_or(times.accessed);
         times.modified = change.modified.unwrap_or(times.modified);
         times.changed = now;
+        Ok(())
+    }
+
+    /// Takes the set-user-id bit from a file, and the set-group-id bit if it means privileges there: it has another
+    /// owner, or other contents.
+    pub fn drop_privileges(&mut self, ino: Ino) -> Outcome<()> {
+        let inode = self.inode_mut(ino)?;
+        if inode.directory.is_none() {
+            let mode = &mut inode.ownership.mode;
+            *mode &= !SET_USER_ID;
+            if *mode & GROUP_EXECUTE != 0 {
+                *mode &= !SET_GROUP_ID;
+            }
+        }
         Ok(())
     }
 

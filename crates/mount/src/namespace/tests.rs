@@ -177,3 +177,32 @@ fn writing_moves_modified_and_changed_and_never_turns_changed_back() {
     let times = space.attributes(ino).unwrap().times;
     assert_eq!((times.accessed, times.modified, times.changed), (at(1), at(7), at(9)));
 }
+
+#[test]
+fn what_attributes_take_is_counted_until_they_or_their_inode_end() {
+    let mut space = empty();
+    let ino = file(&mut space, Ino::ROOT, "a");
+    let mut set = |text: &str, value: &[u8], mode| space.set_xattr(ino, name(text), value, mode, at(2));
+    assert_eq!(set("user.a", &[1; 100], XattrMode::Create), Ok(()));
+    assert_eq!(set("user.b", &[1; 1000], XattrMode::Set), Ok(()));
+    assert_eq!(set("user.a", &[1; 10], XattrMode::Replace), Ok(()));
+    assert_eq!(set("user.a", &[1; 65_537], XattrMode::Set), Err(NamespaceError::AttributeTooLarge));
+    assert_eq!(space.xattr(ino, name("user.a")), Ok([1; 10].as_slice()));
+    let both = space.xattr_bytes;
+    space.remove_xattr(ino, name("user.b"), at(3)).unwrap();
+    assert!(space.xattr_bytes > 0 && both - space.xattr_bytes > 1000);
+    assert_eq!(space.unlink(Ino::ROOT, name("a"), at(4)), Ok(None));
+    assert_eq!(space.forget(ino, 1), Some("a"));
+    assert_eq!(space.xattr_bytes, 0);
+}
+
+#[test]
+fn a_new_owner_gets_a_file_without_its_privileges_and_a_directory_with_them() {
+    let mut space = empty();
+    let (plain, shared) = (file(&mut space, Ino::ROOT, "f"), directory(&mut space, Ino::ROOT, "d"));
+    for (ino, left) in [(plain, 0o771), (shared, 0o6771)] {
+        space.change(ino, Change { mode: Some(0o6771), ..Change::default() }, at(2)).unwrap();
+        space.change(ino, Change { uid: Some(7), ..Change::default() }, at(3)).unwrap();
+        assert_eq!(space.attributes(ino).unwrap().ownership.mode, left);
+    }
+}

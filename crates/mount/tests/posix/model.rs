@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::mm::MapFlags;
 
-use crate::mapping::Mapped;
 use crate::support::Scratch;
+use crate::support::mapped::Mapped;
 
 /// Several stripes, and no multiple of anything.
 const MOST_BYTES: usize = 1_300_000;

@@ -19,6 +19,8 @@ use farpool_pool::{Pool, PoolConfig};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
+pub mod mapped;
+
 /// Nothing here takes longer, unless it hangs.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Regions small enough that a test can fill a pool.
@@ -119,12 +121,16 @@ fn serve_when_another_test_asks() {
 /// A mount and the process that serves it; dropping it unmounts.
 pub struct TestMount {
     daemon: Child,
-    mountpoint: TempDir,
+    /// Until the next mount takes it.
+    mountpoint: Option<TempDir>,
 }
 
 impl TestMount {
     pub fn start(memory_bytes: u64) -> Self {
-        let mountpoint = tempfile::tempdir().unwrap();
+        Self::start_at(tempfile::tempdir().unwrap(), memory_bytes)
+    }
+
+    pub fn start_at(mountpoint: TempDir, memory_bytes: u64) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["support::serve_when_another_test_asks", "--exact", "--nocapture"]);
         command.env(SERVE_AT, mountpoint.path()).env(SERVE_BYTES, memory_bytes.to_string());
@@ -133,11 +139,17 @@ impl TestMount {
         assert!(lines.any(|line| line.unwrap() == READY), "the daemon mounts");
         // Nobody reads on; what the daemon still says must not stop it.
         std::thread::spawn(move || lines.for_each(drop));
-        TestMount { daemon, mountpoint }
+        TestMount { daemon, mountpoint: Some(mountpoint) }
     }
 
     pub fn path(&self) -> &Path {
-        self.mountpoint.path()
+        self.mountpoint.as_ref().unwrap().path()
+    }
+
+    /// Another mount on the same directory, once this one has ended.
+    pub fn again(mut self, memory_bytes: u64) -> Self {
+        self.wait();
+        Self::start_at(self.mountpoint.take().unwrap(), memory_bytes)
     }
 
     /// Asks the mount to stop.
@@ -148,6 +160,21 @@ impl TestMount {
     /// Ends the daemon without warning.
     pub fn kill(&mut self) {
         self.daemon.kill().unwrap();
+    }
+
+    /// Ends the daemon without warning, and its watcher before it.
+    pub fn kill_with_watcher(&mut self) {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.daemon.id())).unwrap();
+        let children =
+            tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("children")).unwrap());
+        let children: String = children.collect();
+        let is_watcher = |child: &&str| {
+            let name = std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
+            name.trim() == "farpool-watcher"
+        };
+        let watcher = children.split_whitespace().find(is_watcher);
+        Command::new("kill").args(["-9", watcher.expect("a watcher")]).status().unwrap();
+        self.kill();
     }
 
     /// Waits until the daemon has ended, however it was asked to.
@@ -164,7 +191,7 @@ impl Drop for TestMount {
         if !std::thread::panicking() {
             let status = status.unwrap();
             assert!(status.success() || status.code().is_none(), "{status}");
-            assert!(!is_mounted(self.path()));
+            assert!(self.mountpoint.as_ref().is_none_or(|mountpoint| !is_mounted(mountpoint.path())));
         }
     }
 }

@@ -14,10 +14,9 @@ use farpool_lease::{LeaseClass, Millis};
 use farpool_pool::Holder;
 use farpool_wire::{AccessKey, Epoch, Hello, NodeId, OwnerId, RegionId, SessionId};
 
-use super::oracle::LeaseNo;
-use super::post::{Answer, Invitation, Post, Question};
-use super::shell::REGION_BYTES;
-use super::{Phase, Run, TRUSTING_CLIENT};
+use super::{Phase, REGION_BYTES, Run, TRUSTING_CLIENT};
+use crate::plane::oracle::LeaseNo;
+use crate::plane::post::{Answer, Invitation, Post, Question};
 
 /// Staging memory of a client.
 const ARENA_BYTES: usize = 8 * 4096;
@@ -106,7 +105,7 @@ pub(super) fn start(run: &Rc<Run>, seat: &Rc<Seat>) -> Rc<Client> {
         has_left: Cell::new(false),
     });
     let answering = client.clone();
-    let post = Post::open(run, process, move |question| {
+    let post = Post::open(&run.plane, process, move |question| {
         let answer = answering.answer(question);
         Box::pin(std::future::ready(answer))
     });

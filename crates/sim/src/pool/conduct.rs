@@ -9,9 +9,9 @@ use farpool_lease::{LeaseClass, Millis};
 use farpool_wire::OwnerId;
 use farpool_wire::control::RevokeRequest;
 
-use super::node::{self, Node};
-use super::post::{Delivery, Post, Question};
 use super::{BUSY_TTLS, Phase, Run};
+use crate::plane::node::{self, Node};
+use crate::plane::post::{Delivery, Post, Question};
 
 /// How long a broker may take to hear of everything once nothing goes wrong any more: its nodes may wait for an answer
 /// that does not come, pause, report, and hold leases that nobody knows of and that end.
@@ -36,8 +36,9 @@ pub(super) async fn conduct(run: Rc<Run>) {
     while run.late_letters.get() > 0 {
         run.world.sleep(LOOK_EVERY).await;
     }
-    let operator =
-        Post::open(&run, run.world.add_process(run.broker.host), |_| Box::pin(std::future::ready(None)));
+    let operator = Post::open(&run.plane, run.world.add_process(run.broker.host), |_| {
+        Box::pin(std::future::ready(None))
+    });
     judge_beliefs(&run).await;
     judge_taking_back(&run, &operator).await;
     run.phase.set(Phase::Leaving);

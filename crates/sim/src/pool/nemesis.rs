@@ -7,8 +7,9 @@ use std::time::Duration;
 use farpool_fabric::sim::{HostId, ProcessId, Random};
 use farpool_wire::control::RevokeRequest;
 
-use super::post::{Doom, Post, Question};
-use super::{BUSY_TTLS, Run, broker, client, node};
+use super::{BUSY_TTLS, Run, client};
+use crate::plane::node;
+use crate::plane::post::{Doom, Post, Question};
 
 /// Mishaps of a run, at most.
 const MOST: u64 = 9;
@@ -105,31 +106,17 @@ impl Run {
             }
         }
     }
-
-    /// A doomed process has come to its last letter.
-    pub(super) fn meet_doom(&self, process: ProcessId) {
-        if self.doomed.borrow_mut().remove(&process).is_none() {
-            return;
-        }
-        match self.nodes.iter().find(|node| node.process.get() == process) {
-            Some(node) => node::crash(self, node),
-            None => self.tasks.kill(process),
-        }
-    }
 }
 
 /// The next life of somebody who has died.
 fn start_again(run: &Rc<Run>, who: Who) {
     match who {
         Who::Node(index) => {
-            let node = &run.nodes[index];
-            node.process.set(run.world.add_process(node.host));
-            node::start(run, node);
+            run.plane.start_node_again(&run.nodes[index]);
         }
         Who::Client(seat) => drop(client::start(run, &run.seats[seat])),
         Who::Broker => {
-            run.broker.process.set(run.world.add_process(run.broker.host));
-            broker::start(run);
+            run.plane.start_broker_again();
         }
     }
 }
@@ -205,7 +192,7 @@ async fn carry_out(run: &Rc<Run>, mishap: Mishap, lasting: Duration, disk_is_los
         Mishap::TakeBack { client, count, grace_ms } => {
             let Some(client) = run.client(client) else { return };
             let me = run.world.add_process(run.broker.host);
-            let operator = Post::open(run, me, |_| Box::pin(std::future::ready(None)));
+            let operator = Post::open(&run.plane, me, |_| Box::pin(std::future::ready(None)));
             let request = RevokeRequest { owner: client.owner.0, count, grace_ms };
             let broker = run.broker.process.get();
             let _ = operator.ask(broker, Question::RevokeFrom(request), OPERATOR_PATIENCE).await;

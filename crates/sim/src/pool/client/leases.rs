@@ -9,9 +9,9 @@ use farpool_wire::control::{self, AcquireResponse, AddGrantRequest, FenceGrantRe
 use farpool_wire::{AccessKey, Epoch, RegionId};
 
 use super::{Client, Held};
+use crate::plane::oracle::Loss;
+use crate::plane::post::{Answer, Invitation, Question};
 use crate::pool::Phase;
-use crate::pool::oracle::Loss;
-use crate::pool::post::{Answer, Invitation, Question};
 
 /// As production's keeper.
 const TICK: Millis = Millis(100);

@@ -7,8 +7,8 @@ use farpool_fabric::{ArenaBuf, OpError, Queue};
 use farpool_wire::{AccessKey, Epoch, Refusal, RegionId, RemoteAddr};
 
 use super::{Client, Connection};
-use crate::pool::oracle::LeaseNo;
-use crate::pool::post::Invitation;
+use crate::plane::oracle::LeaseNo;
+use crate::plane::post::Invitation;
 use crate::pool::{WORD_BYTES, WORDS};
 
 /// A region that a client may use.

@@ -18,7 +18,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
 use super::post::{Answer, Answering, Post, Question};
-use super::{FORGETFUL_BROKER, Run};
+use super::{FORGETFUL_BROKER, Plane};
 
 /// As production's broker.
 const GRANT_PATIENCE: Duration = Duration::from_secs(2);
@@ -26,17 +26,17 @@ const REGIONS_PATIENCE: Duration = Duration::from_secs(1);
 const ACQUIRE_NS: u64 = 5_000_000_000;
 
 /// The broker's place: its process changes, and what is on its disk stays unless it is lost.
-pub(super) struct Broker {
-    pub(super) host: HostId,
-    pub(super) process: Cell<ProcessId>,
+pub(crate) struct Broker {
+    pub(crate) host: HostId,
+    pub(crate) process: Cell<ProcessId>,
     disk: RefCell<BTreeMap<NodeId, RegisterRequest>>,
     starts: Cell<u32>,
     /// What the present process believes.
-    pub(super) pool: RefCell<Rc<RefCell<Pool>>>,
+    pub(crate) pool: RefCell<Rc<RefCell<Pool>>>,
 }
 
 impl Broker {
-    pub(super) fn new(host: HostId, process: ProcessId) -> Self {
+    pub(crate) fn new(host: HostId, process: ProcessId) -> Self {
         Broker {
             host,
             process: Cell::new(process),
@@ -46,34 +46,34 @@ impl Broker {
         }
     }
 
-    pub(super) fn lose_disk(&self) {
+    pub(crate) fn lose_disk(&self) {
         self.disk.borrow_mut().clear();
     }
 }
 
 /// Starts a broker in the present process.
-pub(super) fn start(run: &Rc<Run>) {
-    let broker = &run.broker;
+pub(crate) fn start(plane: &Rc<Plane>) {
+    let broker = &plane.broker;
     broker.starts.set(broker.starts.get() + 1);
     let process = broker.process.get();
     let pool: Rc<RefCell<Pool>> = Rc::default();
     *broker.pool.borrow_mut() = pool.clone();
     let life = Rc::new(Life {
-        run: run.clone(),
+        plane: plane.clone(),
         pool,
         post: RefCell::new(None),
         is_ready: Cell::new(false),
-        forgets: run.is_broken(FORGETFUL_BROKER) && broker.starts.get() > 1,
+        forgets: plane.is_broken(FORGETFUL_BROKER) && broker.starts.get() > 1,
     });
     let answering = life.clone();
-    let post = Post::open(run, process, move |question| answering.clone().answer(question));
+    let post = Post::open(plane, process, move |question| answering.clone().answer(question));
     *life.post.borrow_mut() = Some(post);
-    run.tasks.spawn(process, async move { life.begin().await });
+    plane.tasks.spawn(process, async move { life.begin().await });
 }
 
 /// One life of the broker.
 struct Life {
-    run: Rc<Run>,
+    plane: Rc<Plane>,
     pool: Rc<RefCell<Pool>>,
     post: RefCell<Option<Rc<Post>>>,
     /// Not before it has asked the nodes that it remembers.
@@ -84,7 +84,7 @@ struct Life {
 
 impl Life {
     fn now(&self) -> Millis {
-        Millis(self.run.world.clock(self.run.broker.host).now_ns() / 1_000_000)
+        Millis(self.plane.world.clock(self.plane.broker.host).now_ns() / 1_000_000)
     }
 
     fn post(&self) -> Rc<Post> {
@@ -92,7 +92,7 @@ impl Life {
     }
 
     async fn begin(&self) {
-        let remembered: Vec<RegisterRequest> = self.run.broker.disk.borrow().values().cloned().collect();
+        let remembered: Vec<RegisterRequest> = self.plane.broker.disk.borrow().values().cloned().collect();
         remembered.iter().for_each(|report| self.pool.borrow_mut().remember(self.now(), &self.heard(report)));
         let nodes = self.pool.borrow().reachable(self.now());
         let post = self.post();
@@ -120,7 +120,7 @@ impl Life {
     }
 
     fn process_of(&self, address: &NodeAddress) -> ProcessId {
-        self.run.node(NodeId(address.node)).process.get()
+        self.plane.node(NodeId(address.node)).process.get()
     }
 
     fn answer(self: Rc<Self>, question: Question) -> Answering {
@@ -144,7 +144,7 @@ impl Life {
     fn register(&self, report: &RegisterRequest) -> Answer {
         let answer = self.pool.borrow_mut().report(self.now(), &self.heard(report));
         let (Ok(answer), Some(address)) = (answer, &report.address) else { return Answer::Refused };
-        self.run.broker.disk.borrow_mut().insert(NodeId(address.node), report.clone());
+        self.plane.broker.disk.borrow_mut().insert(NodeId(address.node), report.clone());
         Answer::Registered(answer)
     }
 
@@ -152,9 +152,9 @@ impl Life {
         let class = LeaseClass::from_wire(request.class)?;
         let (owner, count) = (OwnerId(request.owner), request.count);
         let avoid = request.avoid.iter().copied().map(NodeId).collect();
-        let until_ns = self.run.world.now_ns() + ACQUIRE_NS;
+        let until_ns = self.plane.world.now_ns() + ACQUIRE_NS;
         let mut placing = Placing::new(Wish { owner, class, count, avoid });
-        while self.run.world.now_ns() < until_ns {
+        while self.plane.world.now_ns() < until_ns {
             let plan = placing.next(&mut self.pool.borrow_mut(), self.now());
             if plan.is_empty() {
                 break;
@@ -191,9 +191,9 @@ impl Life {
     }
 
     async fn take_back(&self, request: RevokeRequest) -> RevokeResponse {
-        let until_ns = self.run.world.now_ns() + ACQUIRE_NS;
+        let until_ns = self.plane.world.now_ns() + ACQUIRE_NS;
         let mut back = TakingBack::new(OwnerId(request.owner), request.count);
-        while self.run.world.now_ns() < until_ns {
+        while self.plane.world.now_ns() < until_ns {
             let plan = back.next(&mut self.pool.borrow_mut(), self.now());
             if plan.is_empty() {
                 break;

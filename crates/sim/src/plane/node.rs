@@ -17,8 +17,8 @@ use farpool_wire::control::{
 use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, OwnerId, RegionId};
 
 use super::post::{Answer, Post, Question};
-use super::shell::{REGION_BYTES, Shell};
-use super::{EPOCH_REUSED, Run, UNCOUNTED_RENEWAL, UNFENCED_GRANT};
+use super::shell::Shell;
+use super::{EPOCH_REUSED, Plane, UNCOUNTED_RENEWAL, UNFENCED_GRANT};
 
 /// As production's keeper.
 const TICK: Duration = Duration::from_millis(200);
@@ -28,10 +28,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// A node of the scenario. Its process and its memory change when it is started again; its name and its lives do not.
-pub(super) struct Node {
-    pub(super) id: NodeId,
-    pub(super) host: HostId,
-    pub(super) process: Cell<ProcessId>,
+pub(crate) struct Node {
+    pub(crate) id: NodeId,
+    pub(crate) host: HostId,
+    pub(crate) process: Cell<ProcessId>,
     regions: u32,
     service: Service,
     /// On its disk: which of its lives this is.
@@ -40,13 +40,13 @@ pub(super) struct Node {
 }
 
 impl Node {
-    pub(super) fn new(id: NodeId, host: HostId, process: ProcessId, regions: u32, service: Service) -> Self {
+    pub(crate) fn new(id: NodeId, host: HostId, process: ProcessId, regions: u32, service: Service) -> Self {
         let (process, incarnation) = (Cell::new(process), Cell::new(0));
         Node { id, host, process, regions, service, incarnation, shell: RefCell::new(None) }
     }
 
     /// Its memory and table, while it runs.
-    pub(super) fn shell(&self) -> Option<Arc<Shell>> {
+    pub(crate) fn shell(&self) -> Option<Arc<Shell>> {
         self.shell.borrow().clone()
     }
 
@@ -56,42 +56,42 @@ impl Node {
 }
 
 /// Starts a node's next life in its present process.
-pub(super) fn start(run: &Rc<Run>, node: &Rc<Node>) {
-    if node.incarnation.get() == 0 || !run.is_broken(EPOCH_REUSED) {
+pub(crate) fn start(plane: &Rc<Plane>, node: &Rc<Node>) {
+    if node.incarnation.get() == 0 || !plane.is_broken(EPOCH_REUSED) {
         node.incarnation.set(node.incarnation.get() + 1);
     }
     let shell = Shell::new(
         node.id,
         node.incarnation.get(),
-        node.regions,
-        run.ttl,
-        run.world.clock(node.host),
-        run.is_broken(UNFENCED_GRANT),
+        (node.regions, plane.region_bytes),
+        plane.ttl,
+        plane.world.clock(node.host),
+        plane.is_broken(UNFENCED_GRANT),
     );
     *node.shell.borrow_mut() = Some(shell.clone());
-    run.world.serve(node.host, shell.clone(), node.service);
+    plane.world.serve(node.host, shell.clone(), node.service);
     let process = node.process.get();
-    let life = Rc::new(Life { run: run.clone(), node: node.clone(), shell });
+    let life = Rc::new(Life { plane: plane.clone(), node: node.clone(), shell });
     let answering = life.clone();
-    let post = Post::open(run, process, move |question| {
+    let post = Post::open(plane, process, move |question| {
         let answer = answering.answer(question);
         Box::pin(std::future::ready(answer))
     });
-    run.tasks.spawn(process, keep(life.clone()));
-    run.tasks.spawn(process, stay_registered(life, post));
+    plane.tasks.spawn(process, keep(life.clone()));
+    plane.tasks.spawn(process, stay_registered(life, post));
 }
 
 /// A node's process dies with its memory and all its leases.
-pub(super) fn crash(run: &Run, node: &Node) {
-    run.tasks.kill(node.process.get());
-    run.world.crash_node(node.id);
+pub(crate) fn crash(plane: &Plane, node: &Node) {
+    plane.tasks.kill(node.process.get());
+    plane.world.crash_node(node.id);
     *node.shell.borrow_mut() = None;
-    run.oracle.borrow_mut().dies(node.id);
+    plane.oracle.borrow_mut().dies(node.id);
 }
 
 /// One life of a node.
 struct Life {
-    run: Rc<Run>,
+    plane: Rc<Plane>,
     node: Rc<Node>,
     shell: Arc<Shell>,
 }
@@ -124,16 +124,16 @@ impl Life {
     fn grant(&self, wish: &GrantRequest) -> GrantResponse {
         let Some(class) = LeaseClass::from_wire(wish.class) else { return GrantResponse::default() };
         let mut core = self.shell.core.lock();
-        let keys = &mut || self.run.fresh_key();
+        let keys = &mut || self.plane.fresh_key();
         let grants = core.grant(self.shell.now(), OwnerId(wish.owner), class, wish.count, keys);
         let ttl = core.ttl();
         drop(core);
         for grant in &grants {
             let Lending { region, epoch } = grant.lending;
-            let lease = self.run.oracle.borrow_mut().lends(self.node.region(region), epoch);
+            let lease = self.plane.oracle.borrow_mut().lends(self.node.region(region), epoch);
             self.shell.open(region, epoch, grant.key);
             let numbers = [self.node.id.0, u64::from(region), lease.0, epoch.0, wish.owner];
-            self.run.world.note("node {} lends region {} as lease {}, epoch {}, to owner {}", &numbers);
+            self.plane.world.note("node {} lends region {} as lease {}, epoch {}, to owner {}", &numbers);
         }
         let message = |grant| lease_message(grant, class, ttl, self.address());
         GrantResponse { leases: grants.iter().map(message).collect() }
@@ -142,7 +142,7 @@ impl Life {
     fn renew(&self, request: &RenewRequest) -> RenewResponse {
         let now = self.shell.now();
         let renew = |lease: &LeaseRef| {
-            if self.run.is_broken(UNCOUNTED_RENEWAL) {
+            if self.plane.is_broken(UNCOUNTED_RENEWAL) {
                 return renew_outcome(self.shell.renew_without_counting(now, lease));
             }
             renew_outcome(self.shell.core.lock().renew(now, OwnerId(request.owner), lease))
@@ -152,14 +152,14 @@ impl Life {
 
     fn add_grant(&self, request: &AddGrantRequest) -> Answer {
         let Some(lease) = &request.lease else { return Answer::Refused };
-        let key = self.run.fresh_key();
+        let key = self.plane.fresh_key();
         let (now, owner) = (self.shell.now(), OwnerId(request.owner));
         let added = self.shell.core.lock().add_grant(now, owner, lease, GrantMode::ReadWrite, key);
         let Ok(grant) = added else { return Answer::Refused };
         let Lending { region, epoch } = grant.lending;
         self.shell.open_grant(region, epoch, key);
-        self.run.oracle.borrow_mut().grants(self.node.region(region), epoch);
-        self.run
+        self.plane.oracle.borrow_mut().grants(self.node.region(region), epoch);
+        self.plane
             .world
             .note("node {} adds grant {} to region {}", &[self.node.id.0, epoch.0, u64::from(region)]);
         Answer::GrantAdded(AddGrantResponse { epoch: epoch.0, key: key.as_bytes().to_vec() })
@@ -171,8 +171,8 @@ impl Life {
         let fenced = self.shell.core.lock().fence_grant(now, owner, lease, grant);
         let Ok(Lending { region, epoch }) = fenced else { return Answer::Refused };
         self.shell.fence_grant(Lending { region, epoch });
-        self.run.oracle.borrow_mut().fences(self.node.region(region), epoch);
-        self.run
+        self.plane.oracle.borrow_mut().fences(self.node.region(region), epoch);
+        self.plane
             .world
             .note("node {} fences grant {} of region {}", &[self.node.id.0, epoch.0, u64::from(region)]);
         Answer::Done
@@ -183,7 +183,7 @@ impl Life {
         let mut core = self.shell.core.lock();
         let answer = core.revoke(now, owner, request.count, Millis(request.grace_ms));
         for state in core.states(now).iter().filter(|state| state.revoked) {
-            self.run.oracle.borrow_mut().revoked(self.node.region(state.region));
+            self.plane.oracle.borrow_mut().revoked(self.node.region(state.region));
         }
         Answer::Revoked(answer)
     }
@@ -198,11 +198,11 @@ impl Life {
     /// What the table has ended is fenced before anybody is told.
     fn end(&self, lease: Lending) {
         let region = self.node.region(lease.region);
-        let trusting = self.run.who_trusts(region, lease.epoch);
+        let trusting = self.plane.who_trusts(region, lease.epoch);
         self.shell.fence(lease);
-        self.run.oracle.borrow_mut().ends(region, &trusting);
+        self.plane.oracle.borrow_mut().ends(region, &trusting);
         let numbers = [self.node.id.0, u64::from(lease.region), lease.epoch.0];
-        self.run.world.note("node {} has fenced region {}, epoch {}", &numbers);
+        self.plane.world.note("node {} has fenced region {}, epoch {}", &numbers);
     }
 
     /// Ends leases on time, and makes fenced regions free again.
@@ -221,7 +221,7 @@ impl Life {
     fn table(&self) -> RegionsResponse {
         RegionsResponse {
             address: Some(self.address()),
-            region_bytes: REGION_BYTES,
+            region_bytes: self.plane.region_bytes,
             regions_total: self.node.regions,
             lent: self.shell.core.lock().states(self.shell.now()),
         }
@@ -245,7 +245,7 @@ async fn keep(life: Rc<Life>) {
     loop {
         let due = life.shell.core.lock().next_deadline();
         let until_due = due.map_or(TICK, |due| Duration::from_millis(due.since(life.shell.now()).0));
-        life.run.world.sleep_by(life.node.host, until_due.min(TICK)).await;
+        life.plane.world.sleep_by(life.node.host, until_due.min(TICK)).await;
         life.look_after_regions();
     }
 }
@@ -256,7 +256,7 @@ async fn stay_registered(life: Rc<Life>, post: Rc<Post>) {
     loop {
         let RegionsResponse { address, region_bytes, regions_total, lent } = life.table();
         let report = RegisterRequest { address, region_bytes, regions_total, lent };
-        let broker = life.run.broker.process.get();
+        let broker = life.plane.broker.process.get();
         if let Some(Answer::Registered(answer)) =
             post.ask(broker, Question::Register(report), ANSWER_PATIENCE).await
         {
@@ -266,7 +266,7 @@ async fn stay_registered(life: Rc<Life>, post: Rc<Post>) {
                 continue;
             }
         }
-        life.run.world.sleep_by(life.node.host, pause).await;
+        life.plane.world.sleep_by(life.node.host, pause).await;
         pause = LONGEST_PAUSE.min(pause * 2);
     }
 }
@@ -274,8 +274,8 @@ async fn stay_registered(life: Rc<Life>, post: Rc<Post>) {
 /// True: the broker wants a report. False: it is lost.
 async fn beat(life: &Life, post: &Post, interval: Duration) -> bool {
     loop {
-        life.run.world.sleep_by(life.node.host, interval).await;
-        let broker = life.run.broker.process.get();
+        life.plane.world.sleep_by(life.node.host, interval).await;
+        let broker = life.plane.broker.process.get();
         match post.ask(broker, Question::Heartbeat(life.beat()), ANSWER_PATIENCE).await {
             Some(Answer::Beat(answer)) if answer.register_again => return true,
             Some(Answer::Beat(_)) => {}
@@ -285,7 +285,7 @@ async fn beat(life: &Life, post: &Post, interval: Duration) -> bool {
 }
 
 /// Where the node's table says that `key` may use a region.
-pub(super) fn agrees(node: &Node, region: u32, epoch: Epoch, key: &AccessKey) -> bool {
+pub(crate) fn agrees(node: &Node, region: u32, epoch: Epoch, key: &AccessKey) -> bool {
     let Some(shell) = node.shell() else { return false };
     let agrees = shell.core.lock().check(shell.now(), Lending { region, epoch }, key);
     agrees.is_ok()

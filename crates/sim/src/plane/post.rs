@@ -18,12 +18,12 @@ use farpool_wire::control::{
 };
 use futures_util::future::{Either, select};
 
-use super::Run;
+use super::Plane;
 use super::oracle::LeaseNo;
 
 /// What is asked: the messages that production sends, and one between clients of an owner.
 #[derive(Clone, Debug)]
-pub(super) enum Question {
+pub(crate) enum Question {
     Register(RegisterRequest),
     Heartbeat(HeartbeatRequest),
     Acquire(AcquireRequest),
@@ -40,15 +40,15 @@ pub(super) enum Question {
 
 /// An owner's word to another of its clients: use this grant.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Invitation {
-    pub(super) region: farpool_wire::RegionId,
-    pub(super) lease: LeaseNo,
-    pub(super) grant: farpool_wire::Epoch,
-    pub(super) key: AccessKey,
+pub(crate) struct Invitation {
+    pub(crate) region: farpool_wire::RegionId,
+    pub(crate) lease: LeaseNo,
+    pub(crate) grant: farpool_wire::Epoch,
+    pub(crate) key: AccessKey,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Answer {
+pub(crate) enum Answer {
     Registered(RegisterResponse),
     Beat(HeartbeatResponse),
     Acquired(AcquireResponse),
@@ -89,20 +89,20 @@ impl Question {
 
 /// How often control messages go astray.
 #[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Delivery {
-    pub(super) lost_permille: u32,
-    pub(super) doubled_permille: u32,
-    pub(super) late_permille: u32,
+pub(crate) struct Delivery {
+    pub(crate) lost_permille: u32,
+    pub(crate) doubled_permille: u32,
+    pub(crate) late_permille: u32,
     /// How late, at most.
-    pub(super) late_ms: u64,
+    pub(crate) late_ms: u64,
 }
 
 /// A process that dies on a letter of its own.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Doom {
-    pub(super) letters_left: u64,
+pub(crate) struct Doom {
+    pub(crate) letters_left: u64,
     /// The last letter still leaves.
-    pub(super) says_it: bool,
+    pub(crate) says_it: bool,
 }
 
 #[derive(Default)]
@@ -111,40 +111,40 @@ struct Slot {
     waker: Option<Waker>,
 }
 
-pub(super) type Answering = Pin<Box<dyn Future<Output = Option<Answer>>>>;
+pub(crate) type Answering = Pin<Box<dyn Future<Output = Option<Answer>>>>;
 
 /// One process's end of the post.
-pub(super) struct Post {
-    run: Rc<Run>,
-    pub(super) me: ProcessId,
+pub(crate) struct Post {
+    plane: Rc<Plane>,
+    pub(crate) me: ProcessId,
     waiting: RefCell<BTreeMap<u64, Slot>>,
 }
 
 impl Post {
     /// Reads a process's letters from now on; `answer` says what to answer to which question, if anything.
-    pub(super) fn open(
-        run: &Rc<Run>,
+    pub(crate) fn open(
+        plane: &Rc<Plane>,
         me: ProcessId,
         answer: impl Fn(Question) -> Answering + 'static,
     ) -> Rc<Self> {
-        let post = Rc::new(Post { run: run.clone(), me, waiting: RefCell::default() });
-        run.tasks.spawn(me, read_letters(post.clone(), answer));
+        let post = Rc::new(Post { plane: plane.clone(), me, waiting: RefCell::default() });
+        plane.tasks.spawn(me, read_letters(post.clone(), answer));
         post
     }
 
     /// Asks, and waits for the answer no longer than `patience` by the asker's clock.
-    pub(super) async fn ask(&self, to: ProcessId, question: Question, patience: Duration) -> Option<Answer> {
-        let number = self.run.next_name();
+    pub(crate) async fn ask(&self, to: ProcessId, question: Question, patience: Duration) -> Option<Answer> {
+        let number = self.plane.next_name();
         self.waiting.borrow_mut().insert(number, Slot::default());
-        self.run.world.note(question.name(), &[self.me.number(), to.number()]);
-        self.run.carry(self.me, to, Arc::new(Envelope::Question { number, question }));
+        self.plane.world.note(question.name(), &[self.me.number(), to.number()]);
+        self.plane.carry(self.me, to, Arc::new(Envelope::Question { number, question }));
         let answered = std::future::poll_fn(|context| {
             let mut waiting = self.waiting.borrow_mut();
             let slot = waiting.get_mut(&number).expect("removed below");
             slot.waker = Some(context.waker().clone());
             slot.answer.take().map_or(Poll::Pending, Poll::Ready)
         });
-        let late = self.run.world.sleep_by(self.run.world.host_of(self.me), patience);
+        let late = self.plane.world.sleep_by(self.plane.world.host_of(self.me), patience);
         let answer = match select(pin!(answered), pin!(late)).await {
             Either::Left((answer, _)) => Some(answer),
             Either::Right(_) => None,
@@ -166,16 +166,16 @@ impl Post {
 
 async fn read_letters(post: Rc<Post>, answer: impl Fn(Question) -> Answering) {
     loop {
-        let letter = post.run.world.receive(post.me).await;
+        let letter = post.plane.world.receive(post.me).await;
         let envelope = letter.content.downcast::<Envelope>().expect("nothing else is sent");
         match &*envelope {
             Envelope::Answer { number, answer } => post.answered(*number, answer.clone()),
             Envelope::Question { number, question } => {
                 let (number, answering, post, to) =
                     (*number, answer(question.clone()), post.clone(), letter.from);
-                post.run.clone().tasks.spawn(post.me, async move {
+                post.plane.clone().tasks.spawn(post.me, async move {
                     if let Some(answer) = answering.await {
-                        post.run.carry(post.me, to, Arc::new(Envelope::Answer { number, answer }));
+                        post.plane.carry(post.me, to, Arc::new(Envelope::Answer { number, answer }));
                     }
                 });
             }
@@ -183,7 +183,7 @@ async fn read_letters(post: Rc<Post>, answer: impl Fn(Question) -> Answering) {
     }
 }
 
-impl Run {
+impl Plane {
     /// Sends a letter, unless its sender dies on it.
     fn carry(self: &Rc<Self>, from: ProcessId, to: ProcessId, envelope: Arc<Envelope>) {
         if !self.world.is_alive(from) {
@@ -219,12 +219,12 @@ impl Run {
         let late =
             Duration::from_millis(1 + self.faults_random.borrow_mut().below(self.delivery.get().late_ms));
         self.late_letters.set(self.late_letters.get() + 1);
-        let (run, later) = (self.clone(), self.world.sleep(late));
+        let (plane, later) = (self.clone(), self.world.sleep(late));
         // In nobody's hands: it arrives even if its sender is dead by then.
         self.tasks.spawn(self.nowhere, async move {
             later.await;
-            run.world.send(from, to, envelope);
-            run.late_letters.set(run.late_letters.get() - 1);
+            plane.world.send(from, to, envelope);
+            plane.late_letters.set(plane.late_letters.get() - 1);
         });
     }
 }

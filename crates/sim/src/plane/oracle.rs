@@ -24,11 +24,11 @@ const COUNTER_BITS: u32 = 32;
 
 /// A lending of a region, over all nodes and restarts; counts from one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct LeaseNo(pub(super) u64);
+pub(crate) struct LeaseNo(pub(crate) u64);
 
 /// Moments in the order in which they came, finer than the world's time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Moment(u64);
+pub(crate) struct Moment(u64);
 
 struct Lease {
     region: RegionId,
@@ -60,19 +60,19 @@ enum Kind {
 
 /// A lease that its holder does not have any more and did not give back.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Loss {
-    pub(super) lease: LeaseNo,
-    pub(super) holder: HostId,
-    pub(super) node: HostId,
+pub(crate) struct Loss {
+    pub(crate) lease: LeaseNo,
+    pub(crate) holder: HostId,
+    pub(crate) node: HostId,
     /// When the holder last asked a question that was answered with more time.
-    pub(super) since_ns: u64,
-    pub(super) now_ns: u64,
+    pub(crate) since_ns: u64,
+    pub(crate) now_ns: u64,
     /// It came so late that there was no time to renew it.
-    pub(super) fleeting: bool,
+    pub(crate) fleeting: bool,
 }
 
 #[derive(Default)]
-pub(super) struct Oracle {
+pub(crate) struct Oracle {
     leases: Vec<Lease>,
     present: BTreeMap<RegionId, LeaseNo>,
     greatest: BTreeMap<NodeId, Epoch>,
@@ -84,24 +84,24 @@ pub(super) struct Oracle {
 }
 
 impl Oracle {
-    pub(super) fn complain(&mut self, what: String) {
+    pub(crate) fn complain(&mut self, what: String) {
         self.complaints.push(what);
     }
 
     /// The first violations, and how many judgements there were.
-    pub(super) fn verdict(mut self) -> (Vec<String>, u64) {
+    pub(crate) fn verdict(mut self) -> (Vec<String>, u64) {
         self.complaints.truncate(TOLD);
         (self.complaints, self.judged)
     }
 
     /// Now.
-    pub(super) fn moment(&mut self) -> Moment {
+    pub(crate) fn moment(&mut self) -> Moment {
         self.moments += 1;
         Moment(self.moments)
     }
 
     /// A value that says under which lease it was written.
-    pub(super) fn value(&mut self, lease: LeaseNo) -> u64 {
+    pub(crate) fn value(&mut self, lease: LeaseNo) -> u64 {
         self.values += 1;
         lease.0 << COUNTER_BITS | self.values
     }
@@ -122,7 +122,7 @@ impl Oracle {
     }
 
     /// A node lends a region (O1, O4).
-    pub(super) fn lends(&mut self, region: RegionId, epoch: Epoch) -> LeaseNo {
+    pub(crate) fn lends(&mut self, region: RegionId, epoch: Epoch) -> LeaseNo {
         self.is_new(region.node, epoch);
         let lease = LeaseNo(self.leases.len() as u64 + 1);
         if let Some(before) = self.present.insert(region, lease)
@@ -141,18 +141,18 @@ impl Oracle {
     }
 
     /// The lease of a region that is in force, or was last.
-    pub(super) fn present(&self, region: RegionId) -> Option<LeaseNo> {
+    pub(crate) fn present(&self, region: RegionId) -> Option<LeaseNo> {
         self.present.get(&region).copied()
     }
 
     /// The lease that has a grant of a region.
-    pub(super) fn lease_of(&self, region: RegionId, grant: Epoch) -> Option<LeaseNo> {
+    pub(crate) fn lease_of(&self, region: RegionId, grant: Epoch) -> Option<LeaseNo> {
         let of = |lease: &Lease| lease.region == region && lease.grants.contains_key(&grant);
         self.leases.iter().rposition(of).map(|place| LeaseNo(place as u64 + 1))
     }
 
     /// A node lets another client in (O4).
-    pub(super) fn grants(&mut self, region: RegionId, epoch: Epoch) {
+    pub(crate) fn grants(&mut self, region: RegionId, epoch: Epoch) {
         self.is_new(region.node, epoch);
         if let Some(lease) = self.present(region) {
             self.lease(lease).grants.insert(epoch, None);
@@ -160,7 +160,7 @@ impl Oracle {
     }
 
     /// A node has fenced one grant.
-    pub(super) fn fences(&mut self, region: RegionId, grant: Epoch) {
+    pub(crate) fn fences(&mut self, region: RegionId, grant: Epoch) {
         let now = self.moment();
         if let Some(lease) = self.lease_of(region, grant) {
             self.lease(lease).grants.entry(grant).and_modify(|end| *end = end.or(Some(now)));
@@ -168,7 +168,7 @@ impl Oracle {
     }
 
     /// A node has fenced a lease. `trusting`: holders that would use it now (O2).
-    pub(super) fn ends(&mut self, region: RegionId, trusting: &[u64]) {
+    pub(crate) fn ends(&mut self, region: RegionId, trusting: &[u64]) {
         self.judged += 1;
         let Some(lease) = self.present(region) else { return };
         self.finish(lease);
@@ -178,7 +178,7 @@ impl Oracle {
     }
 
     /// A node's process is dead, and its memory gone.
-    pub(super) fn dies(&mut self, node: NodeId) {
+    pub(crate) fn dies(&mut self, node: NodeId) {
         let there: Vec<LeaseNo> =
             self.present.iter().filter(|(region, _)| region.node == node).map(|(_, lease)| *lease).collect();
         for lease in there.into_iter().map(|lease| lease.0 as usize - 1) {
@@ -195,20 +195,20 @@ impl Oracle {
     }
 
     /// Somebody who may has the lease taken back.
-    pub(super) fn revoked(&mut self, region: RegionId) {
+    pub(crate) fn revoked(&mut self, region: RegionId) {
         if let Some(lease) = self.present(region) {
             self.lease(lease).excused = true;
         }
     }
 
     /// Whether a grant may still be used.
-    pub(super) fn is_in_force(&self, lease: LeaseNo, grant: Epoch) -> bool {
+    pub(crate) fn is_in_force(&self, lease: LeaseNo, grant: Epoch) -> bool {
         let lease = &self.leases[lease.0 as usize - 1];
         !lease.orphaned && lease.grants.get(&grant).is_some_and(Option::is_none)
     }
 
     /// An operation posted at `posted` was acknowledged (O1).
-    pub(super) fn acknowledged(&mut self, lease: LeaseNo, grant: Epoch, posted: Moment) {
+    pub(crate) fn acknowledged(&mut self, lease: LeaseNo, grant: Epoch, posted: Moment) {
         self.judged += 1;
         let end = self.lease(lease).grants.get(&grant).copied().flatten();
         if end.is_some_and(|end| end < posted) {
@@ -220,7 +220,7 @@ impl Oracle {
     }
 
     /// These words were read under a lease (O3).
-    pub(super) fn read(&mut self, lease: LeaseNo, words: &[u64]) {
+    pub(crate) fn read(&mut self, lease: LeaseNo, words: &[u64]) {
         self.judged += 1;
         if let Some(word) = words.iter().find(|&&word| word != 0 && word >> COUNTER_BITS != lease.0) {
             self.complain(format!("lease {} reads {word:#x}, of lease {}", lease.0, word >> COUNTER_BITS));
@@ -228,17 +228,17 @@ impl Oracle {
     }
 
     /// From `from_ns` to `until_ns` nothing comes through between two hosts; twice the same: between it and any other.
-    pub(super) fn silence(&mut self, hosts: [HostId; 2], from_ns: u64, until_ns: u64) {
+    pub(crate) fn silence(&mut self, hosts: [HostId; 2], from_ns: u64, until_ns: u64) {
         self.troubles.push(Trouble { hosts, from_ns, until_ns, kind: Kind::Silence });
     }
 
     /// A letter between two hosts is lost or late.
-    pub(super) fn letter(&mut self, hosts: [HostId; 2], at_ns: u64) {
+    pub(crate) fn letter(&mut self, hosts: [HostId; 2], at_ns: u64) {
         self.troubles.push(Trouble { hosts, from_ns: at_ns, until_ns: at_ns, kind: Kind::Letter });
     }
 
     /// A holder has lost a lease (O5).
-    pub(super) fn lost(&mut self, loss: Loss) {
+    pub(crate) fn lost(&mut self, loss: Loss) {
         self.judged += 1;
         if loss.fleeting || self.lease(loss.lease).excused || self.is_excused(&loss) {
             return;

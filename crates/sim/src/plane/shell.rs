@@ -9,17 +9,15 @@ use farpool_fabric::{
 use farpool_lease::{LeaseRefusal, Lending, Millis, Term};
 use farpool_node::NodeCore;
 use farpool_wire::control::LeaseRef;
-use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, Refusal};
+use farpool_wire::{AccessKey, CALL_PING, Epoch, GrantMode, NodeId, Refusal};
 use parking_lot::Mutex;
 
-/// Size of a region: one page.
-pub(super) const REGION_BYTES: u64 = 4096;
-
-pub(super) struct Shell {
+pub(crate) struct Shell {
     node: NodeId,
+    region_bytes: u64,
     clock: SimClock,
-    pub(super) core: Mutex<NodeCore>,
-    pub(super) regions: RegionSet,
+    pub(crate) core: Mutex<NodeCore>,
+    pub(crate) regions: RegionSet,
     /// Broken: clients' grants that are not fenced with their lease, by region.
     left_over: Option<Mutex<Vec<LeftOver>>>,
 }
@@ -35,10 +33,10 @@ struct LeftOver {
 }
 
 impl Shell {
-    pub(super) fn new(
+    pub(crate) fn new(
         node: NodeId,
         incarnation: u32,
-        regions: u32,
+        (regions, region_bytes): (u32, u64),
         ttl: Millis,
         clock: SimClock,
         leaves_grants: bool,
@@ -46,19 +44,20 @@ impl Shell {
         let left_over = leaves_grants.then(|| Mutex::new(vec![LeftOver::default(); regions as usize]));
         Arc::new(Shell {
             node,
+            region_bytes,
             clock,
             core: Mutex::new(NodeCore::new(incarnation, regions, ttl)),
-            regions: RegionSet::create(regions, REGION_BYTES, false, |_| {}).expect("a few pages of memory"),
+            regions: RegionSet::create(regions, region_bytes, false, |_| {}).expect("a few pages of memory"),
             left_over,
         })
     }
 
-    pub(super) fn now(&self) -> Millis {
+    pub(crate) fn now(&self) -> Millis {
         Millis(self.clock.now_ns() / 1_000_000)
     }
 
     /// Opens a clean region for a lease.
-    pub(super) fn open(&self, region: u32, epoch: Epoch, key: AccessKey) {
+    pub(crate) fn open(&self, region: u32, epoch: Epoch, key: AccessKey) {
         self.regions.open(region, epoch, key);
         if let Some(left_over) = &self.left_over {
             left_over.lock()[region as usize].present = Some(epoch);
@@ -66,7 +65,7 @@ impl Shell {
     }
 
     /// Opens a client's grant.
-    pub(super) fn open_grant(&self, region: u32, epoch: Epoch, key: AccessKey) {
+    pub(crate) fn open_grant(&self, region: u32, epoch: Epoch, key: AccessKey) {
         self.regions.open_grant(region, epoch, key, GrantMode::ReadWrite);
         if let Some(left_over) = &self.left_over {
             left_over.lock()[region as usize].clients.push(epoch);
@@ -74,7 +73,7 @@ impl Shell {
     }
 
     /// Fences one grant.
-    pub(super) fn fence_grant(&self, grant: Lending) {
+    pub(crate) fn fence_grant(&self, grant: Lending) {
         self.regions.close_grant(grant.region, grant.epoch);
         self.regions.fence_grant(grant.region, grant.epoch).expect("a page of memory");
         if let Some(left_over) = &self.left_over {
@@ -83,7 +82,7 @@ impl Shell {
     }
 
     /// Fences all of a lease.
-    pub(super) fn fence(&self, lease: Lending) {
+    pub(crate) fn fence(&self, lease: Lending) {
         if let Some(left_over) = &self.left_over {
             let of_region = &mut left_over.lock()[lease.region as usize];
             let clients = std::mem::take(&mut of_region.clients);
@@ -94,7 +93,7 @@ impl Shell {
     }
 
     /// Broken: says that a lease goes on, and does not tell the table.
-    pub(super) fn renew_without_counting(&self, now: Millis, lease: &LeaseRef) -> Result<Term, LeaseRefusal> {
+    pub(crate) fn renew_without_counting(&self, now: Millis, lease: &LeaseRef) -> Result<Term, LeaseRefusal> {
         let core = self.core.lock();
         let key = lease.access_key().ok_or(LeaseRefusal::WrongKey)?;
         let lending = Lending { region: lease.region, epoch: Epoch(lease.epoch) };
@@ -112,7 +111,7 @@ impl Shell {
 
 impl Host for Shell {
     fn identity(&self) -> HostIdentity {
-        HostIdentity { node: self.node, region_bytes: REGION_BYTES, regions: self.regions.regions() }
+        HostIdentity { node: self.node, region_bytes: self.region_bytes, regions: self.regions.regions() }
     }
 
     fn attach(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal> {
@@ -151,8 +150,8 @@ impl Host for Shell {
         self.regions.lend(region, epoch, key, cut)
     }
 
-    fn call(&self, _: &[u8], _: &mut Vec<u8>) -> Result<(), Refusal> {
-        Err(Refusal::UnknownCall)
+    fn call(&self, request: &[u8], _: &mut Vec<u8>) -> Result<(), Refusal> {
+        if request == CALL_PING { Ok(()) } else { Err(Refusal::UnknownCall) }
     }
 
     fn rejected(&self) {}

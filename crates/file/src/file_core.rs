@@ -1,0 +1,163 @@
+//! A file: its size, its extents, and what changes them. `async` over a session's core.
+
+use std::sync::Arc;
+
+use farpool_pool::{EXTENT_BYTES, Extent, SessionCore};
+use farpool_wire::BLOCK_BYTES;
+use parking_lot::RwLock;
+
+use crate::error::FileError;
+use crate::map::Map;
+use crate::rules::{Rules, Shipped};
+use crate::split::{Piece, pieces};
+use crate::store::StoreCore;
+
+/// Largest file: as much as the table of block words describes.
+pub const MAX_FILE_BYTES: u64 = 4 << 40;
+
+/// A file in far memory, for `async` code: as many tasks as like may work on it, each over a session of its own.
+///
+/// An operation that is dropped half-way ends as one whose outcome is unknown.
+pub struct FileCore<R: Rules = Shipped> {
+    pub(crate) store: Arc<StoreCore<R>>,
+    /// Where the file's striping starts.
+    start: u64,
+    pub(crate) map: RwLock<Map>,
+}
+
+impl<R: Rules> FileCore<R> {
+    pub(crate) fn new(store: Arc<StoreCore<R>>, start: u64) -> Self {
+        FileCore { store, start, map: RwLock::default() }
+    }
+
+    /// Length in bytes.
+    pub fn size(&self) -> u64 {
+        self.map.read().size
+    }
+
+    /// Far memory the file takes.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.map.read().allocated_bytes()
+    }
+
+    /// Where the bytes at `offset` lie now, if anywhere.
+    pub fn extent_at(&self, offset: u64) -> Option<Arc<Extent>> {
+        self.map.read().extent(offset / EXTENT_BYTES)
+    }
+
+    /// Writes all of `data` at `offset`, making the file longer if need be. After an error, parts of it may have been
+    /// written, but the file is not longer than before.
+    pub async fn write(&self, core: &SessionCore, offset: u64, data: &[u8]) -> Result<(), FileError> {
+        let end = end_of(offset, data.len() as u64)?;
+        if let Err(error) = self.write_blocks(core, offset, data).await {
+            // What was stored behind the end must not show when the file grows; failing that, it is lost. Others may be
+            // at work there as well: only what this write has touched goes.
+            let from = self.size().max(offset);
+            if end > from {
+                let _ = self.punch(core, from, end - from).await;
+            }
+            return Err(error);
+        }
+        let mut map = self.map.write();
+        map.size = R::size_after_write(map.size, end);
+        Ok(())
+    }
+
+    /// Cuts the file off at `size`, giving extents behind it back, or makes it longer by a hole.
+    pub async fn set_size(&self, core: &SessionCore, size: u64) -> Result<(), FileError> {
+        end_of(size, 0)?;
+        let old = {
+            let mut map = self.map.write();
+            std::mem::replace(&mut map.size, size)
+        };
+        // Also what was reserved behind the end goes.
+        let end = old.div_ceil(EXTENT_BYTES).max(self.end_stripe()) * EXTENT_BYTES;
+        let from = R::cleared_from(size);
+        if from < end { self.punch(core, from, end - from).await } else { Ok(()) }
+    }
+
+    /// Takes extents for a range, so that writing there cannot fail for want of space. The size stays.
+    pub async fn reserve(&self, offset: u64, length: u64) -> Result<(), FileError> {
+        end_of(offset, length)?;
+        let mut fresh = Vec::new();
+        for piece in pieces(offset, length) {
+            match self.ensure_extent(piece.stripe).await {
+                Ok((_, false)) => {}
+                Ok((_, true)) => fresh.push(piece.stripe),
+                Err(error) => {
+                    // Somebody may have written into them meanwhile.
+                    let words = &self.store.words;
+                    let mut map = self.map.write();
+                    for stripe in fresh {
+                        map.remove_idle(stripe, |extent| words.are_empty(extent));
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a range read as zeros, giving back the extents that lie in it.
+    pub async fn punch(&self, core: &SessionCore, offset: u64, length: u64) -> Result<(), FileError> {
+        end_of(offset, length)?;
+        if length == 0 {
+            return Ok(());
+        }
+        let stripes = {
+            let mut map = self.map.write();
+            map.unlose(offset, length);
+            map.stripes(offset / EXTENT_BYTES, (offset + length).div_ceil(EXTENT_BYTES))
+        };
+        let of_range = |stripe: u64| {
+            let base = stripe * EXTENT_BYTES;
+            let start = offset.max(base);
+            pieces(start, (offset + length).min(base + EXTENT_BYTES) - start)
+        };
+        // Whole extents first: they need no far memory, so they go whatever becomes of the ends.
+        let (whole, ends): (Vec<_>, Vec<_>) =
+            stripes.into_iter().flat_map(of_range).partition(Piece::is_whole_extent);
+        {
+            let mut map = self.map.write();
+            whole.iter().for_each(|piece| map.remove(piece.stripe));
+        }
+        for piece in ends {
+            self.zero(core, piece).await;
+        }
+        Ok(())
+    }
+
+    /// Notes that contents of a range, already promised to somebody, could not be stored: reading it fails until
+    /// it is written anew, block by block. The file is made to reach to the range's end. For ranges of at most one
+    /// transfer.
+    pub fn mark_lost(&self, offset: u64, length: u64) {
+        let mut map = self.map.write();
+        map.lose(offset, length);
+        // Whoever promised the contents has told others how far the file reaches.
+        map.size = map.size.max(offset.saturating_add(length).min(MAX_FILE_BYTES));
+    }
+
+    /// The extent of a stripe, taken now if there is none; says whether it is new.
+    pub(crate) async fn ensure_extent(&self, stripe: u64) -> Result<(Arc<Extent>, bool), FileError> {
+        if let Some(extent) = self.map.read().extent(stripe) {
+            return Ok((extent, false));
+        }
+        let extent = self.take_extent(stripe).await?;
+        Ok(self.map.write().put(stripe, extent))
+    }
+
+    /// A fresh extent for a stripe.
+    pub(crate) async fn take_extent(&self, stripe: u64) -> Result<Extent, FileError> {
+        self.store.take_extent(self.start.wrapping_add(stripe)).await
+    }
+
+    fn end_stripe(&self) -> u64 {
+        self.map.read().stripes(0, u64::MAX).last().map_or(0, |stripe| stripe + 1)
+    }
+}
+
+fn end_of(offset: u64, length: u64) -> Result<u64, FileError> {
+    offset.checked_add(length).filter(|&end| end <= MAX_FILE_BYTES).ok_or(FileError::TooLarge)
+}
+
+const _: () = assert!(EXTENT_BYTES.is_multiple_of(BLOCK_BYTES as u64));

@@ -1,0 +1,53 @@
+//! `lseek` for data and holes. The kernel does all other seeking by itself.
+
+use fuser::{Errno, INodeNo, ReplyLseek};
+
+use super::{FarFs, Outcome};
+use crate::body::Body;
+use crate::errno::Failure;
+
+/// What is looked for.
+#[derive(Clone, Copy)]
+enum Wanted {
+    Data,
+    Hole,
+}
+
+impl FarFs {
+    /// While somebody may write, the kernel may hold data that the daemon has not seen; then it is asked for them first.
+    pub(super) fn seek(&self, node: INodeNo, handle: u64, offset: i64, whence: i32, reply: ReplyLseek) {
+        // Tells the kernel not to ask again: it then shows each file as data from start to end.
+        let Some(flusher) = &self.flusher else { return reply.error(Errno::ENOSYS) };
+        let (body, wanted) = match self.opened(handle).and_then(|body| Ok((body, wanted(whence)?))) {
+            Ok(found) => found,
+            Err(Failure(errno)) => return reply.error(errno),
+        };
+        if !body.has_writers() {
+            return send(&body, offset, wanted, reply);
+        }
+        // Dropped unanswered, the reply says EIO.
+        let answer = move || send(&body, offset, wanted, reply);
+        if flusher.flush(node, offset.max(0), answer).is_err() {
+            tracing::warn!("too many processes look for data and holes at a time");
+        }
+    }
+}
+
+fn wanted(whence: i32) -> Outcome<Wanted> {
+    match whence {
+        libc::SEEK_DATA => Ok(Wanted::Data),
+        libc::SEEK_HOLE => Ok(Wanted::Hole),
+        _ => Err(Errno::EINVAL.into()),
+    }
+}
+
+fn send(body: &Body, offset: i64, wanted: Wanted, reply: ReplyLseek) {
+    let found = u64::try_from(offset).ok().and_then(|offset| match wanted {
+        Wanted::Data => body.far.seek_data(offset),
+        Wanted::Hole => body.far.seek_hole(offset),
+    });
+    match found.and_then(|at| i64::try_from(at).ok()) {
+        Some(at) => reply.offset(at),
+        None => reply.error(Errno::ENXIO),
+    }
+}

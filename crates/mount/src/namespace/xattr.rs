@@ -1,0 +1,127 @@
+//! Extended attributes: small values by name, kept with the inode and gone with it.
+//!
+//! X1. What all of them take is bounded, per inode and in total, so that nobody fills the daemon's memory with them.
+//! Not here: which classes of names there are (`fs`).
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::time::SystemTime;
+
+use super::{Ino, Namespace, NamespaceError, Outcome};
+
+/// Longest name in bytes (`XATTR_NAME_MAX` of Linux).
+pub const MAX_XATTR_NAME_BYTES: usize = 255;
+/// Largest value in bytes (`XATTR_SIZE_MAX` of Linux).
+pub const MAX_XATTR_VALUE_BYTES: usize = 64 << 10;
+/// All names of an inode with their closing zeros: what Linux is ready to list (`XATTR_LIST_MAX`).
+pub const MAX_XATTR_LIST_BYTES: usize = 64 << 10;
+/// Names and values of one inode: a largest value and a few more. Ext4 has less.
+pub const MAX_INODE_XATTR_BYTES: usize = 256 << 10;
+/// Names and values of a mount: a small share of what [`MAX_INODES`](super::MAX_INODES) take, enough for a label of
+/// 64 bytes on each.
+pub const MAX_XATTR_BYTES: usize = 128 << 20;
+/// What an entry takes beside its name and value, roughly: allocations and its place in a tree.
+const ENTRY_BYTES: usize = 64;
+
+/// What becomes of an attribute that is there, or not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum XattrMode {
+    /// Made or replaced.
+    Set,
+    /// Made; an error if it is there (`XATTR_CREATE`).
+    Create,
+    /// Replaced; an error if it is not there (`XATTR_REPLACE`).
+    Replace,
+}
+
+/// The attributes of one inode.
+#[derive(Debug, Default)]
+pub(super) struct Xattrs {
+    values: BTreeMap<OsString, Box<[u8]>>,
+    bytes: usize,
+    list_bytes: usize,
+}
+
+impl Xattrs {
+    /// What they take in all.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn remove(&mut self, name: &OsStr) -> bool {
+        let removed = self.values.remove(name);
+        if let Some(value) = &removed {
+            self.bytes -= bytes_of(name, value);
+            self.list_bytes -= name.len() + 1;
+        }
+        removed.is_some()
+    }
+}
+
+fn bytes_of(name: &OsStr, value: &[u8]) -> usize {
+    name.len() + value.len() + ENTRY_BYTES
+}
+
+impl<F> Namespace<F> {
+    /// The value of an attribute.
+    pub fn xattr(&self, ino: Ino, name: &OsStr) -> Outcome<&[u8]> {
+        let value = self.inode(ino)?.xattrs.values.get(name);
+        value.map(|value| &**value).ok_or(NamespaceError::NoAttribute)
+    }
+
+    /// The names of all attributes of an inode.
+    pub fn xattr_names(&self, ino: Ino) -> Outcome<impl Iterator<Item = &OsStr>> {
+        Ok(self.inode(ino)?.xattrs.values.keys().map(OsString::as_os_str))
+    }
+
+    /// Sets an attribute.
+    pub fn set_xattr(
+        &mut self,
+        ino: Ino,
+        name: &OsStr,
+        value: &[u8],
+        mode: XattrMode,
+        now: SystemTime,
+    ) -> Outcome<()> {
+        if name.len() > MAX_XATTR_NAME_BYTES {
+            return Err(NamespaceError::AttributeTooLong);
+        }
+        if value.len() > MAX_XATTR_VALUE_BYTES {
+            return Err(NamespaceError::AttributeTooLarge);
+        }
+        let total = self.xattr_bytes;
+        let inode = self.inode_mut(ino)?;
+        let xattrs = &mut inode.xattrs;
+        let old = xattrs.values.get(name).map(|old| bytes_of(name, old));
+        match (mode, old) {
+            (XattrMode::Create, Some(_)) => return Err(NamespaceError::Exists),
+            (XattrMode::Replace, None) => return Err(NamespaceError::NoAttribute),
+            _ => {}
+        }
+        let (new, old_bytes) = (bytes_of(name, value), old.unwrap_or(0));
+        let bytes = xattrs.bytes - old_bytes + new;
+        let list_bytes = xattrs.list_bytes + if old.is_none() { name.len() + 1 } else { 0 };
+        let total = total - old_bytes + new;
+        if bytes > MAX_INODE_XATTR_BYTES || list_bytes > MAX_XATTR_LIST_BYTES || total > MAX_XATTR_BYTES {
+            return Err(NamespaceError::Full);
+        }
+        xattrs.values.insert(name.to_owned(), value.into());
+        (xattrs.bytes, xattrs.list_bytes) = (bytes, list_bytes);
+        inode.times.changed = now;
+        self.xattr_bytes = total;
+        Ok(())
+    }
+
+    /// Removes an attribute.
+    pub fn remove_xattr(&mut self, ino: Ino, name: &OsStr, now: SystemTime) -> Outcome<()> {
+        let inode = self.inode_mut(ino)?;
+        let before = inode.xattrs.bytes;
+        if !inode.xattrs.remove(name) {
+            return Err(NamespaceError::NoAttribute);
+        }
+        let freed = before - inode.xattrs.bytes;
+        inode.times.changed = now;
+        self.xattr_bytes -= freed;
+        Ok(())
+    }
+}

@@ -1,0 +1,403 @@
+//! What one process holds of the pool: leases, regions, nodes and extents, and what becomes of them.
+//!
+//! The clock and the way to a node are given; asking brokers and nodes is a shell's part (`keeper`, or a simulation's),
+//! which brings the answers here.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use farpool_fabric::{Clock, Peer};
+use farpool_lease::Millis;
+use farpool_wire::control::{AcquireResponse, Lease, NodeAddress, ReleaseRequest, RenewResponse};
+use farpool_wire::{Epoch, NodeId, OwnerId, RegionId};
+use parking_lot::Mutex;
+
+use crate::error::NoSpace;
+use crate::growth::{GROW_PATIENCE, Growth};
+use crate::holder::{Acquired, Change, GrowthOutcome, HeldLease, Holder, Renewal};
+use crate::region::{LeasedRegion, NodeState};
+use crate::space::{EXTENT_BYTES, Extent, Space};
+
+/// More regions are asked for when fewer free extents than this are left: 32 MiB, some milliseconds of writing,
+/// about as long as asking takes.
+const LOW_WATER_EXTENTS: u64 = 128;
+
+/// Sizes of the pool, for `statfs`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Capacity {
+    /// What this owner holds and could still get.
+    pub total_bytes: u64,
+    /// What of it is not in use by this owner.
+    pub free_bytes: u64,
+}
+
+/// Where a node's data plane is reached from here, by the addresses that came with a lease.
+pub type Reach = Box<dyn Fn(&NodeAddress) -> Peer + Send + Sync>;
+
+/// What a stock is made of.
+pub struct StockConfig {
+    /// Under whose name all is leased.
+    pub owner: OwnerId,
+    /// Size of the pool's regions, a multiple of [`EXTENT_BYTES`].
+    pub region_bytes: u64,
+    /// Most regions to lease; `None`: as many as the pool gives.
+    pub limit_regions: Option<u64>,
+    /// By which leases are used.
+    pub clock: Arc<dyn Clock + Send + Sync>,
+    /// How nodes are reached.
+    pub reach: Reach,
+}
+
+/// What one process holds of the pool; its sessions and those who speak for it share it.
+pub struct Stock {
+    owner: OwnerId,
+    region_bytes: u64,
+    limit_regions: Option<u64>,
+    clock: Arc<dyn Clock + Send + Sync>,
+    reach: Reach,
+    space: Arc<Mutex<Space>>,
+    ledger: Mutex<Ledger>,
+    growing: Mutex<Growing>,
+    growth_wanted: tokio::sync::Notify,
+    /// Regions that the pool could still lend, as last heard.
+    pool_free_regions: AtomicU64,
+}
+
+/// Leases by region, and the nodes they lie on.
+struct Ledger {
+    holder: Holder,
+    regions: BTreeMap<RegionId, Arc<LeasedRegion>>,
+    nodes: BTreeMap<NodeId, Arc<NodeState>>,
+}
+
+/// Attempts to get more regions, and who waits for the next to end.
+#[derive(Default)]
+struct Growing {
+    growth: Growth,
+    waiting: Vec<Waker>,
+}
+
+impl Stock {
+    /// Holds nothing yet.
+    pub fn new(config: StockConfig) -> Self {
+        let StockConfig { owner, region_bytes, limit_regions, clock, reach } = config;
+        debug_assert!(region_bytes.is_multiple_of(EXTENT_BYTES), "regions are carved into extents");
+        let holder = Holder::new(owner, region_bytes);
+        Stock {
+            owner,
+            region_bytes,
+            limit_regions,
+            clock,
+            reach,
+            space: Arc::default(),
+            ledger: Mutex::new(Ledger { holder, regions: BTreeMap::new(), nodes: BTreeMap::new() }),
+            growing: Mutex::default(),
+            growth_wanted: tokio::sync::Notify::new(),
+            pool_free_regions: AtomicU64::new(0),
+        }
+    }
+
+    /// Under whose name all is leased.
+    pub fn owner(&self) -> OwnerId {
+        self.owner
+    }
+
+    /// Size of the pool's regions.
+    pub fn region_bytes(&self) -> u64 {
+        self.region_bytes
+    }
+
+    /// The clock by which leases are used.
+    pub fn now(&self) -> Millis {
+        Millis(self.clock.now_ns() / 1_000_000)
+    }
+
+    /// That clock, for endpoints.
+    pub fn clock(&self) -> Arc<dyn Clock + Send + Sync> {
+        self.clock.clone()
+    }
+
+    /// Whether some region is being taken back.
+    pub fn is_to_leave(&self) -> bool {
+        self.with_holder(|holder| holder.to_leave().next().is_some())
+    }
+
+    /// Takes an extent for the `place`-th stripe of something; consecutive places go to consecutive nodes.
+    ///
+    /// # Errors
+    /// When there is none and no more regions are to be had.
+    pub async fn take_extent(&self, place: u64) -> Result<Extent, NoSpace> {
+        let give_up_at = self.now().plus(GROW_PATIENCE);
+        loop {
+            let attempts = self.growing.lock().growth.attempts();
+            let (extent, free) = self.take_now(place);
+            let may_grow = self.may_grow(); // asked once: who waits for growth has asked for it
+            if free < LOW_WATER_EXTENTS && may_grow {
+                self.growth_wanted.notify_one();
+            }
+            if let Some(extent) = extent {
+                return Ok(extent);
+            }
+            let outcome = if !may_grow {
+                GrowthOutcome::Full
+            } else if self.growing.lock().growth.is_hopeless(self.now()) {
+                return self.take_now(place).0.ok_or(NoSpace);
+            } else {
+                self.growth_after(attempts).await
+            };
+            match outcome {
+                GrowthOutcome::Grown | GrowthOutcome::Unreachable if self.now() < give_up_at => {}
+                // What came since the look above made it full: then there is something to take.
+                _ => {
+                    return self.take_now(place).0.ok_or(NoSpace);
+                }
+            }
+        }
+    }
+
+    /// An extent if one is free, and how many are then.
+    fn take_now(&self, place: u64) -> (Option<Extent>, u64) {
+        let mut space = self.space.lock();
+        (space.take(place, &self.space), space.free())
+    }
+
+    /// Waits for an attempt later than the `attempts`-th, and says what it brought.
+    async fn growth_after(&self, attempts: u64) -> GrowthOutcome {
+        std::future::poll_fn(|context| {
+            let mut growing = self.growing.lock();
+            if growing.growth.attempts() > attempts {
+                return Poll::Ready(growing.growth.last());
+            }
+            growing.waiting.push(context.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Waits until somebody wants more regions. One task waits.
+    pub async fn growth_wanted(&self) {
+        self.growth_wanted.notified().await;
+    }
+
+    /// Ends an attempt to grow and wakes those who wait for it. Returns how long to pause before the next.
+    pub fn growth_ended(&self, outcome: GrowthOutcome) -> Duration {
+        let now = self.now();
+        let mut growing = self.growing.lock();
+        let pause = growing.growth.ended(now, outcome);
+        growing.waiting.drain(..).for_each(Waker::wake);
+        Duration::from_millis(pause.0)
+    }
+
+    fn may_grow(&self) -> bool {
+        self.regions_wanted() > 0
+    }
+
+    /// How many regions to ask for next.
+    pub fn regions_wanted(&self) -> u32 {
+        let held = self.ledger.lock().regions.len() as u64;
+        Growth::wanted(held, self.limit_regions)
+    }
+
+    /// Whether so few extents are free that more regions should be asked for.
+    pub fn is_low(&self) -> bool {
+        self.space.lock().free() < LOW_WATER_EXTENTS
+    }
+
+    /// What came of asking the broker at `asked_at`. Returns the leases to give back.
+    pub fn acquisition_answered(
+        &self,
+        asked_at: Millis,
+        answer: Option<AcquireResponse>,
+    ) -> (GrowthOutcome, Vec<Lease>) {
+        let now = self.now();
+        let mut ledger = self.ledger.lock();
+        let Acquired { leases, unusable, outcome } =
+            ledger.holder.acquisition_answered(now, asked_at, answer);
+        for held in leases {
+            self.add_region(&mut ledger, now, held);
+        }
+        drop(ledger);
+        let unusable = unusable.into_iter().map(|(lease, reason)| {
+            tracing::error!(reason, "a lease of no use; giving it back");
+            lease
+        });
+        (outcome, unusable.collect())
+    }
+
+    /// Adds a region that was just leased. One lease of a region replaces another.
+    fn add_region(&self, ledger: &mut Ledger, now: Millis, held: HeldLease) {
+        let address = held.lease.address.unwrap_or_default(); // present: the holder has looked
+        let node = NodeState::new((self.reach)(&address), address.control);
+        // A node that was restarted under its name is reached elsewhere.
+        let same = |known: &&Arc<NodeState>| {
+            !known.is_lost() && known.peer == node.peer && known.control == node.control
+        };
+        let known = ledger.nodes.get(&held.region.node).filter(same).cloned();
+        let node = known.unwrap_or_else(|| Arc::new(node));
+        ledger.nodes.insert(held.region.node, node.clone());
+        let leased =
+            Arc::new(LeasedRegion::new(held.region, held.epoch, held.key, node, held.usable_until.0));
+        if let Some(older) = ledger.regions.insert(held.region, leased.clone()) {
+            older.lose();
+        }
+        // Still under the ledger's lock: whoever counts this region as held finds its extents.
+        let mut space = self.space.lock();
+        space.remove(|other| other.id == leased.id);
+        space.add(leased, self.region_bytes, now.0);
+    }
+
+    /// Asks the rules.
+    pub fn with_holder<R>(&self, ask: impl FnOnce(&mut Holder) -> R) -> R {
+        ask(&mut self.ledger.lock().holder)
+    }
+
+    /// A node answered a renewal.
+    pub fn renewal_answered(&self, renewal: &Renewal, answer: &RenewResponse) {
+        let now = self.now();
+        let mut ledger = self.ledger.lock();
+        let changes = ledger.holder.renewal_answered(now, renewal, answer);
+        let mut lost = Vec::new();
+        for change in changes {
+            match change {
+                Change::Extended { region, usable_until } => {
+                    if let Some(leased) = ledger.regions.get(&region) {
+                        leased.extend(usable_until.0);
+                    }
+                }
+                Change::Leave { region, usable_until } => {
+                    if let Some(leased) = ledger.regions.get(&region) {
+                        tracing::warn!(%region, within_ms = usable_until.since(now).0, "the region is being taken back");
+                        leased.extend(usable_until.0);
+                        leased.leave();
+                        self.space.lock().leave(region);
+                    }
+                }
+                Change::Lost { region, epoch } => lost.push((region, epoch)),
+            }
+        }
+        drop(ledger);
+        for (region, epoch) in lost {
+            tracing::warn!(%region, "the node refused to renew");
+            self.lease_lost(region, epoch);
+        }
+    }
+
+    /// A lease is over, whatever the reason: what lies there is lost.
+    pub fn lease_lost(&self, region: RegionId, epoch: Epoch) {
+        let mut ledger = self.ledger.lock();
+        ledger.holder.dropped(region, epoch);
+        let leased = ledger.regions.get(&region).filter(|leased| leased.epoch == epoch).cloned();
+        if let Some(leased) = leased {
+            tracing::warn!(%region, %epoch, "lease lost; what lay there is gone");
+            leased.lose();
+            ledger.regions.remove(&region);
+        }
+        drop(ledger);
+        self.space.lock().remove(|held| held.id == region && held.epoch == epoch);
+    }
+
+    /// Gives a node up, with all that lies there.
+    pub fn node_lost(&self, node: &NodeState) {
+        if !node.give_up() {
+            return;
+        }
+        let id = node.peer.node;
+        tracing::warn!(node = %id, "the node does not answer; what lay there is lost");
+        let mut ledger = self.ledger.lock();
+        let gone: Vec<_> = ledger
+            .regions
+            .extract_if(.., |_, region| region.node.is_lost())
+            .map(|(_, region)| region)
+            .collect();
+        for region in gone {
+            ledger.holder.dropped(region.id, region.epoch);
+        }
+        ledger.nodes.retain(|_, known| !known.is_lost());
+        ledger.holder.avoid(self.now(), id);
+        drop(ledger);
+        self.space.lock().remove(|region| region.node.is_lost());
+    }
+
+    /// Forgets nodes on which nothing of ours lies any more.
+    pub fn forget_idle_nodes(&self) {
+        let mut ledger = self.ledger.lock();
+        let Ledger { regions, nodes, .. } = &mut *ledger;
+        nodes.retain(|id, _| regions.keys().any(|region| region.node == *id));
+    }
+
+    /// Nodes that hold something of ours.
+    pub fn nodes(&self) -> Vec<Arc<NodeState>> {
+        self.ledger.lock().nodes.values().cloned().collect()
+    }
+
+    /// The regions held.
+    pub fn regions(&self) -> Vec<Arc<LeasedRegion>> {
+        self.ledger.lock().regions.values().cloned().collect()
+    }
+
+    /// Lets go of regions that are no longer needed; the caller tells their nodes.
+    pub fn shrink(&self, linger: Duration) -> Vec<Arc<LeasedRegion>> {
+        let idle = {
+            let mut space = self.space.lock();
+            // What is in use will want to grow; what is not needs nothing.
+            let keep_free = if space.is_unused() { 0 } else { 2 * LOW_WATER_EXTENTS };
+            space.shrink(self.now().0, linger.as_millis() as u64, keep_free)
+        };
+        self.retire(&idle);
+        idle
+    }
+
+    /// Lets go of everything.
+    pub fn retire_all(&self) -> Vec<Arc<LeasedRegion>> {
+        let all = self.regions();
+        self.space.lock().remove(|_| true);
+        self.retire(&all);
+        all
+    }
+
+    /// What tells a node that regions of it, of which this stock has let go, are given back.
+    pub fn release_request(&self, regions: &[Arc<LeasedRegion>]) -> ReleaseRequest {
+        let leases = regions.iter().map(|held| (held.id.index, held.epoch, &held.key));
+        self.with_holder(|holder| holder.release(leases))
+    }
+
+    fn retire(&self, regions: &[Arc<LeasedRegion>]) {
+        let mut ledger = self.ledger.lock();
+        for region in regions {
+            region.retire();
+            ledger.holder.dropped(region.id, region.epoch);
+            if ledger.regions.get(&region.id).is_some_and(|held| held.epoch == region.epoch) {
+                ledger.regions.remove(&region.id);
+            }
+        }
+    }
+
+    /// Notes how many regions the pool could still lend.
+    pub fn pool_has_free(&self, regions: u64) {
+        self.pool_free_regions.store(regions, Ordering::Relaxed); // a statistic: pairs with nothing
+    }
+
+    /// Notes that regions which the pool could lend are ours now.
+    pub fn pool_has_lent(&self, regions: u64) {
+        // Relaxed: see above.
+        let less = |free: u64| Some(free.saturating_sub(regions));
+        let _always = self.pool_free_regions.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    /// How large the pool is for this owner. Free regions elsewhere are as last heard.
+    pub fn capacity(&self) -> Capacity {
+        let (held, free_extents) = {
+            let space = self.space.lock();
+            (space.regions().count() as u64, space.free())
+        };
+        let limit = self.limit_regions.unwrap_or(u64::MAX);
+        let more = self.pool_free_regions.load(Ordering::Relaxed).min(limit.saturating_sub(held));
+        Capacity {
+            total_bytes: (held + more) * self.region_bytes,
+            free_bytes: free_extents * EXTENT_BYTES + more * self.region_bytes,
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! `sim file`: files striped over nodes, with everything that can go wrong under them; judged by what a file promises
+//! (`docs/src/files.md`).
+
+mod client;
+mod conduct;
+mod history;
+mod judge;
+mod keeper;
+mod link;
+mod nemesis;
+
+use std::cell::{Cell, RefCell};
+use std::ops::Deref;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use farpool_fabric::sim::{
+    Executor, Faults, HostId, Network, ProcessId, Random, RunEnd, Service, Span, World, WorldConfig,
+};
+use farpool_fabric::{Endpoint, EndpointConfig, Peer};
+use farpool_file::{FileCore, Rules, Shipped, StoreCore};
+use farpool_lease::Millis;
+use farpool_pool::{EXTENT_BYTES, Extent, LeasedRegion, NODE_DEADLINE, SessionCore, Stock, StockConfig};
+use farpool_wire::control::NodeAddress;
+use farpool_wire::{BLOCK_BYTES, BlockWord, MAX_TRANSFER_BYTES, NodeId, OwnerId, SessionId};
+
+use crate::plane::broker::Broker;
+use crate::plane::node::Node;
+use crate::plane::post::Delivery;
+use crate::plane::{Plane, PlaneConfig};
+use crate::runner::{RunReport, Scenario};
+use history::History;
+use judge::Excuses;
+use link::{Lie, Shaking, Shaky};
+
+/// The scenario of files.
+pub const FILE: Scenario = Scenario { name: "file", mutations: MUTATIONS, run };
+
+const UNCHECKED: &str = "checksum-skipped";
+const UNLOCKED_EARLY: &str = "block-word-unlocked-before-the-data";
+const LOST_WRITE: &str = "lost-write-acknowledged";
+const REUSED_EARLY: &str = "extent-reused-too-early";
+const STALE_SIZE: &str = "size-not-updated";
+const TAIL_SHOWS: &str = "cut-tail-shows-again";
+const DOUBT_IGNORED: &str = "write-in-doubt-taken-for-none";
+const MUTATIONS: &[&str] =
+    &[UNCHECKED, UNLOCKED_EARLY, LOST_WRITE, REUSED_EARLY, STALE_SIZE, TAIL_SHOWS, DOUBT_IGNORED];
+
+/// How long a lease lasts, in milliseconds: shorter than in production, so that more of them end in a run.
+const TTL_MS: std::ops::Range<u64> = 3_000..8_000;
+/// How long everybody is busy and much goes wrong, in times of a lease.
+const BUSY_TTLS: u64 = 3;
+/// Far more than any run takes: whoever has not ended by then hangs.
+const RUN_NS: u64 = 600_000_000_000;
+/// Extents of a region: few, so that a file lies in several.
+const REGION_EXTENTS: u64 = 2;
+/// Room for the largest transfer with its blocks completed at both ends, twice, as in production.
+const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
+/// Files that there are at a time, each replaced by a new one now and then.
+const FILES: usize = 2;
+/// Writes that a lying connection loses, in thousandths.
+const LOST_WRITE_PERMILLE: u32 = 60;
+
+/// What everybody does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// Work; things go wrong.
+    Busy,
+    /// Nothing goes wrong any more.
+    Quiet,
+    /// Give everything back.
+    Leaving,
+}
+
+/// A file and its number.
+type Numbered<R> = (u64, Arc<FileCore<R>>);
+
+/// What all parts of one run share.
+struct Run<R: Rules> {
+    plane: Rc<Plane>,
+    /// The machine on which all of this owner runs.
+    host: HostId,
+    /// The process that looks after the leases.
+    home: ProcessId,
+    stock: Arc<Stock>,
+    store: Arc<StoreCore<R>>,
+    files: RefCell<Vec<Numbered<R>>>,
+    files_made: Cell<u64>,
+    history: Rc<History>,
+    shaking: Rc<Cell<Shaking>>,
+    phase: Cell<Phase>,
+    clients: RefCell<Vec<ProcessId>>,
+    /// Clients that have not ended.
+    at_work: Cell<u32>,
+    mishaps: Cell<u32>,
+    excuses: Excuses,
+    /// Every region ever held.
+    regions: RefCell<Vec<Arc<LeasedRegion>>>,
+    has_left: Cell<bool>,
+}
+
+impl<R: Rules> Deref for Run<R> {
+    type Target = Plane;
+
+    fn deref(&self) -> &Plane {
+        &self.plane
+    }
+}
+
+impl<R: Rules> Run<R> {
+    /// A process's end of the fabric.
+    fn endpoint(&self, process: ProcessId) -> Endpoint {
+        let here = self.nodes.iter().find(|node| node.host == self.host).map(|node| node.id);
+        let shaking = self.shaking.clone();
+        let random = self.random(self.next_name());
+        let names = self.plane.clone();
+        let endpoint = Endpoint::new(EndpointConfig {
+            transport: Rc::new(Shaky::new(
+                &self.world,
+                process,
+                here,
+                random,
+                Rc::new(move || shaking.get()),
+            )),
+            clock: Rc::new(self.world.clock(self.host)),
+            session_ids: Box::new(move || SessionId(names.next_name())),
+            arena_bytes: ARENA_BYTES,
+            deadline: NODE_DEADLINE,
+        });
+        self.tasks.adopt(process, endpoint.clone());
+        endpoint
+    }
+
+    fn session(&self, process: ProcessId) -> SessionCore {
+        SessionCore::new(self.stock.clone(), self.endpoint(process))
+    }
+
+    fn fresh_file(&self) -> Numbered<R> {
+        self.files_made.set(self.files_made.get() + 1);
+        (self.files_made.get(), self.store.create())
+    }
+
+    /// Remembers the regions that are held now.
+    fn note_regions(&self) {
+        let mut known = self.regions.borrow_mut();
+        for region in self.stock.regions() {
+            if !known.iter().any(|other| Arc::ptr_eq(other, &region)) {
+                known.push(region);
+            }
+        }
+    }
+}
+
+/// Broken: any block passes.
+enum Unchecked {}
+
+impl Rules for Unchecked {
+    fn checksum(_: &[u8]) -> u64 {
+        0
+    }
+}
+
+/// Broken: a file that is written past its end is not longer for it.
+enum StaleSize {}
+
+impl Rules for StaleSize {
+    fn size_after_write(size: u64, _: u64) -> u64 {
+        size
+    }
+}
+
+/// Broken: what is cut off of a block stays there.
+enum TailShows {}
+
+impl Rules for TailShows {
+    fn cleared_from(size: u64) -> u64 {
+        size.next_multiple_of(BLOCK_BYTES as u64)
+    }
+}
+
+/// Broken: an extent is written again while a dead write may still land there.
+enum ReusedEarly {}
+
+impl Rules for ReusedEarly {
+    fn may_still_change(_: &Extent) -> bool {
+        false
+    }
+}
+
+/// Broken: a write of which nobody knows is taken for one that never was.
+enum DoubtIgnored {}
+
+impl Rules for DoubtIgnored {
+    fn in_doubt(before: BlockWord) -> BlockWord {
+        before
+    }
+}
+
+fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
+    match mutation {
+        Some(UNCHECKED) => run_by::<Unchecked>(seed, mutation, trace),
+        Some(STALE_SIZE) => run_by::<StaleSize>(seed, mutation, trace),
+        Some(TAIL_SHOWS) => run_by::<TailShows>(seed, mutation, trace),
+        Some(REUSED_EARLY) => run_by::<ReusedEarly>(seed, mutation, trace),
+        Some(DOUBT_IGNORED) => run_by::<DoubtIgnored>(seed, mutation, trace),
+        _ => run_by::<Shipped>(seed, mutation, trace),
+    }
+}
+
+/// What goes wrong in a world, apart from mishaps.
+struct Ills {
+    faults: Faults,
+    delivery: Delivery,
+    shaking: Shaking,
+    /// Nothing of it costs a lease or a node.
+    harmless: bool,
+}
+
+/// Any subset of what can go wrong.
+fn ills(mutation: Option<&'static str>, random: &mut Random) -> Ills {
+    let mut some = |permille: u32| if random.chance(400) { permille } else { 0 };
+    let faults = Faults {
+        late_permille: some(40),
+        late: Some(Span::new(1_000_000, 1_500_000_000)),
+        stall_permille: some(10),
+        stall: Some(Span::new(1_000_000, 300_000_000)),
+        silent_permille: some(300),
+        ..Faults::default()
+    };
+    let delivery = Delivery {
+        lost_permille: some(80),
+        doubled_permille: some(80),
+        late_permille: some(60),
+        late_ms: 12_000,
+    };
+    let lie = match mutation {
+        Some(UNLOCKED_EARLY) => Some(Lie::DoneEarly),
+        Some(LOST_WRITE) => Some(Lie::DoneNever(LOST_WRITE_PERMILLE)),
+        _ => None,
+    };
+    let shaking = Shaking { break_permille: some(60), short_permille: some(100), lie };
+    let harmless = delivery.lost_permille + delivery.late_permille == 0
+        && faults.late_permille + faults.stall_permille + shaking.short_permille + shaking.break_permille
+            == 0;
+    Ills { faults, delivery, shaking, harmless }
+}
+
+fn world_of(seed: u64, trace: bool, faults: Faults) -> World {
+    let network = Network {
+        latency: Span::new(20_000, 4_000_000),
+        local: Span::new(5_000, 500_000),
+        parts: 4,
+        gap: Span::new(200, 2_000_000),
+        ..Network::default()
+    };
+    World::new(WorldConfig { network, faults, trace, ..WorldConfig::new(seed) })
+}
+
+/// A clock up to 10 % off.
+fn clock_rate(random: &mut Random) -> u64 {
+    900_000 + random.below(200_001)
+}
+
+fn nodes_of(world: &World, own_host: HostId, random: &mut Random) -> Vec<Rc<Node>> {
+    let count = 1 + random.below(3);
+    let node = |index| {
+        let shares_host = index == 0 && random.chance(500);
+        let host = if shares_host { own_host } else { world.add_host(clock_rate(random)) };
+        let service = if random.chance(500) { Service::Whole } else { Service::Torn };
+        let regions = 2 + random.below(3) as u32;
+        Rc::new(Node::new(NodeId(0xA0 + index), host, world.add_process(host), regions, service))
+    };
+    (0..count).map(node).collect()
+}
+
+fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
+    let mut random = Random::new(seed, 30);
+    let Ills { faults, delivery, shaking, harmless } = ills(mutation, &mut random);
+    let world = world_of(seed, trace, faults);
+    let mut executor = Executor::new(world.clone());
+    let host = world.add_host(clock_rate(&mut random));
+    let home = world.add_process(host);
+    let nodes = nodes_of(&world, host, &mut random);
+    let broker_host = world.add_host(clock_rate(&mut random));
+    let nowhere = world.add_process(world.add_host(1_000_000));
+    let region_bytes = REGION_EXTENTS * EXTENT_BYTES;
+    let config = PlaneConfig {
+        seed,
+        mutation,
+        ttl: Millis(TTL_MS.start + random.below(TTL_MS.end - TTL_MS.start)),
+        region_bytes,
+        delivery,
+        nodes,
+        broker: Broker::new(broker_host, world.add_process(broker_host)),
+        nowhere,
+        faults_stream: 31,
+    };
+    let plane = Plane::new(world.clone(), executor.tasks(), config);
+    let stock = Arc::new(Stock::new(StockConfig {
+        owner: OwnerId(plane.next_name()),
+        region_bytes,
+        limit_regions: random.chance(300).then(|| 2 + random.below(5)),
+        clock: Arc::new(world.clock(host)),
+        reach: Box::new(|address: &NodeAddress| Peer {
+            node: NodeId(address.node),
+            tcp: None,
+            verbs: None,
+            shm_socket: None,
+        }),
+    }));
+    let mishaps = nemesis::draw(&plane, &mut random);
+    let run = Rc::new(Run::<R> {
+        store: Arc::new(StoreCore::new(stock.clone()).expect("a table of words")),
+        stock,
+        plane,
+        host,
+        home,
+        files: RefCell::default(),
+        files_made: Cell::new(0),
+        history: Rc::default(),
+        shaking: Rc::new(Cell::new(shaking)),
+        phase: Cell::new(Phase::Busy),
+        clients: RefCell::default(),
+        at_work: Cell::new(0),
+        mishaps: Cell::new(0),
+        excuses: Excuses { calm: harmless && mishaps.is_empty(), short: shaking.short_permille > 0 },
+        regions: RefCell::default(),
+        has_left: Cell::new(false),
+    });
+    for _ in 0..FILES {
+        let file = run.fresh_file();
+        run.files.borrow_mut().push(file);
+    }
+    let asked = Rc::downgrade(&run);
+    *run.trusting.borrow_mut() = Some(Box::new(move |region, epoch| {
+        let Some(run) = asked.upgrade() else { return Vec::new() };
+        let trusts = |held: &Arc<LeasedRegion>| {
+            held.id == region && held.epoch == epoch && held.check(run.stock.now().0).is_ok()
+        };
+        if run.stock.regions().iter().any(trusts) { vec![run.home.number()] } else { Vec::new() }
+    }));
+    run.plane.start();
+    keeper::start(&run);
+    (0..1 + random.below(3)).for_each(|_| client::start(&run));
+    nemesis::start(&run, mishaps);
+    run.tasks.spawn(nowhere, conduct::conduct(run.clone()));
+    let end = executor.run(RUN_NS);
+    if end != RunEnd::Finished {
+        run.complain(format!("somebody hangs: {end:?} with {} clients at work", run.at_work.get()));
+    }
+    drop(executor);
+    report(&run)
+}
+
+fn report<R: Rules>(run: &Run<R>) -> RunReport {
+    let operations = run.history.len();
+    let (mut violations, judged) = run.oracle.take().verdict();
+    violations.extend(judge::judge(&run.history.take(), run.excuses));
+    RunReport {
+        seed: run.seed,
+        violations,
+        panicked: false,
+        trace_hash: run.world.trace_hash(),
+        events: run.world.trace_events(),
+        operations: operations + judged,
+        virtual_us: run.world.now_ns() / 1_000,
+        trace: run.world.trace_lines(),
+    }
+}

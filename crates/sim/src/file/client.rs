@@ -1,0 +1,244 @@
+//! Clients: each a process of the owner's machine with a session of its own, all on the same files.
+
+use std::ops::Range;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farpool_fabric::sim::{ProcessId, Random};
+use farpool_file::{FileCore, FileError, Rules};
+use farpool_pool::{EXTENT_BYTES, LeasedRegion, SessionCore};
+use futures_util::future::{Either, select};
+
+use super::history::{Asked, CELL, CELLS_PER_BLOCK, Ended, Entry, filled, found};
+use super::{FILES, Numbered, Phase, Run};
+
+/// Cells of an extent, and of as much of a file as is used: three extents.
+const CELLS_PER_EXTENT: u64 = EXTENT_BYTES / CELL;
+pub(super) const CELLS: u64 = 3 * CELLS_PER_EXTENT;
+/// How often a client looks at its connections if nothing arrives, so that it sees them break while something is under way.
+const TICK: Duration = Duration::from_millis(20);
+/// Operations that are given up half-way, in thousandths.
+const GIVEN_UP_PERMILLE: u32 = 110;
+
+/// Keeps the run from being over.
+struct AtWork<R: Rules>(Rc<Run<R>>);
+
+impl<R: Rules> Drop for AtWork<R> {
+    fn drop(&mut self) {
+        self.0.at_work.set(self.0.at_work.get() - 1);
+    }
+}
+
+pub(super) struct Client<R: Rules> {
+    run: Rc<Run<R>>,
+    core: SessionCore,
+    random: Random,
+}
+
+/// Starts a client in a process of its own.
+pub(super) fn start<R: Rules>(run: &Rc<Run<R>>) {
+    let process = run.world.add_process(run.host);
+    run.clients.borrow_mut().push(process);
+    run.at_work.set(run.at_work.get() + 1);
+    let at_work = AtWork(run.clone());
+    let mut client = Client::new(run, process);
+    let (ticking, endpoint) = (run.clone(), client.core.endpoint().clone());
+    run.tasks.spawn(process, async move {
+        while ticking.phase.get() == Phase::Busy {
+            endpoint.sleep(TICK).await;
+        }
+    });
+    run.tasks.spawn(process, async move {
+        let _at_work = at_work;
+        while client.run.phase.get() == Phase::Busy {
+            client.pause(2, 250).await;
+            client.do_something().await;
+            client.core.let_go().await;
+        }
+    });
+}
+
+impl<R: Rules> Client<R> {
+    pub(super) fn new(run: &Rc<Run<R>>, process: ProcessId) -> Self {
+        let random = run.random(run.next_name());
+        Client { run: run.clone(), core: run.session(process), random }
+    }
+
+    async fn pause(&mut self, least_ms: u64, most_ms: u64) {
+        let ms = least_ms + self.random.below(most_ms - least_ms + 1);
+        self.run.world.sleep_by(self.run.host, Duration::from_millis(ms)).await;
+    }
+
+    fn some_file(&mut self) -> Numbered<R> {
+        self.run.files.borrow()[self.random.index(FILES)].clone()
+    }
+
+    async fn do_something(&mut self) {
+        let (number, file) = self.some_file();
+        if self.random.chance(15) {
+            let fresh = self.run.fresh_file();
+            let place = self.random.index(FILES);
+            self.run.files.borrow_mut()[place] = fresh;
+            return;
+        }
+        let asked = self.something();
+        if !self.random.chance(GIVEN_UP_PERMILLE) {
+            return self.carry_out(number, &file, asked).await;
+        }
+        let a_while = Duration::from_micros(self.random.below(30_000));
+        let late = self.run.world.sleep_by(self.run.host, a_while);
+        if let Either::Right(_) = select(pin!(self.carry_out(number, &file, asked)), pin!(late)).await {
+            self.run.world.note("an operation on file {} is given up", &[number]);
+        }
+    }
+
+    fn something(&mut self) -> Asked {
+        match self.random.below(100) {
+            0..45 => Asked::Read(self.range()),
+            45..84 => Asked::Write(self.range()),
+            84..90 => Asked::Zero(self.range()),
+            90..96 => Asked::SetSize(self.place()),
+            _ => Asked::Reserve(self.range()),
+        }
+    }
+
+    /// Mostly near borders of blocks and extents, where others are as well.
+    fn place(&mut self) -> u64 {
+        let borders = [0, CELLS_PER_BLOCK, CELLS_PER_EXTENT, 2 * CELLS_PER_EXTENT];
+        let near = self.random.below(2 * CELLS_PER_BLOCK);
+        let border = borders[self.random.index(borders.len())];
+        match self.random.below(8) {
+            0 => self.random.below(CELLS),
+            1..4 => border,
+            _ => (border + near).saturating_sub(CELLS_PER_BLOCK),
+        }
+    }
+
+    fn range(&mut self) -> Range<u64> {
+        let start = self.place();
+        let cells = match self.random.below(24) {
+            0 => CELLS_PER_EXTENT,
+            1 => 1 + self.random.below(CELLS),
+            2..7 => CELLS_PER_BLOCK,
+            _ => 1 + self.random.below(3 * CELLS_PER_BLOCK),
+        };
+        start..(start + cells).min(CELLS)
+    }
+
+    /// Asks, and writes down what comes of it.
+    pub(super) async fn carry_out(&self, number: u64, file: &Arc<FileCore<R>>, asked: Asked) {
+        if matches!(&asked, Asked::Write(cells) | Asked::Zero(cells) | Asked::Read(cells) if cells.is_empty())
+        {
+            return;
+        }
+        let before = regions_of(file, &asked);
+        let entry = self.run.history.begins(number, asked.clone());
+        let (what, cells) = described(&asked);
+        self.run.world.note(what.0, &[number, cells.start, cells.end, entry.number()]);
+        let ended = self.ask(number, file, &asked, &entry).await;
+        let lies_there = before.into_iter().chain(regions_of(file, &asked));
+        let now_ms = self.run.stock.now().0;
+        let was_lost = lies_there.into_iter().any(|region| region.check(now_ms).is_err());
+        let failed = u64::from(matches!(ended, Ended::Failed(_)));
+        self.run.world.note(what.1, &[entry.number(), failed]);
+        entry.ends(ended, was_lost);
+    }
+
+    async fn ask(&self, number: u64, file: &FileCore<R>, asked: &Asked, entry: &Entry) -> Ended {
+        let core = &self.core;
+        let bytes = |cells: &Range<u64>| (cells.start * CELL, (cells.end - cells.start) * CELL);
+        let done = match asked {
+            Asked::Read(cells) => return self.read(file, cells).await,
+            Asked::Write(cells) => {
+                let data = filled(entry.number(), number, cells.clone());
+                file.write(core, cells.start * CELL, &data).await
+            }
+            Asked::Zero(cells) => {
+                let (offset, length) = bytes(cells);
+                file.punch(core, offset, length).await
+            }
+            Asked::SetSize(cells) => file.set_size(core, cells * CELL).await,
+            Asked::Reserve(cells) => {
+                let (offset, length) = bytes(cells);
+                file.reserve(offset, length).await
+            }
+        };
+        done.map_or_else(Ended::Failed, |()| Ended::Done)
+    }
+
+    async fn read(&self, file: &FileCore<R>, cells: &Range<u64>) -> Ended {
+        let length = ((cells.end - cells.start) * CELL) as usize;
+        match file.read(&self.core, cells.start * CELL, length).await {
+            Err(error) => Ended::Failed(error),
+            Ok((buffer, within)) => {
+                let bytes = buffer.as_deref().map_or(&[][..], |bytes| &bytes[within]);
+                match found(bytes) {
+                    Ok(words) => Ended::Found(words),
+                    Err(place) => {
+                        let cell = cells.start + place as u64;
+                        self.run.complain(format!("cell {cell} is torn: it holds words of several writes"));
+                        Ended::Dropped
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes an extent anew until that succeeds, or there is no room.
+    pub(super) async fn write_anew(
+        &mut self,
+        (number, file): &Numbered<R>,
+        extent: u64,
+        tries: u32,
+    ) -> Result<(), FileError> {
+        let cells = extent * CELLS_PER_EXTENT..(extent + 1) * CELLS_PER_EXTENT;
+        let mut result = Ok(());
+        for _ in 0..tries {
+            let entry = self.run.history.begins(*number, Asked::Write(cells.clone()));
+            let data = filled(entry.number(), *number, cells.clone());
+            match file.write(&self.core, cells.start * CELL, &data).await {
+                Ok(()) => {
+                    entry.ends(Ended::Done, false);
+                    return Ok(());
+                }
+                Err(error) => {
+                    entry.ends(Ended::Failed(error), true);
+                    result = Err(error);
+                }
+            }
+            self.pause(100, 300).await;
+        }
+        result
+    }
+}
+
+/// Where what an operation is about lies now.
+fn regions_of<R: Rules>(file: &FileCore<R>, asked: &Asked) -> Vec<Arc<LeasedRegion>> {
+    let cells = described(asked).1;
+    let extents = cells.start / CELLS_PER_EXTENT..cells.end.div_ceil(CELLS_PER_EXTENT);
+    let found = extents.filter_map(|extent| file.extent_at(extent * EXTENT_BYTES));
+    found.map(|extent| extent.region().clone()).collect()
+}
+
+/// For the trace, when it begins and when it ends; and the cells that it is about.
+fn described(asked: &Asked) -> ((&'static str, &'static str), Range<u64>) {
+    match asked {
+        Asked::Read(cells) => {
+            (("file {}, cells {} to {}: read {}", "read {} ends, error: {}"), cells.clone())
+        }
+        Asked::Write(cells) => {
+            (("file {}, cells {} to {}: write {}", "write {} ends, error: {}"), cells.clone())
+        }
+        Asked::Zero(cells) => {
+            (("file {}, cells {} to {}: punch {}", "punch {} ends, error: {}"), cells.clone())
+        }
+        Asked::SetSize(size) => {
+            (("file {}, cells {} to {}: cut {}", "cut {} ends, error: {}"), *size..CELLS.max(*size))
+        }
+        Asked::Reserve(cells) => {
+            (("file {}, cells {} to {}: reserve {}", "reserve {} ends, error: {}"), cells.clone())
+        }
+    }
+}

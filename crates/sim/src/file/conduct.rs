@@ -1,0 +1,103 @@
+//! Leads a run through its phases, and sees at the end that everything comes right by itself: whoever works ends, files can
+//! be written and read again, and whatever was lent comes back.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use farpool_file::{FileError, Rules};
+
+use super::client::{CELLS, Client};
+use super::history::Asked;
+use super::link::Shaking;
+use super::{BUSY_TTLS, Phase, Run};
+use crate::plane::post::Delivery;
+
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How long clients may take to end once nothing goes wrong any more: a write waits for a lock, then for a node that is
+/// gone, reconnects, and cleans up behind itself.
+const LAST_LOOKS: u32 = 200;
+/// How often an extent is written anew before that is a complaint: a node that is gone has to be found out.
+const TRIES: u32 = 60;
+/// How long regions take to come back: leases whose release was not heard run out.
+const RETURN_LOOKS: u32 = 60;
+const EXTENTS: u64 = 3;
+
+pub(super) async fn conduct<R: Rules>(run: Rc<Run<R>>) {
+    run.world.sleep(Duration::from_millis(BUSY_TTLS * run.ttl.0)).await;
+    while run.mishaps.get() > 0 {
+        run.world.sleep(LOOK_EVERY).await;
+    }
+    run.phase.set(Phase::Quiet);
+    run.delivery.set(Delivery::default());
+    run.shaking.set(Shaking { lie: run.shaking.get().lie, ..Shaking::default() });
+    run.world.note("nothing goes wrong any more", &[]);
+    for _ in 0..LAST_LOOKS {
+        if run.at_work.get() == 0 && run.late_letters.get() == 0 {
+            break;
+        }
+        run.world.sleep(LOOK_EVERY).await;
+    }
+    if run.at_work.get() > 0 {
+        run.complain(format!("{} clients do not end", run.at_work.get()));
+    }
+    judge_no_loss(&run);
+    let last = run.world.add_process(run.host);
+    let (done, looking) = (Rc::new(std::cell::Cell::new(false)), run.clone());
+    let is_done = done.clone();
+    run.tasks.spawn(last, async move {
+        write_and_read_anew(&looking, last).await;
+        is_done.set(true);
+    });
+    while !done.get() {
+        run.world.sleep(LOOK_EVERY).await;
+    }
+    run.files.borrow_mut().clear();
+    run.phase.set(Phase::Leaving);
+    run.world.note("everybody leaves", &[]);
+    judge_returns(&run).await;
+    run.tasks.kill(run.home);
+    run.tasks.kill(last);
+    run.clients.borrow().iter().for_each(|process| run.tasks.kill(*process));
+    run.nodes.iter().for_each(|node| run.tasks.kill(node.process.get()));
+    run.tasks.kill(run.broker.process.get());
+}
+
+/// Where nothing can cost a lease, none is lost.
+fn judge_no_loss<R: Rules>(run: &Run<R>) {
+    run.note_regions();
+    let held = run.stock.regions();
+    for region in run.regions.borrow().iter().filter(|region| run.excuses.calm && region.node.is_lost()) {
+        run.complain(format!("{} is lost, of {} held, though nothing went wrong", region.id, held.len()));
+    }
+}
+
+/// Every file can be written again where something was lost, and then says what was written.
+async fn write_and_read_anew<R: Rules>(run: &Rc<Run<R>>, process: farpool_fabric::sim::ProcessId) {
+    let mut client = Client::new(run, process);
+    let files = run.files.borrow().clone();
+    for file in &files {
+        client.carry_out(file.0, &file.1, Asked::Read(0..CELLS)).await;
+        for extent in 0..EXTENTS {
+            match client.write_anew(file, extent, TRIES).await {
+                Ok(()) | Err(FileError::NoSpace) => {}
+                Err(error) => run.complain(format!("file {} cannot be written anew: {error}", file.0)),
+            }
+        }
+        client.carry_out(file.0, &file.1, Asked::Read(0..CELLS)).await;
+    }
+}
+
+/// Whatever was lent comes back.
+async fn judge_returns<R: Rules>(run: &Rc<Run<R>>) {
+    for _ in 0..RETURN_LOOKS {
+        run.world.sleep(LOOK_EVERY).await;
+        let free = run.nodes.iter().all(|node| {
+            let counts = node.shell().map(|shell| shell.core.lock().counts());
+            counts.is_some_and(|counts| counts.held == 0 && counts.returning == 0)
+        });
+        if run.has_left.get() && free {
+            return;
+        }
+    }
+    run.complain(format!("regions do not come back; all given back: {}", run.has_left.get()));
+}

@@ -1,0 +1,368 @@
+//! What a file promises, judged from what was asked and answered.
+//!
+//! J1. Each cell is an atomic register: a read finds what an acknowledged write left, or one that was under way or in
+//!     doubt; never what was overwritten before it began, nor another cell's or file's bytes; zeros where nothing was
+//!     written or it was cut off.
+//! J2. A block changes as a whole: no read finds part of a write without the rest of it, unless something came after.
+//! J3. What is not to be had was lost with a region, or a write to it ended in doubt and no later one covered it.
+//! J4. A file reaches as far as acknowledged writes do, and not past where it was cut off.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use farpool_file::FileError;
+
+use super::client::CELLS;
+use super::history::{Asked, CELLS_PER_BLOCK, Ended, Record, named, word};
+use crate::register::{Touch, check};
+
+/// Violations that are told: the first ones are the useful ones.
+const TOLD: usize = 8;
+
+impl Record {
+    fn is_done(&self) -> bool {
+        self.ended == Ended::Done
+    }
+
+    /// The cells that it makes zero.
+    fn zeroed(&self) -> Range<u64> {
+        match &self.asked {
+            Asked::Zero(cells) => cells.clone(),
+            Asked::SetSize(size) => *size..CELLS.max(*size),
+            // What could not be written past the end is cut off again.
+            Asked::Write(cells) if !self.is_done() => cells.clone(),
+            _ => 0..0,
+        }
+    }
+
+    /// The cells that it writes.
+    fn written(&self) -> Range<u64> {
+        if let Asked::Write(cells) = &self.asked { cells.clone() } else { 0..0 }
+    }
+
+    /// What it changes, if anything.
+    fn changed(&self) -> Range<u64> {
+        if let Asked::Write(cells) = &self.asked { cells.clone() } else { self.zeroed() }
+    }
+
+    /// It was over before the other began.
+    fn precedes(&self, other: &Record) -> bool {
+        self.end < other.start
+    }
+}
+
+/// Everything that is wrong with a history.
+pub(super) fn judge(records: &[Record], world: Excuses) -> Vec<String> {
+    let mut by_file: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    for (place, record) in records.iter().enumerate() {
+        by_file.entry(record.file).or_default().push(place);
+    }
+    let mut violations = Vec::new();
+    for (file, places) in by_file {
+        let of_file: Vec<&Record> = places.iter().map(|&place| &records[place]).collect();
+        let judge = Judge { file, all: records, records: of_file, world };
+        judge.all_of(&mut violations);
+    }
+    violations.truncate(TOLD);
+    violations
+}
+
+/// What a world excuses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Excuses {
+    /// Nothing was drawn that costs a lease or a node.
+    pub(super) calm: bool,
+    /// Processes run short of descriptors. A block of which a part could not be cut off is lost: it must not show again.
+    pub(super) short: bool,
+}
+
+struct Judge<'a> {
+    file: u64,
+    all: &'a [Record],
+    records: Vec<&'a Record>,
+    world: Excuses,
+}
+
+/// What a read found.
+struct Look<'a> {
+    record: &'a Record,
+    first: u64,
+    words: &'a [u64],
+}
+
+impl Look<'_> {
+    fn cells(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        (self.first..).zip(self.words.iter().copied())
+    }
+}
+
+impl<'a> Judge<'a> {
+    fn all_of(&self, violations: &mut Vec<String>) {
+        let looks: Vec<Look<'_>> = self
+            .records
+            .iter()
+            .filter_map(|record| match (&record.asked, &record.ended) {
+                (Asked::Read(cells), Ended::Found(words)) => Some(Look { record, first: cells.start, words }),
+                _ => None,
+            })
+            .collect();
+        let mut say = |what: Result<(), String>| {
+            if let Err(what) = what {
+                violations.push(format!("file {}: {what}", self.file));
+            }
+        };
+        for look in &looks {
+            say(self.names_are_right(look));
+        }
+        let cells: BTreeSet<u64> = looks.iter().flat_map(|look| look.cells().map(|(cell, _)| cell)).collect();
+        for cell in cells {
+            say(self.cell_is_a_register(cell, &looks));
+        }
+        for look in &looks {
+            say(self.blocks_are_whole(look));
+            say(self.size_fits(look));
+        }
+        for record in &self.records {
+            if let Ended::Failed(error) = &record.ended {
+                say(self.failure_is_explained(record, *error));
+            }
+        }
+    }
+
+    fn write_of(&self, word: u64) -> &'a Record {
+        &self.all[named(word).0 as usize - 1]
+    }
+
+    /// Words name writes of this file and cell.
+    fn names_are_right(&self, look: &Look<'_>) -> Result<(), String> {
+        for (cell, word) in look.cells().filter(|(_, word)| *word != 0) {
+            let (write, file, of_cell) = named(word);
+            let known = write.checked_sub(1).and_then(|place| self.all.get(place as usize));
+            let is_right = known.is_some_and(|write| write.file == file && write.written().contains(&cell));
+            if !is_right || file != self.file || of_cell != cell {
+                return Err(format!(
+                    "cell {cell} holds {word:#x}: write {write}, file {file}, cell {of_cell}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// J1, of one cell.
+    fn cell_is_a_register(&self, cell: u64, looks: &[Look<'_>]) -> Result<(), String> {
+        let seen: Vec<(&Record, u64)> = looks
+            .iter()
+            .filter_map(|look| {
+                let place = cell.checked_sub(look.first)? as usize;
+                look.words.get(place).map(|&word| (look.record, word))
+            })
+            .collect();
+        let covers = |record: &&&Record| record.changed().contains(&cell);
+        let changes: Vec<&Record> = self.records.iter().filter(covers).copied().collect();
+        let mut touches = Vec::new();
+        for write in changes.iter().filter(|change| change.written().contains(&cell)) {
+            let value = word(write.number, self.file, cell);
+            touches.push(Touch {
+                value,
+                writes: true,
+                start: write.start,
+                end: write.end,
+                certain: write.is_done(),
+            });
+        }
+        for (read, word) in seen.iter().filter(|(_, word)| *word != 0) {
+            if self.names_right(*word, cell) {
+                touches.push(Touch {
+                    value: *word,
+                    writes: false,
+                    start: read.start,
+                    end: read.end,
+                    certain: true,
+                });
+            }
+        }
+        check(0, &touches).map_err(|what| format!("cell {cell}: {what}"))?;
+        for (read, word) in &seen {
+            if *word != 0 && !self.names_right(*word, cell) {
+                continue; // told already
+            }
+            self.nothing_newer(cell, read, *word, &changes, &seen)?;
+        }
+        Ok(())
+    }
+
+    fn names_right(&self, word: u64, cell: u64) -> bool {
+        let (write, file, of_cell) = named(word);
+        file == self.file && of_cell == cell && write >= 1 && write <= self.all.len() as u64
+    }
+
+    /// What a read found had not certainly been replaced before it began.
+    fn nothing_newer(
+        &self,
+        cell: u64,
+        read: &Record,
+        word: u64,
+        changes: &[&Record],
+        seen: &[(&Record, u64)],
+    ) -> Result<(), String> {
+        // It took effect, and was over before this read began.
+        let is_in_force = |change: &Record| {
+            let was_seen = || {
+                seen.iter().any(|(earlier, word)| {
+                    *word != 0
+                        && self.names_right(*word, cell)
+                        && std::ptr::eq(self.write_of(*word), change)
+                        && earlier.precedes(read)
+                })
+            };
+            change.is_done() && change.precedes(read) || was_seen()
+        };
+        let sources: Vec<(u64, u64)> = if word == 0 {
+            let zeros =
+                changes.iter().filter(|change| change.zeroed().contains(&cell) && change.start < read.end);
+            zeros.map(|zero| (zero.start, zero.end)).chain([(0, 0)]).collect()
+        } else {
+            let write = self.write_of(word);
+            vec![(write.start, write.end)]
+        };
+        let replaced = |&(_, end): &(u64, u64)| {
+            changes.iter().find(|change| {
+                let other = word == 0 && change.written().contains(&cell)
+                    || word != 0 && change.zeroed().contains(&cell) && change.is_done();
+                other && change.start > end && is_in_force(change)
+            })
+        };
+        let newer = sources.iter().map(replaced);
+        let mut last = None;
+        for newer in newer {
+            match newer {
+                None => return Ok(()),
+                Some(change) => last = Some(*change),
+            }
+        }
+        let newer = last.map(|change| format!("{:?}", change.asked)).unwrap_or_default();
+        Err(format!("cell {cell} holds {word:#x} at {}, replaced before by {newer}", read.start))
+    }
+
+    /// J2, of one read.
+    fn blocks_are_whole(&self, look: &Look<'_>) -> Result<(), String> {
+        let cells: Vec<(u64, u64)> =
+            look.cells().filter(|(cell, word)| *word == 0 || self.names_right(*word, *cell)).collect();
+        for block in cells.chunk_by(|one, other| one.0 / CELLS_PER_BLOCK == other.0 / CELLS_PER_BLOCK) {
+            for &(cell, word) in block.iter().filter(|(_, word)| *word != 0) {
+                let write = self.write_of(word);
+                let beside = block.iter().filter(|(other, word_there)| {
+                    *word_there != word
+                        && write.written().contains(other)
+                        && named(*word_there).0 != named(word).0
+                });
+                for &(other, word_there) in beside {
+                    if self.is_older(word_there, (other, cell), write, look.record) {
+                        return Err(format!(
+                            "cells {cell} and {other} of one block hold {word:#x} and the older {word_there:#x}"
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether what `cell` holds was certainly there before `write`, which wrote it and `beside` at once.
+    fn is_older(&self, word: u64, (cell, beside): (u64, u64), write: &Record, read: &Record) -> bool {
+        if word != 0 {
+            let there = self.write_of(word);
+            // Whichever of two came last would be seen in both.
+            return there.precedes(write) || there.written().contains(&beside);
+        }
+        let came_after =
+            |zero: &&&Record| zero.zeroed().contains(&cell) && !zero.precedes(write) && zero.start < read.end;
+        !self.records.iter().any(|zero| came_after(&zero))
+    }
+
+    /// J4, of one read.
+    fn size_fits(&self, look: &Look<'_>) -> Result<(), String> {
+        let Asked::Read(asked) = &look.record.asked else { return Ok(()) };
+        let (read, end) = (look.record, look.first + look.words.len() as u64);
+        if end < asked.end {
+            // The file ended there, or before where it was asked.
+            let write = self.records.iter().find(|write| {
+                write.is_done() && write.written().end > end && write.precedes(read) && {
+                    let cut = |other: &&&Record| matches!(other.asked, Asked::SetSize(size) if size < write.written().end);
+                    let since = |other: &&&Record| !other.precedes(write) && other.start < read.end;
+                    !self.records.iter().any(|other| cut(&other) && since(&other))
+                }
+            });
+            if let Some(write) = write {
+                return Err(format!("it ends at cell {end}, and was written up to {}", write.written().end));
+            }
+        }
+        let cut = self.records.iter().find_map(|cut| match cut.asked {
+            Asked::SetSize(size)
+                if cut.is_done() && !look.words.is_empty() && size < end && cut.precedes(read) =>
+            {
+                let longer = |other: &&&Record| match &other.asked {
+                    Asked::Write(cells) => cells.end > size,
+                    Asked::SetSize(other) => *other > size,
+                    _ => false,
+                };
+                let since = |other: &&&Record| !other.precedes(cut) && other.start < read.end;
+                (!self.records.iter().any(|other| longer(&other) && since(&other))).then_some(size)
+            }
+            _ => None,
+        });
+        match cut {
+            Some(size) => Err(format!("it reaches to cell {end}, and was cut off at {size}")),
+            None => Ok(()),
+        }
+    }
+
+    /// J3.
+    fn failure_is_explained(&self, failed: &Record, error: FileError) -> Result<(), String> {
+        let cells = match &failed.asked {
+            Asked::SetSize(size) => *size..*size + 1,
+            Asked::Read(cells) | Asked::Write(cells) | Asked::Zero(cells) | Asked::Reserve(cells) => {
+                cells.clone()
+            }
+        };
+        let is_explained = match error {
+            // A write may itself have ended in doubt: its connection broke, and there was no descriptor for another.
+            FileError::Lost { .. } if matches!(failed.asked, Asked::Write(_)) && !self.world.calm => true,
+            FileError::Lost { .. } => failed.was_lost || self.is_in_doubt(failed, &cells),
+            FileError::NoSpace => !matches!(failed.asked, Asked::Read(_)),
+            FileError::Short | FileError::Unavailable { .. } => !self.world.calm,
+            _ => false,
+        };
+        if is_explained {
+            return Ok(());
+        }
+        Err(format!(
+            "{:?} from {} to {} fails for no reason: {error}",
+            failed.asked, failed.start, failed.end
+        ))
+    }
+
+    /// Whether a change to one of these blocks ended in doubt, and none that was acknowledged covered the block since.
+    fn is_in_doubt(&self, failed: &Record, cells: &Range<u64>) -> bool {
+        let (first, end) = (cells.start / CELLS_PER_BLOCK, cells.end.div_ceil(CELLS_PER_BLOCK));
+        (first..end).any(|block| {
+            let of_block = block * CELLS_PER_BLOCK..(block + 1) * CELLS_PER_BLOCK;
+            let touches = |record: &Record| {
+                let changed = record.changed();
+                changed.start < of_block.end && of_block.start < changed.end
+            };
+            let covers = |record: &Record| {
+                let changed = record.changed();
+                changed.start <= of_block.start && of_block.end <= changed.end
+            };
+            self.records.iter().any(|doubt| {
+                let is_cut = self.world.short && doubt.written().is_empty() && !covers(doubt);
+                let in_doubt = (!doubt.is_done() || is_cut) && touches(doubt) && doubt.start < failed.end;
+                let mended = |other: &&&Record| {
+                    other.is_done() && covers(other) && doubt.precedes(other) && other.precedes(failed)
+                };
+                in_doubt && !std::ptr::eq(*doubt, failed) && !self.records.iter().any(|other| mended(&other))
+            })
+        })
+    }
+}

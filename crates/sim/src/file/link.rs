@@ -1,0 +1,122 @@
+//! Connections of this scenario: to nodes of the own host by their memory, to the others by packets; connections that
+//! break, and processes that are short of descriptors. Also two ways to break what a connection promises.
+
+use std::cell::RefCell;
+use std::io;
+use std::rc::Rc;
+
+use farpool_fabric::sim::{Path, ProcessId, Random, World};
+use farpool_fabric::{Done, Link, LinkClosed, Op, Outcome, Peer, Posted, Readiness, Transport, Uncertain};
+use farpool_wire::{Hello, NodeId};
+
+/// How connections misbehave.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Shaking {
+    /// Operations at which the connection breaks, in thousandths.
+    pub(super) break_permille: u32,
+    /// Attempts to connect for which there is no descriptor.
+    pub(super) short_permille: u32,
+    pub(super) lie: Option<Lie>,
+}
+
+/// What a connection says that is not so.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Lie {
+    /// A write is done, as soon as it is posted.
+    DoneEarly,
+    /// A write is done, and nothing is sent, so often in thousandths.
+    DoneNever(u32),
+}
+
+/// `EMFILE`: this process has no descriptor left.
+const NO_DESCRIPTOR: i32 = 24;
+/// Slots of operations whose end nobody waits for begin here: above all that an endpoint uses.
+const FIRST_SPARE_SLOT: u32 = 4_096;
+
+pub(super) struct Shaky {
+    shared: Rc<dyn Transport>,
+    checked: Rc<dyn Transport>,
+    /// The node of this host.
+    here: Option<NodeId>,
+    shaking: Rc<dyn Fn() -> Shaking>,
+    random: Rc<RefCell<Random>>,
+}
+
+impl Shaky {
+    pub(super) fn new(
+        world: &World,
+        process: ProcessId,
+        here: Option<NodeId>,
+        random: Random,
+        shaking: Rc<dyn Fn() -> Shaking>,
+    ) -> Self {
+        let (shared, checked) =
+            (world.transport(process, Path::Shared), world.transport(process, Path::Checked));
+        Shaky { shared, checked, here, shaking, random: Rc::new(RefCell::new(random)) }
+    }
+}
+
+impl Transport for Shaky {
+    fn open(&self, peer: &Peer, hello: Hello) -> io::Result<Box<dyn Link>> {
+        if self.random.borrow_mut().chance((self.shaking)().short_permille) {
+            return Err(io::Error::from_raw_os_error(NO_DESCRIPTOR));
+        }
+        let transport = if self.here == Some(peer.node) { &self.shared } else { &self.checked };
+        Ok(Box::new(ShakyLink {
+            link: transport.open(peer, hello)?,
+            shaking: self.shaking.clone(),
+            random: self.random.clone(),
+            broken: false,
+            spare: FIRST_SPARE_SLOT,
+        }))
+    }
+}
+
+struct ShakyLink {
+    link: Box<dyn Link>,
+    shaking: Rc<dyn Fn() -> Shaking>,
+    random: Rc<RefCell<Random>>,
+    broken: bool,
+    spare: u32,
+}
+
+impl Link for ShakyLink {
+    fn post(&mut self, posted: Posted) -> Option<Outcome> {
+        let shaking = (self.shaking)();
+        let mut random = self.random.borrow_mut();
+        self.broken |= random.chance(shaking.break_permille);
+        match shaking.lie {
+            Some(Lie::DoneEarly) if matches!(posted.op, Op::Write) => {
+                self.spare += 1;
+                let refused = self.link.post(Posted { slot: self.spare, ..posted });
+                refused.or(Some(Outcome::Done(0)))
+            }
+            Some(Lie::DoneNever(permille)) if matches!(posted.op, Op::Write) && random.chance(permille) => {
+                Some(Outcome::Done(0))
+            }
+            _ => self.link.post(posted),
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), LinkClosed> {
+        if self.broken {
+            return Err(LinkClosed { cause: Uncertain::ConnectionLost });
+        }
+        let before = done.len();
+        let result = self.link.poll(done);
+        let mut place = 0;
+        done.retain(|done| {
+            place += 1;
+            place <= before || done.slot < FIRST_SPARE_SLOT
+        });
+        result
+    }
+
+    fn readiness(&self) -> Option<Readiness<'_>> {
+        None
+    }
+
+    fn transport(&self) -> &'static str {
+        self.link.transport()
+    }
+}

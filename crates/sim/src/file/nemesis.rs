@@ -1,0 +1,140 @@
+//! What goes wrong besides letters and connections: nodes and brokers that die, processes that stop, hosts cut off from
+//! each other, clients that die in the middle of whatever they do, leases taken back.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use farpool_fabric::sim::Random;
+use farpool_file::Rules;
+use farpool_wire::control::RevokeRequest;
+
+use super::{BUSY_TTLS, Run, client};
+use crate::plane::post::{Post, Question};
+use crate::plane::{Plane, node};
+
+/// Mishaps of a run, at most.
+const MOST: u64 = 6;
+/// For having leases taken back.
+const OPERATOR_PATIENCE: Duration = Duration::from_secs(8);
+
+enum Kind {
+    NodeDies(usize),
+    /// A client dies where it stands; another takes its place.
+    ClientDies,
+    BrokerDies,
+    /// The owner's machine and a node's do not hear each other.
+    Cut(usize),
+    /// The process that looks after the leases stops for a while.
+    KeeperStops,
+    ClientStops,
+    TakeBack {
+        count: u32,
+        grace_ms: u64,
+    },
+}
+
+pub(super) struct Mishap {
+    kind: Kind,
+    after: Duration,
+    lasting: Duration,
+}
+
+/// Draws the mishaps of a run.
+pub(super) fn draw(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
+    if random.chance(250) {
+        return Vec::new();
+    }
+    let busy_ms = BUSY_TTLS * plane.ttl.0;
+    let count = 1 + random.below(MOST);
+    let mishap = |_| {
+        let node = random.index(plane.nodes.len());
+        let kind = match random.below(20) {
+            0..3 => Kind::NodeDies(node),
+            3..8 => Kind::ClientDies,
+            8..10 => Kind::BrokerDies,
+            10..13 => Kind::Cut(node),
+            13 => Kind::KeeperStops,
+            14..16 => Kind::ClientStops,
+            _ => {
+                Kind::TakeBack { count: 1 + random.below(3) as u32, grace_ms: random.below(2 * plane.ttl.0) }
+            }
+        };
+        let after = Duration::from_micros(random.below(busy_ms * 1_000));
+        let lasting = Duration::from_millis(100 + random.below(plane.ttl.0));
+        Mishap { kind, after, lasting }
+    };
+    (0..count).map(mishap).collect()
+}
+
+pub(super) fn start<R: Rules>(run: &Rc<Run<R>>, mishaps: Vec<Mishap>) {
+    for mishap in mishaps {
+        run.mishaps.set(run.mishaps.get() + 1);
+        let happening = run.clone();
+        run.tasks.spawn(run.nowhere, async move {
+            happening.world.sleep(mishap.after).await;
+            happen(&happening, mishap.kind, mishap.lasting).await;
+            happening.mishaps.set(happening.mishaps.get() - 1);
+        });
+    }
+}
+
+async fn happen<R: Rules>(run: &Rc<Run<R>>, kind: Kind, lasting: Duration) {
+    let now_ns = run.world.now_ns();
+    let until_ns = now_ns + lasting.as_nanos() as u64;
+    match kind {
+        Kind::NodeDies(index) => {
+            let node = &run.nodes[index];
+            if node.shell().is_none() {
+                return; // nobody dies twice before living again
+            }
+            node::crash(&run.plane, node);
+            run.world.sleep(lasting).await;
+            run.plane.start_node_again(node);
+        }
+        Kind::ClientDies => {
+            let last = run.clients.borrow_mut().pop();
+            if let Some(process) = last {
+                run.tasks.kill(process);
+                client::start(run);
+            }
+        }
+        Kind::BrokerDies => {
+            let process = run.broker.process.get();
+            if !run.world.is_alive(process) {
+                return;
+            }
+            run.tasks.kill(process);
+            run.world.sleep(lasting).await;
+            run.plane.start_broker_again();
+        }
+        Kind::Cut(index) => {
+            let hosts = [run.host, run.nodes[index].host];
+            if hosts[0] != hosts[1] {
+                run.oracle.borrow_mut().silence(hosts, now_ns, until_ns);
+                run.world.cut(hosts[0], hosts[1]);
+                run.world.sleep(lasting).await;
+                run.world.heal(hosts[0], hosts[1]);
+            }
+        }
+        Kind::KeeperStops => {
+            run.world.pause(run.home, lasting);
+            run.world.sleep(lasting).await;
+        }
+        Kind::ClientStops => {
+            let first = run.clients.borrow().first().copied();
+            if let Some(process) = first {
+                run.world.pause(process, lasting);
+                run.world.sleep(lasting).await;
+            }
+        }
+        Kind::TakeBack { count, grace_ms } => {
+            let me = run.world.add_process(run.broker.host);
+            let operator = Post::open(&run.plane, me, |_| Box::pin(std::future::ready(None)));
+            let request = RevokeRequest { owner: run.stock.owner().0, count, grace_ms };
+            let _ = operator
+                .ask(run.broker.process.get(), Question::RevokeFrom(request), OPERATOR_PATIENCE)
+                .await;
+            run.tasks.kill(me);
+        }
+    }
+}

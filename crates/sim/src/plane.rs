@@ -1,0 +1,166 @@
+//! The control plane of a simulated world: nodes and a broker, which are the real cores in shells of this world, letters
+//! between everybody, and an oracle that sees what nodes lend. Scenarios put their clients beside it.
+
+pub(crate) mod broker;
+pub(crate) mod node;
+pub(crate) mod oracle;
+pub(crate) mod post;
+pub(crate) mod shell;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use farpool_fabric::Peer;
+use farpool_fabric::sim::{ProcessId, Random, Tasks, World};
+use farpool_lease::Millis;
+use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
+
+use broker::Broker;
+use node::Node;
+use oracle::Oracle;
+use post::{Delivery, Doom};
+
+pub(crate) const FORGETFUL_BROKER: &str = "new-broker-forgets-what-a-node-holds";
+pub(crate) const EPOCH_REUSED: &str = "epoch-reused-after-restart";
+pub(crate) const UNFENCED_GRANT: &str = "region-lent-before-the-last-grant-is-gone";
+pub(crate) const UNCOUNTED_RENEWAL: &str = "node-answers-a-renewal-it-does-not-count";
+
+/// Names the processes that would use a region now under a lease.
+type WhoTrusts = Box<dyn Fn(RegionId, Epoch) -> Vec<u64>>;
+
+/// What all parts of the control plane share.
+pub(crate) struct Plane {
+    pub(crate) world: World,
+    pub(crate) tasks: Tasks,
+    pub(crate) seed: u64,
+    pub(crate) mutation: Option<&'static str>,
+    pub(crate) ttl: Millis,
+    pub(crate) region_bytes: u64,
+    pub(crate) delivery: Cell<Delivery>,
+    pub(crate) oracle: RefCell<Oracle>,
+    pub(crate) nodes: Vec<Rc<Node>>,
+    pub(crate) broker: Broker,
+    /// Names questions, owners, sessions and streams of randomness.
+    pub(crate) names: Cell<u64>,
+    pub(crate) faults_random: RefCell<Random>,
+    pub(crate) doomed: RefCell<BTreeMap<ProcessId, Doom>>,
+    /// Letters that somebody holds back.
+    pub(crate) late_letters: Cell<u32>,
+    /// A process of no host that matters, for what belongs to nobody.
+    pub(crate) nowhere: ProcessId,
+    /// Asked when a lease ends; a scenario that does not say has nobody who trusts anything.
+    pub(crate) trusting: RefCell<Option<WhoTrusts>>,
+}
+
+/// What a scenario decides about its plane.
+pub(crate) struct PlaneConfig {
+    pub(crate) seed: u64,
+    pub(crate) mutation: Option<&'static str>,
+    pub(crate) ttl: Millis,
+    pub(crate) region_bytes: u64,
+    pub(crate) delivery: Delivery,
+    pub(crate) nodes: Vec<Rc<Node>>,
+    pub(crate) broker: Broker,
+    pub(crate) nowhere: ProcessId,
+    /// The stream of randomness that decides about letters.
+    pub(crate) faults_stream: u64,
+}
+
+impl Plane {
+    pub(crate) fn new(world: World, tasks: Tasks, config: PlaneConfig) -> Rc<Self> {
+        Rc::new(Plane {
+            world,
+            tasks,
+            seed: config.seed,
+            mutation: config.mutation,
+            ttl: config.ttl,
+            region_bytes: config.region_bytes,
+            delivery: Cell::new(config.delivery),
+            oracle: RefCell::default(),
+            nodes: config.nodes,
+            broker: config.broker,
+            names: Cell::new(1_000),
+            faults_random: RefCell::new(Random::new(config.seed, config.faults_stream)),
+            doomed: RefCell::default(),
+            late_letters: Cell::new(0),
+            nowhere: config.nowhere,
+            trusting: RefCell::default(),
+        })
+    }
+
+    /// Starts the broker and the nodes.
+    pub(crate) fn start(self: &Rc<Self>) {
+        broker::start(self);
+        self.nodes.iter().for_each(|node| node::start(self, node));
+    }
+
+    pub(crate) fn random(&self, stream: u64) -> Random {
+        Random::new(self.seed, stream)
+    }
+
+    pub(crate) fn next_name(&self) -> u64 {
+        self.names.set(self.names.get() + 1);
+        self.names.get()
+    }
+
+    /// Any key will do, as long as each grant has another.
+    pub(crate) fn fresh_key(&self) -> AccessKey {
+        let mut bytes = [0x44; AccessKey::BYTES];
+        bytes[..8].copy_from_slice(&self.next_name().to_le_bytes());
+        AccessKey::from_bytes(bytes)
+    }
+
+    pub(crate) fn is_broken(&self, mutation: &str) -> bool {
+        self.mutation == Some(mutation)
+    }
+
+    /// Whether something that happens so often to letters happens now.
+    pub(crate) fn draw(&self, permille: u32) -> bool {
+        self.faults_random.borrow_mut().chance(permille)
+    }
+
+    pub(crate) fn node(&self, id: NodeId) -> Rc<Node> {
+        self.nodes.iter().find(|node| node.id == id).expect("letters name nodes of this world").clone()
+    }
+
+    /// The processes that would use a region now under this lease.
+    pub(crate) fn who_trusts(&self, region: RegionId, epoch: Epoch) -> Vec<u64> {
+        self.trusting.borrow().as_ref().map_or(Vec::new(), |trusting| trusting(region, epoch))
+    }
+
+    pub(crate) fn complain(&self, what: String) {
+        self.world.note("violation", &[]);
+        self.oracle.borrow_mut().complain(what);
+    }
+
+    /// A doomed process has come to its last letter.
+    fn meet_doom(&self, process: ProcessId) {
+        if self.doomed.borrow_mut().remove(&process).is_none() {
+            return;
+        }
+        match self.nodes.iter().find(|node| node.process.get() == process) {
+            Some(node) => node::crash(self, node),
+            None => self.tasks.kill(process),
+        }
+    }
+
+    /// The next life of a node that has died.
+    pub(crate) fn start_node_again(self: &Rc<Self>, node: &Rc<Node>) {
+        node.process.set(self.world.add_process(node.host));
+        node::start(self, node);
+    }
+
+    /// The broker's next life, whether or not the present one is over.
+    pub(crate) fn start_broker_again(self: &Rc<Self>) {
+        self.broker.process.set(self.world.add_process(self.broker.host));
+        broker::start(self);
+    }
+}
+
+/// Where nodes are, for the fabric: by name.
+impl Node {
+    pub(crate) fn peer(&self) -> Peer {
+        Peer { node: self.id, tcp: None, shm_socket: None, verbs: None }
+    }
+}
