@@ -2,8 +2,8 @@
  *
  * Link with -lfarpool (pkg-config farpool). See farpool(3).
  *
- * Every function may be called from any thread, on any file, at the same time. Nothing survives fork(2): a child
- * connects anew.
+ * Every function may be called from any thread, on any file, at the same time. Handles are looked up, never followed:
+ * one that was closed, or was never given out, is -EBADF. Nothing survives fork(2): a child connects anew.
  *
  * Functions that return int or ssize_t return a negative error number (-ENOENT, -ENOSPC, ...) when they fail;
  * farpool_last_error() then says in words what is wrong and what mends it.
@@ -36,8 +36,8 @@ struct farpool_options {
 /* Connects. The connection is freed by farpool_disconnect(). */
 int farpool_connect(const struct farpool_options *options, farpool **pool);
 
-/* Waits for what is under way, closes and deletes all files, and gives all memory back. Nobody may use the connection
- * or its files during or after that. NULL is allowed. */
+/* Waits for asynchronous operations, closes and deletes all files, and gives all memory back. What other threads are
+ * doing with the connection and its files still ends as it would have. NULL is allowed. */
 void farpool_disconnect(farpool *pool);
 
 /* Creates a file of `size` zero bytes and opens it. All its memory is leased now, so that writing within the size
@@ -55,7 +55,8 @@ ssize_t farpool_read(farpool_file *file, void *buffer, size_t bytes, uint64_t of
 ssize_t farpool_write(farpool_file *file, const void *data, size_t bytes, uint64_t offset);
 
 /* What became of an asynchronous operation: the bytes read or written, or a negative error number. Called once, on a
- * thread of the library: it must not wait for other operations of the library, but may start some. */
+ * thread of the library. It may start operations, but must not wait for any; farpool_close() answers -EDEADLK there, and
+ * farpool_disconnect() does nothing. */
 typedef void (*farpool_done)(void *context, ssize_t result);
 
 /* As farpool_read() and farpool_write(), but return at once; the buffer must stay until `done` is called. -EAGAIN: too
@@ -70,7 +71,7 @@ int farpool_size(farpool_file *file, uint64_t *size);
 /* Cuts the file off, giving memory back, or makes it longer by zeros. */
 int farpool_resize(farpool_file *file, uint64_t size);
 
-/* Closes the file, when what is under way on it has ended. The handle must not be used any more. */
+/* Closes the file; returns when what is under way on it has ended. The handle is of no use any more. */
 int farpool_close(farpool_file *file);
 
 /* Deletes the name. The memory goes back once the file is not open any more. */

@@ -1,18 +1,18 @@
 //! The functions of `farpool.h`. What each does is said there.
 //!
-//! Pointers that come from C are as the header demands: handles of this library that are still open, strings that end with a
-//! zero byte, buffers as long as said. That is the `# Safety` of all of them.
+//! Pointers that come from C are as the header demands: strings that end with a zero byte, buffers as long as said. That is
+//! the `# Safety` of all of them. Handles are numbers that are looked up.
 
 // One contract for all, above.
 #![allow(clippy::missing_safety_doc)]
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::Arc;
 
 use crate::error::{Failure, answer, last, text};
 use crate::file::{Memory, OpenFile};
+use crate::handles::{ConnectionHandle, FileHandle};
 use crate::pool::{Connection, Target};
-use crate::workers::{Context, Done, Job, Kind};
+use crate::workers::{Context, Done, Job, Kind, must_not_wait};
 
 /// `struct farpool_options`.
 #[repr(C)]
@@ -27,7 +27,7 @@ pub struct FarpoolOptions {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farpool_connect(
     options: *const FarpoolOptions,
-    pool: *mut *mut Connection,
+    pool: *mut ConnectionHandle,
 ) -> c_int {
     let defaults = FarpoolOptions {
         broker: std::ptr::null(),
@@ -48,9 +48,9 @@ pub unsafe extern "C" fn farpool_connect(
                 limit_bytes: options.limit_bytes,
             }
         };
-        let connection = Box::new(Connection::open(&target)?);
+        let handle = ConnectionHandle::of(Connection::open(&target)?);
         // SAFETY: not null, and the caller's to be written.
-        unsafe { place.write(Box::into_raw(connection)) };
+        unsafe { place.write(handle) };
         Ok(0)
     };
     answer(body) as c_int
@@ -58,11 +58,13 @@ pub unsafe extern "C" fn farpool_connect(
 
 /// `farpool_disconnect`
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn farpool_disconnect(pool: *mut Connection) {
+pub extern "C" fn farpool_disconnect(pool: ConnectionHandle) {
     if !pool.is_null() {
         answer(|| {
-            // SAFETY: it came from `farpool_connect`, and nobody uses it any more.
-            drop(unsafe { Box::from_raw(pool) });
+            must_not_wait()?;
+            let (connection, files) = pool.take_back()?;
+            connection.finish();
+            drop(files);
             Ok(0)
         });
     }
@@ -71,10 +73,10 @@ pub unsafe extern "C" fn farpool_disconnect(pool: *mut Connection) {
 /// `farpool_create`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farpool_create(
-    pool: *const Connection,
+    pool: ConnectionHandle,
     name: *const c_char,
     size: u64,
-    file: *mut *const OpenFile,
+    file: *mut FileHandle,
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { open_by(pool, name, file, |pool, name| pool.create(name, size)) }
@@ -83,30 +85,29 @@ pub unsafe extern "C" fn farpool_create(
 /// `farpool_open`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farpool_open(
-    pool: *const Connection,
+    pool: ConnectionHandle,
     name: *const c_char,
-    file: *mut *const OpenFile,
+    file: *mut FileHandle,
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { open_by(pool, name, file, Connection::find) }
 }
 
 unsafe fn open_by(
-    pool: *const Connection,
+    pool: ConnectionHandle,
     name: *const c_char,
-    file: *mut *const OpenFile,
-    find: impl FnOnce(&Connection, &str) -> Result<*const OpenFile, Failure>,
+    file: *mut FileHandle,
+    find: impl FnOnce(&Connection, &str) -> Result<OpenFile, Failure>,
 ) -> c_int {
     let body = || {
-        // SAFETY: null, or an open connection.
-        let pool = unsafe { handle(pool, "connection") }?;
+        let connection = pool.get()?;
         let place = out(file)?;
         // SAFETY: null, or a string of the caller's.
         let name =
             unsafe { text(name, "the name") }?.ok_or_else(|| Failure::invalid("a file needs a name"))?;
-        let found = find(pool, name)?;
+        let handle = FileHandle::of(pool, find(&connection, name)?)?;
         // SAFETY: not null, and the caller's to be written.
-        unsafe { place.write(found) };
+        unsafe { place.write(handle) };
         Ok(0)
     };
     answer(body) as c_int
@@ -115,59 +116,58 @@ unsafe fn open_by(
 /// `farpool_read`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farpool_read(
-    file: *const OpenFile,
+    file: FileHandle,
     buffer: *mut c_void,
     bytes: usize,
     offset: u64,
 ) -> libc::ssize_t {
-    // SAFETY: the caller's promises: an open file, and a buffer to be written.
-    answer(|| unsafe { handle(file, "file")?.read(Memory::new(buffer.cast(), bytes)?, offset) })
-        as libc::ssize_t
+    // SAFETY: the caller's promise: a buffer to be written.
+    answer(|| file.get()?.read(unsafe { Memory::new(buffer.cast(), bytes) }?, offset)) as libc::ssize_t
 }
 
 /// `farpool_write`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farpool_write(
-    file: *const OpenFile,
+    file: FileHandle,
     data: *const c_void,
     bytes: usize,
     offset: u64,
 ) -> libc::ssize_t {
-    // SAFETY: the caller's promises: an open file, and bytes to be read. They are not written to.
-    answer(|| unsafe { handle(file, "file")?.write(Memory::new(data.cast_mut().cast(), bytes)?, offset) })
+    // SAFETY: the caller's promise: bytes to be read. They are not written to.
+    answer(|| file.get()?.write(unsafe { Memory::new(data.cast_mut().cast(), bytes) }?, offset))
         as libc::ssize_t
 }
 
 /// `farpool_read_async`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farpool_read_async(
-    file: *const OpenFile,
+    file: FileHandle,
     buffer: *mut c_void,
     bytes: usize,
     offset: u64,
     done: Option<Done>,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller's promises: an open file, and a buffer to be written until `done` is called.
+    // SAFETY: the caller's promise: a buffer to be written until `done` is called.
     unsafe { start(file, Kind::Read, buffer, bytes, offset, done, context) }
 }
 
 /// `farpool_write_async`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farpool_write_async(
-    file: *const OpenFile,
+    file: FileHandle,
     data: *const c_void,
     bytes: usize,
     offset: u64,
     done: Option<Done>,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller's promises: an open file, and bytes to be read until `done` is called.
+    // SAFETY: the caller's promise: bytes to be read until `done` is called.
     unsafe { start(file, Kind::Write, data.cast_mut(), bytes, offset, done, context) }
 }
 
 unsafe fn start(
-    file: *const OpenFile,
+    file: FileHandle,
     kind: Kind,
     memory: *mut c_void,
     bytes: usize,
@@ -176,8 +176,7 @@ unsafe fn start(
     context: *mut c_void,
 ) -> c_int {
     let body = || {
-        // SAFETY: null, or an open file.
-        let file = unsafe { shared(file) }?;
+        let file = file.get()?;
         // SAFETY: the caller's promise.
         let memory = unsafe { Memory::new(memory.cast(), bytes) }?;
         let done =
@@ -191,11 +190,11 @@ unsafe fn start(
 
 /// `farpool_size`
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn farpool_size(file: *const OpenFile, size: *mut u64) -> c_int {
+pub unsafe extern "C" fn farpool_size(file: FileHandle, size: *mut u64) -> c_int {
     let body = || {
-        let place = out(size)?;
-        // SAFETY: null, or an open file; a place of the caller's.
-        unsafe { place.write(handle(file, "file")?.size()) };
+        let (file, place) = (file.get()?, out(size)?);
+        // SAFETY: not null, and the caller's to be written.
+        unsafe { place.write(file.size()) };
         Ok(0)
     };
     answer(body) as c_int
@@ -203,27 +202,29 @@ pub unsafe extern "C" fn farpool_size(file: *const OpenFile, size: *mut u64) -> 
 
 /// `farpool_resize`
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn farpool_resize(file: *const OpenFile, size: u64) -> c_int {
-    // SAFETY: null, or an open file.
-    answer(|| Ok(unsafe { handle(file, "file") }?.resize(size).map(|()| 0)?)) as c_int
+pub extern "C" fn farpool_resize(file: FileHandle, size: u64) -> c_int {
+    answer(|| Ok(file.get()?.resize(size).map(|()| 0)?)) as c_int
 }
 
 /// `farpool_close`
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn farpool_close(file: *const OpenFile) -> c_int {
-    // SAFETY: null, or an open file.
-    answer(|| unsafe { shared(file) }?.close().map(|()| 0)) as c_int
+pub extern "C" fn farpool_close(file: FileHandle) -> c_int {
+    let body = || {
+        must_not_wait()?;
+        file.take_back()?.wait_for_its_operations();
+        Ok(0)
+    };
+    answer(body) as c_int
 }
 
 /// `farpool_delete`
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn farpool_delete(pool: *const Connection, name: *const c_char) -> c_int {
+pub unsafe extern "C" fn farpool_delete(pool: ConnectionHandle, name: *const c_char) -> c_int {
     let body = || {
         // SAFETY: null, or a string of the caller's.
         let name =
             unsafe { text(name, "the name") }?.ok_or_else(|| Failure::invalid("a file needs a name"))?;
-        // SAFETY: null, or an open connection.
-        unsafe { handle(pool, "connection") }?.delete(name).map(|()| 0)
+        pool.get()?.delete(name).map(|()| 0)
     };
     answer(body) as c_int
 }
@@ -243,24 +244,4 @@ pub extern "C" fn farpool_version() -> *const c_char {
 /// Where a result goes.
 fn out<T>(place: *mut T) -> Result<*mut T, Failure> {
     if place.is_null() { Err(Failure::invalid("no place for the result: a null pointer")) } else { Ok(place) }
-}
-
-/// # Safety
-/// `handle` is null, or a handle that is open for `'a`.
-unsafe fn handle<'a, T>(handle: *const T, what: &str) -> Result<&'a T, Failure> {
-    // SAFETY: the caller's promise.
-    unsafe { handle.as_ref() }.ok_or_else(|| Failure::invalid(format!("the {what} is a null pointer")))
-}
-
-/// A share of an open file, for an operation that may outlast the handle.
-///
-/// # Safety
-/// As [`handle`].
-unsafe fn shared(file: *const OpenFile) -> Result<Arc<OpenFile>, Failure> {
-    // SAFETY: as the caller promises, it is open: then the connection holds a share of it, of which this makes another.
-    unsafe {
-        handle(file, "file")?;
-        Arc::increment_strong_count(file);
-        Ok(Arc::from_raw(file))
-    }
 }

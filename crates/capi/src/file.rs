@@ -10,7 +10,7 @@ use crate::error::Failure;
 use crate::pool::Files;
 use crate::workers::{Job, Queue};
 
-/// What C holds as `farpool_file`.
+/// What a handle of type `farpool_file` stands for.
 pub struct OpenFile {
     file: FarFile,
     files: Arc<Files>,
@@ -114,14 +114,11 @@ impl OpenFile {
         }
     }
 
-    /// Takes the handle back and waits until nothing is under way on it.
-    pub(crate) fn close(&self) -> Result<(), Failure> {
-        let open =
-            self.files.forget(self).ok_or_else(|| Failure::new(libc::EBADF, "the file is not open"))?;
-        let mut under_way = open.under_way.lock();
+    /// Waits until nothing is under way.
+    pub(crate) fn wait_for_its_operations(&self) {
+        let mut under_way = self.under_way.lock();
         while *under_way > 0 {
-            open.ended.wait(&mut under_way);
+            self.ended.wait(&mut under_way);
         }
-        Ok(())
     }
 }

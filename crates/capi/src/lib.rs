@@ -3,13 +3,13 @@
 //!
 //! C1. `include/farpool.h` is the contract; what is exported here is what it declares, no more (a test compares them).
 //! C2. No panic leaves a function: it becomes an error number.
-//! C3. Handles are pointers that the library gave out. Whoever passes another, or one that was closed, breaks the contract,
-//!     as with any C library; null pointers are refused.
+//! C3. Handles are looked up: one that is null, was closed, or was never given out is refused.
 //! Not here: names that several processes see (the mount).
 
 mod calls;
 mod error;
 mod file;
+mod handles;
 mod pool;
 mod workers;
 
@@ -18,5 +18,4 @@ pub use calls::{
     farpool_last_error, farpool_open, farpool_read, farpool_read_async, farpool_resize, farpool_size,
     farpool_version, farpool_write, farpool_write_async,
 };
-pub use file::OpenFile;
-pub use pool::Connection;
+pub use handles::{ConnectionHandle, FileHandle};

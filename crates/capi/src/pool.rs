@@ -18,19 +18,10 @@ use crate::workers::Workers;
 /// Longest name of a file, as in other file systems.
 const MAX_NAME_BYTES: usize = 255;
 
-/// What C holds as `farpool`.
+/// What a handle of type `farpool` stands for.
 pub struct Connection {
     workers: Workers,
     files: Arc<Files>,
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.workers.finish();
-        // Open files know their connection's files: without this neither would go.
-        let open = std::mem::take(&mut *self.files.open.lock());
-        drop(open);
-    }
 }
 
 /// Where a pool is, and how to use it.
@@ -45,8 +36,6 @@ pub(crate) struct Target<'a> {
 pub(crate) struct Files {
     store: FileStore,
     names: Mutex<HashMap<String, FarFile>>,
-    /// What C holds as `farpool_file`, by address.
-    open: Mutex<HashMap<usize, Arc<OpenFile>>>,
     /// Sessions that no thread uses now: at most as many as ever did at the same time.
     idle: Mutex<Vec<Session>>,
 }
@@ -67,17 +56,13 @@ impl Connection {
         let tls = target.tls_dir.map(|directory| Tls::load(Path::new(directory))).transpose()?;
         let limit_bytes = Some(target.limit_bytes).filter(|&bytes| bytes > 0);
         let pool = Pool::connect(PoolConfig { broker, tls, transport: transport.into(), limit_bytes })?;
-        let files = Arc::new(Files {
-            store: FileStore::new(pool)?,
-            names: Mutex::default(),
-            open: Mutex::default(),
-            idle: Mutex::default(),
-        });
+        let files =
+            Arc::new(Files { store: FileStore::new(pool)?, names: Mutex::default(), idle: Mutex::default() });
         Ok(Connection { workers: Workers::start()?, files })
     }
 
     /// Creates a file whose memory is all there, and opens it.
-    pub(crate) fn create(&self, name: &str, size: u64) -> Result<*const OpenFile, Failure> {
+    pub(crate) fn create(&self, name: &str, size: u64) -> Result<OpenFile, Failure> {
         check_name(name)?;
         let exists = || Failure::new(libc::EEXIST, format!("there is a file '{name}' already"));
         if self.files.names.lock().contains_key(name) {
@@ -92,12 +77,12 @@ impl Connection {
             Entry::Occupied(_) => return Err(exists()), // another thread was faster
             Entry::Vacant(place) => place.insert(file.clone()),
         };
-        Ok(self.hand_out(file))
+        Ok(self.opened(file))
     }
 
-    pub(crate) fn find(&self, name: &str) -> Result<*const OpenFile, Failure> {
+    pub(crate) fn find(&self, name: &str) -> Result<OpenFile, Failure> {
         let file = self.files.names.lock().get(name).cloned();
-        Ok(self.hand_out(file.ok_or_else(|| no_such_file(name))?))
+        Ok(self.opened(file.ok_or_else(|| no_such_file(name))?))
     }
 
     pub(crate) fn delete(&self, name: &str) -> Result<(), Failure> {
@@ -105,11 +90,13 @@ impl Connection {
         removed.map(drop).ok_or_else(|| no_such_file(name))
     }
 
-    fn hand_out(&self, file: FarFile) -> *const OpenFile {
-        let open = Arc::new(OpenFile::new(file, self.files.clone(), self.workers.queue()));
-        let handle = Arc::as_ptr(&open);
-        self.files.open.lock().insert(handle.addr(), open);
-        handle
+    /// Waits until every operation that was accepted is done.
+    pub(crate) fn finish(&self) {
+        self.workers.finish();
+    }
+
+    fn opened(&self, file: FarFile) -> OpenFile {
+        OpenFile::new(file, self.files.clone(), self.workers.queue())
     }
 }
 
@@ -121,11 +108,6 @@ impl Files {
         let result = body(&session);
         self.idle.lock().push(session);
         result
-    }
-
-    /// Takes a handle back.
-    pub(crate) fn forget(&self, handle: *const OpenFile) -> Option<Arc<OpenFile>> {
-        self.open.lock().remove(&handle.addr())
     }
 }
 

@@ -2,7 +2,9 @@
 //!
 //! W1. What was accepted is carried out and reported once, also when the connection ends.
 //! W2. At most [`MAX_QUEUED`] operations wait; the next are refused.
+//! W3. These threads wait for no operation, whatever the functions that they call ask for.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::io;
@@ -21,6 +23,18 @@ const MAX_QUEUED: usize = 1024;
 
 /// Tells C what became of an operation.
 pub(crate) type Done = unsafe extern "C" fn(context: *mut c_void, result: libc::ssize_t);
+
+thread_local! {
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Refuses to wait on a thread of the library: what it waits for may be its own to do (W3).
+pub(crate) fn must_not_wait() -> Result<(), Failure> {
+    if IS_WORKER.get() {
+        return Err(Failure::new(libc::EDEADLK, "this would wait, and is called by a `done` function"));
+    }
+    Ok(())
+}
 
 /// What an operation does.
 #[derive(Clone, Copy)]
@@ -107,16 +121,19 @@ impl Queue {
 /// The threads.
 pub(crate) struct Workers {
     queue: Arc<Queue>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Workers {
     pub(crate) fn start() -> io::Result<Self> {
-        let mut workers = Workers { queue: Arc::default(), threads: Vec::new() };
+        let workers = Workers { queue: Arc::default(), threads: Mutex::default() };
         for _ in 0..WORKERS {
             let queue = workers.queue.clone();
-            let run = move || std::iter::from_fn(|| queue.take()).for_each(Job::carry_out);
-            workers.threads.push(std::thread::Builder::new().name("farpool-io".into()).spawn(run)?);
+            let run = move || {
+                IS_WORKER.set(true);
+                std::iter::from_fn(|| queue.take()).for_each(Job::carry_out);
+            };
+            workers.threads.lock().push(std::thread::Builder::new().name("farpool-io".into()).spawn(run)?);
         }
         Ok(workers)
     }
@@ -126,9 +143,10 @@ impl Workers {
     }
 
     /// Waits until everything accepted is done (W1).
-    pub(crate) fn finish(&mut self) {
+    pub(crate) fn finish(&self) {
         self.queue.close();
-        for thread in self.threads.drain(..) {
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
             let _ = thread.join(); // a callback that panicked has ended the process
         }
     }

@@ -130,11 +130,68 @@ fn the_example_builds_with_what_is_installed_and_spills_to_a_pool() {
 }
 
 #[test]
+fn the_program_on_the_page_for_newcomers_says_hello() {
+    let pool = Pool::start(4);
+    let installed = Installed::new();
+    let page = std::fs::read_to_string(crate_folder().join("../../docs/src/how-to/c-library.md")).unwrap();
+    let program = page.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let source = pool.directory.path().join("hello.c");
+    std::fs::write(&source, program.replace("127.0.0.1:7117", &pool.broker.to_string())).unwrap();
+    let output = run(&mut installed.command(&installed.build(&source)));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "hello\n");
+}
+
+#[test]
 fn every_call_does_what_the_header_says_and_refuses_what_it_cannot_do() {
     let pool = Pool::start(4);
     let installed = Installed::new();
     let calls = installed.build(&crate_folder().join("tests/calls.c"));
     run(installed.command(&calls).arg(pool.broker.to_string()).env_remove("FARPOOL_BROKER"));
+}
+
+#[test]
+fn what_was_installed_below_destdir_is_gone_after_removing_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let install = |what: &std::ffi::OsStr| {
+        let mut command = Command::new(crate_folder().join("install"));
+        run(command.arg(what).arg("/opt/far/").env("DESTDIR", dir.path()));
+    };
+    let files = || {
+        let found = run(Command::new("find").arg(dir.path()).args(["-not", "-type", "d", "-printf", "%P\n"]));
+        String::from_utf8(found.stdout).unwrap().lines().map(str::to_owned).collect::<BTreeSet<_>>()
+    };
+    install(library().as_os_str());
+    let version = env!("CARGO_PKG_VERSION");
+    let expected = [
+        "include/farpool.h",
+        "lib/libfarpool.so",
+        "lib/libfarpool.so.0",
+        &format!("lib/libfarpool.so.{version}"),
+        "lib/pkgconfig/farpool.pc",
+        "share/man/man3/farpool.3",
+    ];
+    assert_eq!(files(), expected.map(|name| format!("opt/far/{name}")).into());
+    let described = std::fs::read_to_string(dir.path().join("opt/far/lib/pkgconfig/farpool.pc")).unwrap();
+    assert!(described.contains("prefix=/opt/far\n") && described.contains(version), "{described}");
+    install("--remove".as_ref());
+    assert_eq!(files(), BTreeSet::new());
+}
+
+#[test]
+fn the_header_is_strict_c99_and_cpp() {
+    let dir = tempfile::tempdir().unwrap();
+    for (compiler, standard, source) in [("cc", "-std=c99", "c.c"), ("c++", "-std=c++11", "c.cpp")] {
+        let source = dir.path().join(source);
+        std::fs::write(
+            &source,
+            "#include <farpool.h>\nconst char *version(void) { return farpool_version(); }\n",
+        )
+        .unwrap();
+        run(Command::new(compiler)
+            .args([standard, "-pedantic-errors", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I"])
+            .arg(crate_folder().join("include"))
+            .arg(&source));
+    }
 }
 
 #[test]

@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 enum { MIB = 1 << 20, THREADS = 4, ROUNDS = 50, PIECE = 10000 };
 
@@ -44,13 +46,68 @@ static void refuses_what_makes_no_sense(const char *broker) {
     name[sizeof name - 1] = 0;
     assert(farpool_create(pool, name, 1, &file) == -ENAMETOOLONG);
     assert(farpool_create(pool, "large", UINT64_MAX, &file) == -EFBIG);
-    assert(farpool_create(pool, "more than there is", 64 * MIB, &file) == -ENOSPC);
+    assert(farpool_create(pool, "more than the limit", 7 * MIB, &file) == -ENOSPC);
     assert(file == NULL);
-    assert(farpool_delete(pool, "more than there is") == -ENOENT);
+    assert(farpool_delete(pool, "more than the limit") == -ENOENT);
     assert(farpool_read(NULL, &byte, 1, 0) == -EINVAL);
     assert(farpool_write_async(NULL, &byte, 1, 0, count, NULL) == -EINVAL);
     assert(farpool_close(NULL) == -EINVAL);
     farpool_disconnect(NULL);
+}
+
+static farpool_file *never_given_out(void) {
+    return (farpool_file *)(uintptr_t)0xdeadbeefcafef00d;
+}
+
+static void refuses_handles_that_are_not_open(const char *broker) {
+    farpool *other;
+    farpool_file *file, *left_open;
+    uint64_t size;
+    char byte = 0;
+    struct farpool_options options = {.broker = broker};
+    assert(farpool_read(never_given_out(), &byte, 1, 0) == -EBADF && strstr(farpool_last_error(), "open"));
+    assert(farpool_open((farpool *)never_given_out(), "x", &file) == -EBADF);
+    assert(farpool_create(pool, "closed", 1, &file) == 0);
+    assert(farpool_write((farpool_file *)pool, &byte, 1, 0) == -EBADF); /* not a file */
+    assert(farpool_close(file) == 0);
+    assert(farpool_close(file) == -EBADF);
+    assert(farpool_read(file, &byte, 1, 0) == -EBADF);
+    assert(farpool_write(file, &byte, 1, 0) == -EBADF);
+    assert(farpool_read_async(file, &byte, 1, 0, count, &reported) == -EBADF);
+    assert(farpool_size(file, &size) == -EBADF && farpool_resize(file, 0) == -EBADF);
+    assert(farpool_delete(pool, "closed") == 0);
+    assert(farpool_connect(&options, &other) == 0);
+    assert(farpool_create(other, "left open", 1, &left_open) == 0);
+    assert(farpool_create(other, "more than there is", 64 * MIB, &file) == -ENOSPC);
+    farpool_disconnect(other);
+    farpool_disconnect(other); /* nothing more happens */
+    assert(farpool_open(other, "left open", &file) == -EBADF);
+    assert(farpool_read(left_open, &byte, 1, 0) == -EBADF && farpool_close(left_open) == -EBADF);
+}
+
+/* A child's own connection works, its parent's is refused, and the parent does not notice. */
+static void begins_anew_in_a_child(const char *broker) {
+    farpool_file *file;
+    char byte = 7;
+    int status;
+    assert(farpool_create(pool, "parent's", 1, &file) == 0 && farpool_write(file, &byte, 1, 0) == 1);
+    pid_t child = fork();
+    assert(child >= 0);
+    if (child == 0) {
+        farpool *own;
+        farpool_file *mine;
+        struct farpool_options options = {.broker = broker};
+        assert(farpool_read(file, &byte, 1, 0) == -EBADF && farpool_delete(pool, "parent's") == -EBADF);
+        assert(farpool_connect(&options, &own) == 0 && farpool_create(own, "child's", 1, &mine) == 0);
+        assert(mine != file && farpool_read(file, &byte, 1, 0) == -EBADF);
+        assert(farpool_write(mine, "x", 1, 0) == 1 && farpool_read(mine, &byte, 1, 0) == 1 && byte == 'x');
+        farpool_disconnect(own);
+        _exit(0);
+    }
+    assert(waitpid(child, &status, 0) == child && status == 0);
+    byte = 0;
+    assert(farpool_read(file, &byte, 1, 0) == 1 && byte == 7);
+    assert(farpool_close(file) == 0 && farpool_delete(pool, "parent's") == 0);
 }
 
 static void keeps_what_was_written(void) {
@@ -120,6 +177,24 @@ static void serves_threads(void) {
     assert(farpool_close(file) == 0 && farpool_delete(pool, "shared") == 0);
 }
 
+static farpool_file *to_close;
+static atomic_int close_answered;
+
+static void close_it(void *context, ssize_t result) {
+    assert(context == NULL && result == 1);
+    close_answered = farpool_close(to_close);
+    farpool_disconnect(pool); /* refused as well */
+}
+
+static void does_not_wait_for_itself(void) {
+    static char byte;
+    assert(farpool_create(pool, "waits", 1, &to_close) == 0);
+    assert(farpool_write_async(to_close, &byte, 1, 0, close_it, NULL) == 0);
+    assert(farpool_close(to_close) == 0);
+    assert(close_answered == -EDEADLK);
+    assert(farpool_delete(pool, "waits") == 0);
+}
+
 /* Closing waits for what is under way; too much of it is refused. */
 static void reports_every_operation_once(void) {
     static char data[MIB];
@@ -143,13 +218,17 @@ static void reports_every_operation_once(void) {
 
 int main(int argc, char **argv) {
     assert(argc == 2);
-    struct farpool_options options = {.broker = argv[1], .transport = "auto"};
+    /* Some are left for other connections. */
+    struct farpool_options options = {.broker = argv[1], .transport = "auto", .limit_bytes = 6 * MIB};
     assert(farpool_connect(&options, &pool) == 0);
     assert(strlen(farpool_version()) >= 5);
     refuses_what_makes_no_sense(argv[1]);
+    refuses_handles_that_are_not_open(argv[1]);
+    begins_anew_in_a_child(argv[1]);
     keeps_what_was_written();
     gives_memory_back();
     serves_threads();
+    does_not_wait_for_itself();
     reports_every_operation_once();
     return 0;
 }
