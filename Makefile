@@ -53,6 +53,12 @@ bench-io: ## the fabric beside its floors and beside nbdkit, memcached and redis
 	FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli
 	target/release/farpool bench io-table --out docs/bench
 
+.PHONY: bench-files
+bench-files: ## files in far memory beside floors, peers and disks, as the papers' figures show them: docs/bench/files.md
+	@scripts/setup bench
+	FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli
+	target/release/farpool bench paper files --figure all --out docs/bench
+
 .PHONY: test
 test: setup ## everything that needs no special hardware
 	cargo test --locked --no-fail-fast

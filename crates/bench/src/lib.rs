@@ -10,7 +10,9 @@
 // They panic when the stream is closed or full; see `child::complain`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod chart;
 mod child;
+mod files;
 mod floors;
 mod folder;
 mod footprint;
@@ -21,13 +23,19 @@ mod meeting;
 mod options;
 mod pages;
 mod places;
+mod progress;
 mod reach;
 mod report;
 mod room;
 mod run;
+mod spread;
 mod table;
 mod tally;
 
+pub use files::{
+    Figure, FilesOptions, Section, conditions, is_about_files_alone, run_files, serve_file_client,
+    serve_fuse_floor, write_sections,
+};
 pub use floors::{serve_ping_pong, serve_tcp};
 pub use machine::Machine;
 pub use options::{IoOp, IoOptions, IoTransport, Pattern, THREADS_MAX};
