@@ -32,6 +32,7 @@ mod spread;
 mod table;
 mod tally;
 
+pub use chart::{Bar, Chart, Course, FLOOR, Line, OURS, PEER, draw_all};
 pub use files::{
     Figure, FilesOptions, Section, conditions, is_about_files_alone, run_files, serve_file_client,
     serve_fuse_floor, write_sections,
@@ -43,4 +44,5 @@ pub use pages::Pages as FloorPages;
 pub use report::{FloorReport, IoReport};
 pub use room::check as check_room;
 pub use run::{Source, run_io};
+pub use spread::{Spread, middle, ratio};
 pub use table::{TableOptions, run_table};

@@ -28,12 +28,7 @@ pub const VOLUMES: &[Spec] = &[
     Spec { id: "nbdfuse tcp", name: "nbdfuse over nbdkit, TCP", kind: Kind::NbdfuseTcp, launcher: &[] },
     Spec { id: "tmpfs", name: "tmpfs", kind: Kind::Tmpfs, launcher: &[] },
     Spec { id: "disk", name: "the machine's disk", kind: Kind::Disk, launcher: &[] },
-    Spec {
-        id: "throttled",
-        name: "throttled disk (3,000 IOPS, 125 MiB/s)",
-        kind: Kind::Throttled,
-        launcher: &[],
-    },
+    Spec { id: "throttled", name: "throttled, 3,000 IOPS, 125 MiB/s", kind: Kind::Throttled, launcher: &[] },
 ];
 
 const fn far(transport: &'static str) -> Kind {

@@ -10,13 +10,15 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use farpool_bench::{
-    Figure, FilesOptions, is_about_files_alone, run_files, serve_file_client, serve_fuse_floor,
+    Figure, FilesOptions, Section, is_about_files_alone, run_files, serve_file_client, serve_fuse_floor,
     write_sections,
 };
+use farpool_workload::StopFlag;
 use farpool_workload::machine::scratch_dir;
 use farpool_workload::throttle::ThrottledVolume;
 
-use super::{parse_seconds, stop_on_signals};
+use super::databases::{self, Effort};
+use super::parse_seconds;
 use crate::errors::UsageError;
 use crate::output::{complain, tell};
 use crate::size::ByteSize;
@@ -48,7 +50,7 @@ Examples:
   farpool bench paper files --figure all --out docs/bench
   farpool bench paper files --figure damon2,damon3 --out /tmp/bench --rounds 3 --seconds 0.2")]
 struct FilesArgs {
-    /// all, or which: damon2, damon3, sigmod3, sigmod4, sigmod5, sigmod6, checksum
+    /// all, or which: damon2, damon3, sigmod3, sigmod4, sigmod5, sigmod6, sigmod13, sigmod14, checksum
     #[arg(long, value_name = "NAME", value_delimiter = ',', required = true)]
     figure: Vec<Wanted>,
 
@@ -68,6 +70,14 @@ struct FilesArgs {
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     footprint: ByteSize,
 
+    /// How often the figures with a database are measured
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
+    database_rounds: u16,
+
+    /// TPC-H's scale factor for the figures with a database: 1 is 6 million line items
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = parse_scale)]
+    scale: f64,
+
     /// Leave out what scripts/setup bench installs
     #[arg(long)]
     without_peers: bool,
@@ -75,6 +85,14 @@ struct FilesArgs {
     /// Folder on the machine's disk, for files that lie there and for the image of the throttled one
     #[arg(long, value_name = "DIR", default_value = farpool_workload::DEFAULT_WORK_DIR)]
     work_dir: PathBuf,
+}
+
+/// Beyond it a machine would be busy for hours.
+const SCALE_MAX: f64 = 100.0;
+
+fn parse_scale(text: &str) -> Result<f64, String> {
+    let scale = text.parse().ok().filter(|&scale| scale > 0.0 && scale <= SCALE_MAX);
+    scale.ok_or_else(|| format!("give a number above 0, up to {SCALE_MAX}, for instance 0.05"))
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -91,8 +109,8 @@ impl FromStr for Wanted {
             return Ok(Wanted::All);
         }
         let figure = name.parse::<Figure>()?;
-        if !is_about_files_alone(figure) {
-            return Err(format!("{figure} needs a database, which this program does not run for it yet"));
+        if !is_measured(figure) {
+            return Err(format!("{figure} is not measured yet"));
         }
         Ok(Wanted::One(figure))
     }
@@ -126,7 +144,35 @@ pub fn run(args: PaperArgs) -> Result<()> {
     let Paper::Files(args) = args.what;
     let figures: Vec<Figure> = Figure::ALL.into_iter().filter(|&figure| args.wants(figure)).collect();
     let farpool = std::env::current_exe().context("cannot find this program's own file")?;
-    let stop = stop_on_signals()?;
+    let stop = StopFlag::on_signals()?;
+    let mut sections = Vec::new();
+    if figures.iter().any(|&figure| is_about_files_alone(figure)) {
+        sections.extend(about_files(&figures, &args, &farpool, &stop)?);
+        write_sections(&args.out, &sections)?; // the others take long
+    }
+    if figures.iter().any(|&figure| databases::has(figure)) {
+        let effort = Effort {
+            rounds: usize::from(args.database_rounds),
+            scale: args.scale,
+            slice: args.seconds * SCANS_PER_FILE_SLICE,
+            work_dir: &args.work_dir,
+            farpool: &farpool,
+        };
+        let about_databases = databases::measure(&figures, &effort, &stop)?;
+        write_sections(&args.out, &about_databases)?;
+        sections.extend(about_databases);
+    }
+    let bodies: Vec<String> =
+        sections.iter().map(|section| format!("{}\n\n{}", section.figure, section.body)).collect();
+    tell(bodies.join("\n"))
+}
+
+fn about_files(
+    figures: &[Figure],
+    args: &FilesArgs,
+    farpool: &Path,
+    stop: &StopFlag,
+) -> Result<Vec<Section>> {
     check_memory(args.footprint)?;
     let work = scratch_dir(&args.work_dir, "farpool-bench-files-")?;
     let volume = throttled(work.path(), args.footprint);
@@ -141,19 +187,20 @@ pub fn run(args: PaperArgs) -> Result<()> {
         disk: work.path().into(),
         throttled: volume.as_ref().ok().map(|volume| volume.mount_point().to_owned()),
     };
-    let sections = run_files(&figures, &options, &farpool, &stop)?;
+    let sections = run_files(figures, &options, farpool, stop.flag())?;
     if let Ok(mut volume) = volume {
         volume.remove()?;
     }
-    write_sections(&args.out, &sections)?;
-    let bodies: Vec<String> =
-        sections.iter().map(|section| format!("{}\n\n{}", section.figure, section.body)).collect();
-    tell(bodies.join("\n"))
+    Ok(sections)
+}
+
+fn is_measured(figure: Figure) -> bool {
+    is_about_files_alone(figure) || databases::has(figure)
 }
 
 impl FilesArgs {
     fn wants(&self, figure: Figure) -> bool {
-        is_about_files_alone(figure)
+        is_measured(figure)
             && self.figure.iter().any(|&wanted| wanted == Wanted::All || wanted == Wanted::One(figure))
     }
 }
@@ -165,6 +212,8 @@ fn throttled(work: &Path, footprint: ByteSize) -> Result<ThrottledVolume> {
     ThrottledVolume::make(&work.join("image"), &mount_point, 2 * (footprint.0 >> 20) + VOLUME_MIB, None)
 }
 
+/// A server at work is measured so many times as long as a file: a scan takes milliseconds.
+const SCANS_PER_FILE_SLICE: u32 = 10;
 /// What a file system takes for itself, and then some.
 const VOLUME_MIB: u64 = 256;
 /// Files that lie in memory at the same time, at most, and what their nodes keep beyond them.

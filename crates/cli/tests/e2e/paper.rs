@@ -1,5 +1,7 @@
 //! `farpool bench paper`: figures that are complete, written down, and nothing left behind. How fast is asserted nowhere.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use rustix::process::Signal;
@@ -23,14 +25,15 @@ impl Scene {
         let mut command = farpool(["bench", "paper", "files", "--without-peers", "--figure", figures]);
         command.args(["--rounds", "2", "--seconds", seconds, "--footprint", "16MiB", "--out"]);
         command.arg(self.out.path()).env("TMPDIR", self.temporary.path());
-        command.arg("--work-dir").arg(self.temporary.path());
         command
     }
 
     /// The document after measuring these figures.
     #[track_caller]
     fn measure(&self, figures: &str) -> String {
-        let output = run_command(self.command(figures, "0.02"));
+        let mut command = self.command(figures, "0.02");
+        command.arg("--work-dir").arg(self.temporary.path());
+        let output = run_command(command);
         assert!(output.status.success(), "{}", output.stderr);
         self.assert_clean();
         std::fs::read_to_string(self.out.path().join("files.md")).unwrap()
@@ -90,9 +93,36 @@ fn more_nodes_and_more_clients_and_the_checksum_are_added_to_the_document() {
 }
 
 #[test]
+fn figures_with_a_database_are_whole_and_leave_nothing() {
+    let scene = Scene::new();
+    // The server's own user must get there.
+    let work =
+        tempfile::Builder::new().permissions(Permissions::from_mode(0o711)).tempdir_in("/var/tmp").unwrap();
+    let mut command = scene.command("sigmod13,sigmod14", "0.02");
+    command.args(["--database-rounds", "1", "--scale", "0.05", "--work-dir"]).arg(work.path());
+    let output = run_command(command);
+    assert!(output.status.success(), "{}", output.stderr);
+    let document = std::fs::read_to_string(scene.out.path().join("files.md")).unwrap();
+    for figure in ["sigmod13", "sigmod14"] {
+        assert_whole(&document, figure);
+    }
+    for row in ["borrowed over tcp", "tmpfs", "far memory, 2 nodes, shm", "the machine's disk"] {
+        assert!(document.contains(&format!("| {row} |")), "{row}: {document}");
+    }
+    let drawing = std::fs::read_to_string(scene.out.path().join("files-sigmod14.svg")).unwrap();
+    let is_sampled = drawing.contains("<polyline points=") && !drawing.contains("<polyline points=\"\"");
+    assert!(is_sampled, "nothing was sampled: {drawing}");
+    assert_eq!(std::fs::read_dir(&work).unwrap().count(), 0);
+    assert!(!is_mounted_below(work.path()));
+    scene.assert_clean();
+}
+
+#[test]
 fn interrupted_figure_leaves_no_process_mount_or_folder() {
     let scene = Scene::new();
-    let mut bench = Process::start("farpool bench paper", scene.command("damon3", "600"));
+    let mut command = scene.command("damon3", "600");
+    command.arg("--work-dir").arg(scene.temporary.path());
+    let mut bench = Process::start("farpool bench paper", command);
     bench.await_complaint("round 1");
     let children = children_of(bench.id());
     bench.signal(Signal::INT);
