@@ -17,6 +17,7 @@ pub mod cgroup;
 pub mod child;
 mod demo;
 pub mod machine;
+pub mod paper;
 pub mod pool;
 pub mod postgres;
 pub mod progress;
