@@ -109,7 +109,8 @@ impl Stage {
         }
         let dir = &subfolder(work.path(), "postgres")?;
         let log = &work.path().join("postgres.log");
-        let server = Server::start(&ServerOptions { dir, log, limit: limit.as_ref() }, stop)?;
+        let server =
+            Server::start(&ServerOptions { limit: limit.as_ref(), ..ServerOptions::new(dir, log) }, stop)?;
         let step = progress.step(format!("loading TPC-H at scale factor {}", options.scale));
         tpch::load(&mut server.connect()?, options.scale, stop, |done, all| step.advance(done, all))?;
         step.done("loaded");
