@@ -30,11 +30,36 @@ demo: setup ## a real PostgreSQL sorts in far memory, on disk and on a throttled
 	cargo build --locked --profile $(DEMO_PROFILE) --package farpool-cli
 	$(DEMO_BINARY) demo
 
+PREFIX ?= /usr/local
+INSTALLED_BINARY = $(DESTDIR)$(PREFIX)/bin/farpool
+
+.PHONY: build
+build: setup ## the binary and the C library, as they are installed
+	cargo build --locked --release --package farpool-cli --package farpool-capi
+
+# Builds nothing, so that it can be run as root.
+.PHONY: install
+install: ## put what `make build` made under PREFIX (/usr/local), below DESTDIR if that is set
+	@[[ -x target/release/farpool && -e target/release/libfarpool.so ]] || { echo "run \`make build\` first" >&2; exit 1; }
+	install -D -m 755 target/release/farpool $(INSTALLED_BINARY)
+	DESTDIR=$(DESTDIR) crates/capi/install target/release/libfarpool.so $(PREFIX)
+
+.PHONY: uninstall
+uninstall: ## remove that again
+	rm -f $(INSTALLED_BINARY)
+	DESTDIR=$(DESTDIR) crates/capi/install --remove $(PREFIX)
+
 .PHONY: bench-io
 bench-io: ## the fabric beside its floors and beside nbdkit, memcached and redis: docs/bench/io.md, six minutes
 	@scripts/setup bench
 	FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli
 	target/release/farpool bench io-table --out docs/bench
+
+.PHONY: bench-files
+bench-files: ## files in far memory beside floors, peers and disks, as the papers' figures show them: docs/bench/files.md
+	@scripts/setup bench
+	FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli
+	target/release/farpool bench paper files --figure all --out docs/bench
 
 .PHONY: test
 test: setup ## everything that needs no special hardware

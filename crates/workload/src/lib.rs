@@ -18,6 +18,7 @@ pub mod child;
 pub mod databases;
 mod demo;
 pub mod machine;
+pub mod paper;
 pub mod pool;
 pub mod postgres;
 pub mod progress;

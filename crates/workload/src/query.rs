@@ -116,7 +116,18 @@ impl HashSort {
         server: &Server,
         place: TempSpace<'_>,
         stop: &StopFlag,
-        tick: impl FnMut(),
+        mut tick: impl FnMut(),
+    ) -> Result<Run> {
+        self.run_watched(server, place, stop, |_| tick())
+    }
+
+    /// As [`run`](Self::run); `tick` is told the process id of the server's process that works.
+    pub fn run_watched(
+        &self,
+        server: &Server,
+        place: TempSpace<'_>,
+        stop: &StopFlag,
+        tick: impl FnMut(u32),
     ) -> Result<Run> {
         let run = copy_out(server, place, &self.settings(), &self.select(), stop, tick)?;
         if run.rows != u64::from(self.top) {
@@ -134,14 +145,15 @@ impl HashSort {
     }
 }
 
-/// Runs a `SELECT` to its last row, under `settings`. An error if a temporary file was elsewhere than in `place`.
+/// Runs a `SELECT` to its last row, under `settings`; `tick` is told the process id of the server's process that works. An
+/// error if a temporary file was elsewhere than in `place`.
 pub fn copy_out(
     server: &Server,
     place: TempSpace<'_>,
     settings: &str,
     select: &str,
     stop: &StopFlag,
-    tick: impl FnMut(),
+    mut tick: impl FnMut(u32),
 ) -> Result<Run> {
     let files = Arc::new(Mutex::new(TempFiles::default()));
     let log = Arc::clone(&files);
@@ -157,7 +169,9 @@ pub fn copy_out(
     if let Ok(mut files) = files.lock() {
         files.expected_prefix = prefix;
     }
-    let counted = attended(client, stop, tick, move |client| measure(client, &statement))?;
+    let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[])?.try_get(0)?;
+    let pid = u32::try_from(pid).context("an impossible process id")?;
+    let counted = attended(client, stop, || tick(pid), move |client| measure(client, &statement))?;
     let files = files.lock().map(|files| files.clone()).unwrap_or_default();
     if let Some(path) = files.misplaced {
         bail!("PostgreSQL put the temporary file {path} elsewhere than in {place:?}");

@@ -141,7 +141,7 @@ impl Spilled {
         let run = |spilling: &Spilling| {
             let settings = settings(spilling.settings);
             let space = TempSpace::Tablespace(space(place));
-            let run = copy_out(&self.server, space, &settings, spilling.select, ground.stop(), || ())
+            let run = copy_out(&self.server, space, &settings, spilling.select, ground.stop(), |_| ())
                 .with_context(|| format!("{} in {place:?}", spilling.name))?;
             let rows = Digest { rows: run.rows, crc: run.rows_hash };
             Ok(Ran { name: spilling.name, rows, seconds: run.seconds, temp_bytes: run.temp_bytes })
