@@ -48,7 +48,8 @@ fn assert_recovered(spilled: &mut Spilled, place: Place) {
 #[track_caller]
 fn kill_parallel_worker(spilled: &mut Spilled) -> bool {
     let mut session = spilled.server().connect().unwrap();
-    let joining = std::thread::spawn(move || session.batch_execute(&Spilled::parallel_join(Place::Far)));
+    let join = spilled.parallel_join(Place::Far);
+    let joining = std::thread::spawn(move || session.batch_execute(&join));
     let mut watcher = spilled.server().connect().unwrap();
     let worker = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'parallel worker' LIMIT 1";
     let mut found = None;
