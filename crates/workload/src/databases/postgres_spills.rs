@@ -16,6 +16,8 @@ const SPACE: &str = "temporary";
 /// everything spills at any scale.
 const WORK_MEM_KIB_PER_SCALE: f64 = 4096.0;
 const WORK_MEM_MIN_KIB: u32 = 128;
+/// Processes crash here, the machine does not; so nobody need wait for a disk that others keep busy.
+const SETTINGS: [(&str, &str); 1] = [("fsync", "off")];
 /// All of a table is divided among workers, however small it is and whatever that costs.
 const PARALLEL: &str = "SET max_parallel_workers_per_gather = 2; SET parallel_setup_cost = 0; \
     SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0; SET enable_parallel_hash = on";
@@ -113,7 +115,11 @@ impl Spilled {
     pub fn prepare(ground: &Ground, scale: f64) -> Result<Self> {
         let dir = ground.dir(Place::Local, "postgres-spills")?;
         let log = ground.log("postgres-spills.log");
-        let options = ServerOptions { wrapper: ground.wrapper(), ..ServerOptions::new(&dir, &log) };
+        let options = ServerOptions {
+            wrapper: ground.wrapper(),
+            settings: &SETTINGS,
+            ..ServerOptions::new(&dir, &log)
+        };
         let server = Server::start(&options, ground.stop())?;
         tpch::load(&mut server.connect()?, scale, ground.stop(), |_, _| ())?;
         let spaces = Place::BOTH.map(|place| ground.path(place, SPACE));
