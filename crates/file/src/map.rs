@@ -7,12 +7,14 @@ use farpool_pool::{EXTENT_BYTES, Extent};
 use farpool_wire::BLOCK_BYTES;
 
 use crate::file_core::MAX_FILE_BYTES;
+use crate::redundancy::{END_OF_DATA, Redundancy};
 use crate::split::Piece;
 
 /// What is known of a file on its owner's host.
 #[derive(Debug, Default)]
 pub(crate) struct Map {
     pub(crate) size: u64,
+    pub(crate) redundancy: Redundancy,
     extents: BTreeMap<u64, Arc<Extent>>,
     /// Blocks whose last contents could not be stored.
     lost: BTreeSet<u64>,
@@ -63,7 +65,11 @@ impl Map {
 
     /// The first extent at or behind a stripe.
     pub(crate) fn next_extent(&self, from: u64) -> Option<(u64, Arc<Extent>)> {
-        self.extents.range(from..).next().map(|(&stripe, extent)| (stripe, extent.clone()))
+        self.extents.range(from..END_OF_DATA).next().map(|(&stripe, extent)| (stripe, extent.clone()))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.size == 0 && self.extents.is_empty()
     }
 
     pub(crate) fn allocated_bytes(&self) -> u64 {
