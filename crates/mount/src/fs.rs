@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use farpool_file::FileStore;
+use farpool_file::{FileStore, Redundancy};
 use farpool_wire::MAX_TRANSFER_BYTES;
 use fuser::{
     CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -45,6 +45,7 @@ mod files;
 mod names;
 mod seek;
 mod stat;
+mod volume;
 mod xattrs;
 
 /// How long the kernel may use names and attributes without asking. M6 would allow for ever; but it accepts writes for
@@ -84,6 +85,8 @@ pub(crate) struct FarFs {
     flusher: Option<Flusher>,
     /// Extended attributes are kept only if that does not make every write slower (M7).
     keeps_xattrs: bool,
+    /// That of files for which nothing else was chosen.
+    redundancy: Redundancy,
 }
 
 /// How the kernel is told something unasked; set once the session exists.
@@ -97,6 +100,7 @@ impl FarFs {
         bell: Bell,
         kernel: Kernel,
         flusher: Option<Flusher>,
+        redundancy: Redundancy,
     ) -> Self {
         let namespace = RwLock::new(Namespace::new(root, SystemTime::now(), MAX_INODES));
         FarFs {
@@ -108,6 +112,7 @@ impl FarFs {
             kernel,
             flusher,
             keeps_xattrs: false,
+            redundancy,
         }
     }
 

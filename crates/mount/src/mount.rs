@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
-use farpool_file::FileStore;
+use farpool_file::{FileStore, Redundancy};
 use fuser::{Config, Session, SessionACL};
 
 use crate::attach::{Attached, attach};
@@ -38,6 +38,8 @@ pub struct MountConfig {
     pub threads: usize,
     /// Whether other users may use the mount, within the permissions of its files.
     pub allow_other: bool,
+    /// How files bear the loss of a node, unless something else is chosen for one of them or its directory.
+    pub redundancy: Redundancy,
 }
 
 impl MountConfig {
@@ -81,7 +83,8 @@ pub fn run(
     }
     let flusher = attached.can_be_ended().then(|| Flusher::start(device.as_fd()));
     let flusher = flusher.transpose().map_err(MountError::Broken)?;
-    let file_system = FarFs::new(store.clone(), root, bell.clone(), kernel.clone(), flusher);
+    let file_system =
+        FarFs::new(store.clone(), root, bell.clone(), kernel.clone(), flusher, config.redundancy);
 
     let mut options = Config::default();
     options.n_threads = Some(config.threads.clamp(1, MAX_THREADS));

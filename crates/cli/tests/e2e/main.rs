@@ -16,3 +16,4 @@ mod postgres;
 mod sim;
 mod support;
 mod up;
+mod volume;

@@ -13,7 +13,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use farpool_fabric::TransportChoice;
-use farpool_file::FileStore;
+use farpool_file::{FileStore, Redundancy};
 use farpool_mount::{MountConfig, run, start_watcher};
 use farpool_pool::{Pool, PoolConfig};
 use tempfile::TempDir;
@@ -109,7 +109,7 @@ fn serve_when_another_test_asks() {
     let pool = TestPool::start(bytes.parse().unwrap());
     let store = FileStore::new(pool.connect()).unwrap();
     let allow_other = rustix::process::geteuid().is_root();
-    let config = MountConfig { mountpoint, threads: 4, allow_other };
+    let config = MountConfig { mountpoint, threads: 4, allow_other, redundancy: Redundancy::default() };
     let (stop, stopped) = mpsc::channel();
     std::thread::spawn(move || {
         std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
