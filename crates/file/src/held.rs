@@ -11,6 +11,7 @@ use farpool_wire::BlockWord;
 
 use crate::blocks::BlockPlace;
 use crate::error::FileError;
+use crate::redundancy::is_parity;
 use crate::rules::Rules;
 use crate::store::StoreCore;
 
@@ -74,13 +75,18 @@ impl<'a, R: Rules> Held<'a, R> {
 
 impl<R: Rules> Drop for Held<'_, R> {
     fn drop(&mut self) {
-        let given_up = self.mending || self.in_doubt && self.held.iter().any(|hold| hold.next.is_none());
-        if given_up {
-            self.store.volume.has_to_mend();
-        }
+        let mut to_mend = self.mending;
         for hold in self.held.drain(..) {
             let otherwise = if self.in_doubt { R::in_doubt(hold.word) } else { hold.word };
-            self.store.words.store(hold.place, hold.next.unwrap_or(otherwise));
+            let given_up = self.in_doubt && hold.next.is_none();
+            let word = hold.next.unwrap_or(otherwise);
+            let newly_lost = word.is_lost() && !hold.word.is_lost();
+            to_mend |= given_up || newly_lost && is_parity(hold.at.0);
+            self.store.words.store(hold.place, word);
+        }
+        // Only now: whoever finds the note finds the words that it is about.
+        if to_mend {
+            self.store.volume.has_to_mend();
         }
     }
 }

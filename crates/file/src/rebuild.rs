@@ -131,6 +131,7 @@ impl<R: Rules> FileCore<R> {
         let Some((mut held, row)) =
             self.hold_member(core, rows, stripe, 0..BLOCKS_PER_EXTENT, offset).await?
         else {
+            self.store.volume.has_to_mend(); // another member was replaced meanwhile: this one may be as it was
             return Ok(());
         };
         if !row.member(stripe).is_some_and(|now| Arc::ptr_eq(now, &old)) {
@@ -234,7 +235,10 @@ impl<R: Rules> FileCore<R> {
     ) -> Result<bool, FileError> {
         let offset = rows.data_of(rows.row_of(stripe)).start * EXTENT_BYTES + block * BLOCK;
         let held = self.hold_member(core, rows, stripe, block..block + 1, offset).await?;
-        let Some((mut held, row)) = held else { return Ok(true) };
+        let Some((mut held, row)) = held else {
+            self.store.volume.has_to_mend(); // as above
+            return Ok(true);
+        };
         let (word, parity, extent) = self.words_held(&row, &held, stripe, block);
         if word.is_empty() {
             return Ok(true);

@@ -480,9 +480,6 @@ impl<R: Rules> FileCore<R> {
                 _ => old_parity.lost(),
             };
             held.set(*parity, block, next);
-            if next.is_lost() {
-                self.store.volume.has_to_mend();
-            }
             return Ok(());
         }
         // Without a parity to make it from, a block of which nobody knows cannot keep its word.
@@ -499,7 +496,6 @@ impl<R: Rules> FileCore<R> {
         }
         let next = if keep { old_parity } else { old_parity.lost() };
         held.set(*parity, block, next);
-        self.store.volume.has_to_mend();
         Err(failure.unwrap_or(FileError::Lost { offset: row.data[0].0 * EXTENT_BYTES + block * BLOCK }))
     }
 }

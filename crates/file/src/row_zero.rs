@@ -110,9 +110,6 @@ impl<R: Rules> FileCore<R> {
                 (Plan::Sum(_), Some(store)) => old.written(R::checksum(store.block(block))),
                 _ => old.lost(),
             };
-            if next.is_lost() {
-                self.store.volume.has_to_mend();
-            }
             held.set(*parity, block, next);
         }
         if piece.is_whole_extent() {

@@ -136,6 +136,7 @@ impl<R: Rules> StoreCore<R> {
         let mut status = VolumeStatus {
             rebuild: self.volume.rebuild.progress(),
             scrub: self.volume.scrub.progress(),
+            to_rebuild: self.is_to_rebuild(),
             ..VolumeStatus::default()
         };
         (status.wrong_blocks, status.mended_blocks, status.lost_blocks) = self.volume.counts();

@@ -13,6 +13,8 @@ pub struct Progress {
     pub total: u64,
     /// Blocks done.
     pub done: u64,
+    /// How often such work has ended, since the store began.
+    pub finished: u64,
 }
 
 /// What there is to say of a store's redundancy.
@@ -26,6 +28,8 @@ pub struct VolumeStatus {
     pub extents: u64,
     /// Extents of redundant files that lie nowhere any more: what they held is made from the others.
     pub missing_extents: u64,
+    /// Whether something is known that is to be made anew, or may be.
+    pub to_rebuild: bool,
     /// The rebuild under way, or the last.
     pub rebuild: Progress,
     /// The scrub under way, or the last.
@@ -43,6 +47,7 @@ pub(crate) struct Counter {
     running: AtomicBool,
     total: AtomicU64,
     done: AtomicU64,
+    finished: AtomicU64,
 }
 
 impl Counter {
@@ -57,6 +62,7 @@ impl Counter {
     }
 
     pub(crate) fn end(&self) {
+        self.finished.fetch_add(1, Ordering::Relaxed);
         self.running.store(false, Ordering::Relaxed);
     }
 
@@ -65,6 +71,7 @@ impl Counter {
             running: self.running.load(Ordering::Relaxed),
             total: self.total.load(Ordering::Relaxed),
             done: self.done.load(Ordering::Relaxed),
+            finished: self.finished.load(Ordering::Relaxed),
         }
     }
 }
