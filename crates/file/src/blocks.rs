@@ -27,6 +27,8 @@ pub(crate) const OWNER: u16 = 0;
 /// How long a block may stay locked before others give up: a writer ends within its node's deadline, or a little later when
 /// it first has to reconnect; the locks of one that died are taken over at once.
 const LOCK_PATIENCE: Duration = Duration::from_secs(12);
+/// As the above, for a guest: it has the owner to ask, who waits for it meanwhile.
+const GUEST_PATIENCE: Duration = Duration::from_millis(50);
 /// Looks at a locked word before sleeping between looks: most writers are done within microseconds.
 const EAGER_LOOKS: u32 = 100;
 const LOOK_INTERVAL: Duration = Duration::from_micros(100);
@@ -73,6 +75,10 @@ impl BlockWords {
     /// The unlocked word with its lock taken by this process.
     fn locked(&self, word: BlockWord) -> BlockWord {
         if self.holder == OWNER { word.locked() } else { word.locked_by(self.holder) }
+    }
+
+    fn patience(&self) -> Duration {
+        if self.holder == OWNER { LOCK_PATIENCE } else { GUEST_PATIENCE }
     }
 
     fn is_abandoned(&self) -> bool {
@@ -182,7 +188,7 @@ impl BlockWords {
         if !word.is_locked() {
             return Ok(word);
         }
-        let give_up_at = endpoint.now_ns() + LOCK_PATIENCE.as_nanos() as u64;
+        let give_up_at = endpoint.now_ns() + self.patience().as_nanos() as u64;
         let mut looks = 0;
         loop {
             let word = self.load(place);

@@ -18,9 +18,9 @@ use crate::error::FileError;
 use crate::file_core::FileCore;
 use crate::rules::Rules;
 
-/// How long the owner waits for guests to end their operations, which take no longer than a node's deadline: whoever takes
-/// longer was stopped.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the owner waits for guests to end their operations, which take no longer than a node's deadline and a while for
+/// locks: whoever takes longer was stopped.
+const PATIENCE: Duration = Duration::from_secs(15);
 const LOOK_INTERVAL: Duration = Duration::from_micros(50);
 /// Looks before sleeping between them: most operations are over within microseconds.
 const EAGER_LOOKS: u32 = 200;
