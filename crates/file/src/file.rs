@@ -41,6 +41,11 @@ impl FarFile {
         FarFile { inner, _pool: pool }
     }
 
+    /// The file itself, for `async` code.
+    pub fn core(&self) -> &Arc<FileCore> {
+        &self.inner
+    }
+
     /// Length in bytes.
     pub fn size(&self) -> u64 {
         self.inner.size()
@@ -108,6 +113,14 @@ impl FarFile {
         // SAFETY: as in `write`.
         let core = unsafe { guard.core() };
         guard.block_on(self.inner.punch(core, offset, length))
+    }
+
+    /// As [`FileCore::close_to_guests`].
+    pub fn close_to_guests(&self, session: &Session) -> Result<(), FileError> {
+        let guard = session.lock();
+        // SAFETY: as in `write`.
+        let core = unsafe { guard.core() };
+        guard.block_on(self.inner.close_to_guests(core))
     }
 
     /// As [`FileCore::mark_lost`].

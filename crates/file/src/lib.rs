@@ -13,6 +13,8 @@
 //! B7. A file with rows (parity, mirror) bears the loss of one member of each row: reads and writes go on, and what was lost is
 //!     made anew elsewhere. One more: an error at once, never a wrong byte.
 //!
+//! Other processes of the host may work on files directly, too: [`guest`].
+//!
 //! [`FileCore`] and [`StoreCore`] are `async` over a session's core, and run in simulations as they are; [`FarFile`] and
 //! [`FileStore`] are the blocking edge of them.
 //! Not here: names, permissions, times (crate `mount`).
@@ -21,6 +23,7 @@ mod blocks;
 mod error;
 mod file;
 mod file_core;
+pub mod guest;
 mod held;
 mod map;
 mod moving;

@@ -38,6 +38,24 @@ impl Unfit {
     }
 }
 
+/// What a block is whose column is held: a lock on it is of somebody who waits for the column.
+pub(crate) fn standing(word: BlockWord) -> BlockWord {
+    if !word.is_locked() {
+        return word;
+    }
+    if word.was_empty() {
+        return BlockWord::EMPTY;
+    }
+    let unlocked = BlockWord::EMPTY.written(word.0);
+    if word.is_lost() { unlocked.lost() } else { unlocked }
+}
+
+/// Whether two words stand for the same contents, locked or not.
+pub(crate) fn is_same(one: BlockWord, other: BlockWord) -> bool {
+    let (one, other) = (standing(one), standing(other));
+    one.is_empty() == other.is_empty() && one.is_lost() == other.is_lost() && one.matches(other.0)
+}
+
 /// What came of making a block again.
 pub(crate) enum Remade {
     Right(Vec<u8>),
@@ -93,7 +111,7 @@ impl<R: Rules> FileCore<R> {
         let words = &self.store.words;
         let others = row.members().filter(|(member, _)| *member != stripe);
         let with_word = others.map(|(member, extent)| {
-            let load = || words.load(words.place(extent, block)).unlocked();
+            let load = || standing(words.load(words.place(extent, block)));
             (extent.clone(), if is_parity(*member) { parity } else { load() })
         });
         with_word.collect()
@@ -138,10 +156,27 @@ impl<R: Rules> FileCore<R> {
         let Some(row) = self.row(rows, number) else { return Ok(Remade::Overtaken) };
         let in_place = row.member(stripe).is_some_and(|now| Arc::ptr_eq(now, extent))
             && Arc::ptr_eq(&row.parity.1, &parity_extent);
-        if !in_place || words.load(words.place(extent, block)).unlocked() != word {
+        if !in_place || !is_same(words.load(words.place(extent, block)), word) {
             return Ok(Remade::Overtaken);
         }
         let parity = held.word(parity, block).expect("it was just locked");
         self.remake(core, &row, (stripe, block), word, parity).await.map(Remade::Right)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_changes_nothing_of_what_a_word_stands_for() {
+        let written = BlockWord::EMPTY.written(5);
+        for word in [BlockWord::EMPTY, written, written.lost(), BlockWord::EMPTY.lost()] {
+            let locked = word.locked_by(7);
+            assert!(is_same(locked, word) && !standing(locked).is_locked());
+            assert_eq!(standing(locked).is_empty(), word.is_empty());
+            assert_eq!(standing(locked).is_lost(), word.is_lost());
+        }
+        assert!(!is_same(written, BlockWord::EMPTY.written(6)) && !is_same(written, written.lost()));
     }
 }

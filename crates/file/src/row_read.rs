@@ -11,7 +11,7 @@ use farpool_wire::{BLOCK_BYTES, BlockWord};
 use crate::blocks::BLOCKS_PER_EXTENT;
 use crate::error::FileError;
 use crate::file_core::FileCore;
-use crate::reconstruct::{Remade, Unfit};
+use crate::reconstruct::{Remade, Unfit, is_same};
 use crate::redundancy::Rows;
 use crate::rules::Rules;
 use crate::split::Piece;
@@ -90,7 +90,7 @@ impl<R: Rules> FileCore<R> {
             if is_read && word.matches(R::checksum(data)) {
                 continue;
             }
-            if words.load(words.place(extent, block)).unlocked() != *word {
+            if !is_same(words.load(words.place(extent, block)), *word) {
                 return Ok(Attempt::Overtaken(buffer));
             }
             match self.remake_for_reader(core, rows, (piece.stripe, block), extent, *word).await {

@@ -19,7 +19,7 @@ use crate::error::FileError;
 use crate::file_core::FileCore;
 use crate::held::Held;
 use crate::parity;
-use crate::reconstruct::Unfit;
+use crate::reconstruct::{Unfit, standing};
 use crate::redundancy::{Rows, is_parity};
 use crate::row_columns::{columns, runs};
 use crate::rows::Row;
@@ -452,7 +452,7 @@ impl<R: Rules> FileCore<R> {
         let stored = of_column.iter().find(|store| is_parity(store.stripe)).copied();
         let parity_fate = stored.map_or(Fate::Old, Store::fate);
         let others_gone = row.data.iter().filter(|(stripe, extent)| {
-            let word = || self.store.words.load(self.store.words.place(extent, block)).unlocked();
+            let word = || standing(self.store.words.load(self.store.words.place(extent, block)));
             extent.region().is_over()
                 && !data.iter().any(|store| store.stripe == *stripe)
                 && !word().is_empty()

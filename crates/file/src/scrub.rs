@@ -12,7 +12,7 @@ use crate::error::FileError;
 use crate::file_core::FileCore;
 use crate::held::Held;
 use crate::parity;
-use crate::reconstruct::Unfit;
+use crate::reconstruct::{Unfit, standing};
 use crate::redundancy::Rows;
 use crate::rules::Rules;
 use crate::split::Piece;
@@ -123,7 +123,7 @@ impl<R: Rules> FileCore<R> {
         let parity_word = held.word(*parity, block).expect("its lock was taken");
         let word_of = |stripe: u64, extent: &Extent| -> BlockWord {
             let words = &self.store.words;
-            if stripe == *parity { parity_word } else { words.load(words.place(extent, block)).unlocked() }
+            if stripe == *parity { parity_word } else { standing(words.load(words.place(extent, block))) }
         };
         let (mut wrong, mut sum, mut is_whole) = (Vec::new(), vec![0; BLOCK_BYTES], !parity_word.is_lost());
         for (stripe, extent) in row.members() {

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use farpool_fabric::SharedMemory;
 use farpool_pool::{Capacity, Extent, Pool, Session, Stock, Where};
 use parking_lot::Mutex;
 
@@ -11,6 +12,7 @@ use crate::blocks::BlockWords;
 use crate::error::FileError;
 use crate::file::FarFile;
 use crate::file_core::FileCore;
+use crate::guest::{GuestId, Guests};
 use crate::moving::Mover;
 use crate::redundancy::Redundancy;
 use crate::rules::{Rules, Shipped};
@@ -28,7 +30,10 @@ pub struct FileStore {
 /// Makes files of what a process holds of the pool, for `async` code.
 pub struct StoreCore<R: Rules = Shipped> {
     pub(crate) stock: Arc<Stock>,
-    pub(crate) words: BlockWords,
+    pub(crate) words: Arc<BlockWords>,
+    /// The words' memory, for guests.
+    pub(crate) words_memory: SharedMemory,
+    pub(crate) guests: Arc<Guests>,
     /// Files start on different nodes, so that many small ones spread as well as a large one.
     next_start: AtomicU64,
     /// Every file that there is, and some that were.
@@ -73,6 +78,19 @@ impl FileStore {
         self.core.volume.has_to_mend();
     }
 
+    /// What the store is made of, for `async` code and for guests.
+    pub fn core(&self) -> &Arc<StoreCore> {
+        &self.core
+    }
+
+    /// As [`StoreCore::bury_guest`].
+    pub fn bury_guest(&self, session: &Session, guest: GuestId) {
+        let guard = session.lock();
+        // SAFETY: all buffers and futures end in `block_on`.
+        let core = unsafe { guard.core() };
+        guard.block_on(self.core.bury_guest(core, guest));
+    }
+
     /// Size of the pool for this owner.
     pub fn capacity(&self) -> Capacity {
         self.pool.capacity()
@@ -91,8 +109,12 @@ impl<R: Rules> StoreCore<R> {
     /// # Errors
     /// When the table of block words cannot be made.
     pub fn new(stock: Arc<Stock>) -> io::Result<Self> {
+        let (words, words_memory) = BlockWords::create()?;
+        let words = Arc::new(words);
+        let guests = Arc::new(Guests::new(words.clone())?);
         let (next_start, files) = (AtomicU64::new(0), Mutex::default());
-        Ok(StoreCore { stock, words: BlockWords::create()?, next_start, files, volume: Volume::default() })
+        let volume = Volume::default();
+        Ok(StoreCore { stock, words, words_memory, guests, next_start, files, volume })
     }
 
     /// An empty file. Dropping it gives all back.
@@ -155,11 +177,19 @@ impl<R: Rules> StoreCore<R> {
 
     /// A fresh extent whose blocks are all empty.
     pub(crate) async fn take_extent(&self, place: u64, within: &Where) -> Result<Extent, FileError> {
-        let extent = self.stock.take_extent_within(place, within).await?;
+        let extent = match self.stock.take_extent_within(place, within).await {
+            Ok(extent) => extent,
+            Err(_) => {
+                self.guests.collect(); // what guests were at work on may be free by now
+                self.stock.take_extent_within(place, within).await?
+            }
+        };
         if !self.words.covers(&extent) {
             return Err(FileError::NoSpace);
         }
         self.words.clear(&extent);
+        // Known to guests before the extent is.
+        self.guests.publish_region(extent.number() / self.extents_per_region(), extent.region());
         Ok(extent)
     }
 }
