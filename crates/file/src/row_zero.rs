@@ -1,6 +1,6 @@
 //! Zeroing parts of files with rows: whole blocks by their words alone, and the parity with them.
 
-use farpool_pool::{EXTENT_BYTES, SessionCore};
+use farpool_pool::{EXTENT_BYTES, Extent, SessionCore};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
 
 use crate::error::FileError;
@@ -23,34 +23,44 @@ impl<R: Rules> FileCore<R> {
     /// is marked lost: it must not come back with other contents.
     pub(crate) async fn zero_in_row(&self, core: &SessionCore, rows: Rows, piece: Piece) {
         for part in head_whole_tail(piece) {
-            if self.zero_part(core, rows, part).await.is_err() {
-                self.map.write().lose(part.file_offset(part.start), part.end - part.start);
-            }
+            self.zero_part(core, rows, part).await;
         }
     }
 
-    async fn zero_part(&self, core: &SessionCore, rows: Rows, piece: Piece) -> Result<(), FileError> {
+    async fn zero_part(&self, core: &SessionCore, rows: Rows, piece: Piece) {
         for _ in 0..MAX_MOVES {
-            let Some(extent) = self.map.read().extent(piece.stripe) else { return Ok(()) };
-            let block = piece.first_block();
-            let stored = if piece.start.is_multiple_of(BLOCK) && piece.end.is_multiple_of(BLOCK) {
-                self.empty_blocks(core, rows, piece).await?
-            } else {
-                let words = &self.store.words;
-                let word = words.load(words.place(&extent, block));
-                if word.is_empty() || word.is_lost() {
-                    return Ok(()); // nothing there, or nothing that could show again
-                }
-                let data = &ZEROS[..(piece.end - piece.start) as usize];
-                self.store_row(core, rows, &[Part { piece, data }], false).await?
+            let Some(extent) = self.map.read().extent(piece.stripe) else { return };
+            let tried = match self.zero_in_member(core, rows, piece, &extent).await {
+                Ok(RowStored::Yes) => return,
+                Ok(RowStored::Elsewhere) => Ok(()),
+                Ok(RowStored::MoveFirst(stripe)) => self.rebuild_extent(core, rows, stripe).await,
+                Err(error) => Err(error),
             };
-            match stored {
-                RowStored::Yes => return Ok(()),
-                RowStored::Elsewhere => {}
-                RowStored::MoveFirst(stripe) => self.rebuild_extent(core, rows, stripe).await?,
+            // Unless the extent was moved or cut off meanwhile: then what failed is not the file's any more.
+            if tried.is_err() && self.map.write().lose_in(&piece, &extent) {
+                return;
             }
         }
-        Err(FileError::Unavailable { offset: piece.file_offset(piece.start) })
+        self.map.write().lose(piece.file_offset(piece.start), piece.end - piece.start);
+    }
+
+    async fn zero_in_member(
+        &self,
+        core: &SessionCore,
+        rows: Rows,
+        piece: Piece,
+        extent: &Extent,
+    ) -> Result<RowStored, FileError> {
+        if piece.start.is_multiple_of(BLOCK) && piece.end.is_multiple_of(BLOCK) {
+            return self.empty_blocks(core, rows, piece).await;
+        }
+        let words = &self.store.words;
+        let word = words.load(words.place(extent, piece.first_block()));
+        if word.is_empty() || word.is_lost() {
+            return Ok(RowStored::Yes); // nothing there, or nothing that could show again
+        }
+        let data = &ZEROS[..(piece.end - piece.start) as usize];
+        self.store_row(core, rows, &[Part { piece, data }], false).await
     }
 
     /// Whole blocks become empty, whatever becomes of their parity: if that cannot be changed, it is lost until it is made
