@@ -15,6 +15,7 @@ mod node;
 mod output;
 mod rdma;
 mod reach;
+mod run;
 mod run_dir;
 mod shutdown;
 mod sim;
@@ -48,6 +49,7 @@ Examples:
   farpool doctor              what this machine lacks, and how to mend it
   farpool up                  a pool on this machine: a broker and two nodes
   farpool mount /mnt/far      far memory as a directory, in another terminal
+  farpool run COMMAND         a program that uses that directory without system calls
   farpool status              who lends, who borrows
 
 Environment:
@@ -60,6 +62,7 @@ enum Command {
     Broker(broker::BrokerArgs),
     Node(node::NodeArgs),
     Mount(mount::MountArgs),
+    Run(run::RunArgs),
     Status(status::StatusArgs),
     Doctor(doctor::DoctorArgs),
     Demo(demo::DemoArgs),
@@ -74,6 +77,7 @@ impl Command {
             Command::Broker(args) => broker::run(args),
             Command::Node(args) => node::run(args),
             Command::Mount(args) => mount::run(args),
+            Command::Run(args) => run::run(args),
             Command::Status(args) => status::run(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Demo(args) => demo::run(args),

@@ -13,6 +13,7 @@ mod leases;
 mod mounts;
 mod nodes;
 mod postgres;
+mod preload;
 mod sim;
 mod support;
 mod up;
