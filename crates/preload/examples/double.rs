@@ -18,6 +18,8 @@ use farpool_preload::backend::{Backend, File, Host, Registration, SOCKET_NAME_MA
 static SERVED: AtomicU64 = AtomicU64::new(0);
 /// Descriptions whose acceleration was given up.
 static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
+/// Whether the stand-in is at fault.
+static FAULTY: AtomicBool = AtomicBool::new(false);
 /// Whether the stand-in plays dead.
 static DEAD: AtomicBool = AtomicBool::new(false);
 
@@ -39,6 +41,12 @@ pub extern "C" fn farpool_double_die() {
     DEAD.store(true, Ordering::Relaxed);
 }
 
+/// From now on every operation is a fault of the library's own.
+#[unsafe(no_mangle)]
+pub extern "C" fn farpool_double_fail() {
+    FAULTY.store(true, Ordering::Relaxed);
+}
+
 struct Tmpfs;
 
 /// Files by device and inode.
@@ -48,7 +56,7 @@ type Files = HashMap<(u64, u64), Arc<StdFile>>;
 static FILES: Mutex<Option<Files>> = Mutex::new(None);
 
 /// Where the stand-in's own descriptors begin, so that programs find the numbers that they would find without it.
-const OWN_DESCRIPTORS_FROM: RawFd = 700;
+pub const OWN_DESCRIPTORS_FROM: RawFd = 700;
 
 fn reopen(fd: RawFd) -> Option<StdFile> {
     let low = OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{fd}")).ok()?;
@@ -139,6 +147,7 @@ impl Drop for Session {
 impl Served {
     fn count(&self, session: &dyn Any, moved: isize) -> Option<usize> {
         assert_eq!(self.process, std::process::id(), "a parent's file in its child");
+        assert!(!FAULTY.load(Ordering::Relaxed), "a fault, as asked for");
         assert_eq!(session.downcast_ref::<Session>().unwrap().process, self.process);
         let moved = usize::try_from(moved).ok()?;
         SERVED.fetch_add(1, Ordering::Relaxed);

@@ -230,6 +230,25 @@ static void the_mount_dies(const char *dir) {
     CHECK(close(fd) == 0);
 }
 
+/* A fault of the library is not the program's: it goes on without. */
+static void the_library_fails(const char *dir) {
+    int fd = filled(dir, 35, 'e', 4096);
+    expect(fd, 'e');
+    pid_t child = fork();
+    if (child == 0) {
+        void (*fail)(void) = (void (*)(void))(uintptr_t)dlsym(RTLD_DEFAULT, "farpool_double_fail");
+        if (fail) fail();
+        uint64_t calls = served();
+        expect(fd, 'e');
+        expect(fd, 'e');
+        CHECK(served() == calls);
+        CHECK(close(fd) == 0);
+        _exit(0);
+    }
+    await(child);
+    CHECK(close(fd) == 0);
+}
+
 int main(int count_of, char **arguments) {
     if (count_of == 4 && strcmp(arguments[1], "inherited") == 0) {
         int fd = atoi(arguments[2]);
@@ -248,6 +267,7 @@ int main(int count_of, char **arguments) {
     passed_over_a_socket(dir);
     everything_is_closed(dir);
     record_locks_stay(dir);
+    the_library_fails(dir);
     the_mount_dies(dir);
     return 0;
 }
