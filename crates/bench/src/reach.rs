@@ -38,7 +38,7 @@ impl Reach {
     pub fn open(footprint: &Footprint, transports: Transports, arena_bytes: usize) -> Result<Self> {
         let endpoint = Endpoint::try_new(EndpointConfig {
             transport: Rc::new(Negotiated::new(transports, DEADLINE)),
-            clock: Rc::new(MonotonicClock::new()),
+            clock: Rc::new(MonotonicClock),
             session_ids: Box::new(|| SessionId(getrandom::u64().expect("the kernel gives random bytes"))),
             arena_bytes: arena_bytes.max(FILL_BYTES),
             deadline: DEADLINE,

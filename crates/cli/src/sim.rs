@@ -61,9 +61,10 @@ Mutations:
   block-word-unlocked-before-the-data  a write is done as soon as it is posted
   lost-write-acknowledged              a write is done, and nothing was sent
   extent-reused-too-early              an extent is written again while a dead write may still land there
-  size-not-updated                     a file that is written past its end is not longer for it
+  size-not-shared                      a file that is written past its end is not longer for it
   cut-tail-shows-again                 what is cut off of a block is there again once the file grows
-  write-in-doubt-taken-for-none        the old word stands after a write of which nobody knows")]
+  write-in-doubt-taken-for-none        the old word stands after a write of which nobody knows
+  acceleration-not-revoked             a process works on a file directly that is closed to it")]
     File(SeedArgs),
 }
 

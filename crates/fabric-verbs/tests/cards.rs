@@ -121,7 +121,7 @@ fn client() -> (VerbsTransport, Endpoint) {
     let mut next = std::process::id() as u64;
     let endpoint = Endpoint::new(EndpointConfig {
         transport: Rc::new(transport.clone()),
-        clock: Rc::new(MonotonicClock::new()),
+        clock: Rc::new(MonotonicClock),
         session_ids: Box::new(move || {
             next += 1;
             SessionId(next)

@@ -67,7 +67,7 @@ pub trait Carrier: Sync {
 
     /// The clock of the endpoints.
     fn clock(&self) -> Rc<dyn Clock> {
-        Rc::new(MonotonicClock::new())
+        Rc::new(MonotonicClock)
     }
 }
 

@@ -136,7 +136,7 @@ mod tests {
     fn a_wake_that_comes_while_another_block_on_runs_inside_is_not_lost() {
         let endpoint = Endpoint::new(EndpointConfig {
             transport: Rc::new(TcpTransport),
-            clock: Rc::new(MonotonicClock::new()),
+            clock: Rc::new(MonotonicClock),
             session_ids: Box::new(|| SessionId(1)),
             arena_bytes: 1,
             deadline: Duration::from_secs(1),

@@ -90,7 +90,7 @@ impl Served {
         static NEXT_SESSION: AtomicU64 = AtomicU64::new(1);
         let endpoint = Endpoint::new(EndpointConfig {
             transport,
-            clock: Rc::new(MonotonicClock::new()),
+            clock: Rc::new(MonotonicClock),
             session_ids: Box::new(|| SessionId(NEXT_SESSION.fetch_add(1, Ordering::Relaxed))), // only has to differ
             arena_bytes: 64 << 10,
             deadline: DEADLINE,

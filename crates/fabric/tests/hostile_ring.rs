@@ -47,7 +47,7 @@ impl Node {
     fn client(&self) -> Queue {
         let endpoint = Endpoint::new(EndpointConfig {
             transport: Rc::new(ShmTransport),
-            clock: Rc::new(MonotonicClock::new()),
+            clock: Rc::new(MonotonicClock),
             session_ids: Box::new(|| SessionId(1)),
             arena_bytes: 1 << 20,
             deadline: PATIENCE,

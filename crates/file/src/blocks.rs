@@ -1,29 +1,43 @@
 //! The words of all blocks, in memory that other processes of this host can share.
 
 use std::io;
-use std::sync::atomic::{Ordering, fence};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
-use farpool_fabric::{Endpoint, SharedMemory};
+use farpool_fabric::{Endpoint, Mapping, SharedMemory};
 use farpool_pool::{EXTENT_BYTES, Extent};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
+
+use crate::guest::table;
 
 /// Blocks of an extent.
 pub(crate) const BLOCKS_PER_EXTENT: u64 = EXTENT_BYTES / BLOCK_BYTES as u64;
 /// Far memory that one store can describe: 4 TiB. The table is sparse: a word takes memory once it is touched.
 const MAX_EXTENTS: u64 = (4 << 40) / EXTENT_BYTES;
 const WORD_BYTES: u64 = 8;
-/// How long a block may stay locked by a writer of this process before others give up: a writer ends within its
-/// node's deadline, or a little later when it first has to reconnect.
+/// The words of blocks, and behind them one for each extent.
+const TABLE_BYTES: u64 = MAX_EXTENTS * (BLOCKS_PER_EXTENT + 1) * WORD_BYTES;
+const EXTENT_WORDS: u64 = MAX_EXTENTS * BLOCKS_PER_EXTENT * WORD_BYTES;
+/// Of an extent's word: a dead write may still land there.
+const DOUBTED: u64 = 1;
+/// Who the owner is as a holder of locks.
+pub(crate) const OWNER: u16 = 0;
+/// How long a block may stay locked before others give up: a writer ends within its node's deadline, or a little later when
+/// it first has to reconnect; the locks of one that died are taken over at once.
 const LOCK_PATIENCE: Duration = Duration::from_secs(12);
 /// Looks at a locked word before sleeping between looks: most writers are done within microseconds.
 const EAGER_LOOKS: u32 = 100;
 const LOOK_INTERVAL: Duration = Duration::from_micros(100);
 
-/// The table of words, indexed by extent number and block.
+/// The table of words, indexed by extent number and block, as one process of the host sees it.
 #[derive(Debug)]
 pub(crate) struct BlockWords {
-    table: SharedMemory,
+    table: Arc<Mapping>,
+    holder: u16,
+    /// This process has no part in it any more: whatever it did last is left as it is.
+    abandoned: AtomicBool,
 }
 
 /// One block's place in the table.
@@ -35,9 +49,29 @@ pub(crate) struct BlockPlace(u64);
 pub(crate) struct StillLocked;
 
 impl BlockWords {
-    pub(crate) fn create() -> io::Result<Self> {
-        let bytes = MAX_EXTENTS * BLOCKS_PER_EXTENT * WORD_BYTES;
-        Ok(BlockWords { table: SharedMemory::create("farpool-blocks", bytes)? })
+    /// The owner's, and the memory for its guests.
+    pub(crate) fn create() -> io::Result<(Self, SharedMemory)> {
+        let memory = SharedMemory::create("farpool-blocks", TABLE_BYTES)?;
+        Ok((Self::of(memory.mapping().clone(), OWNER), memory))
+    }
+
+    /// A guest's.
+    pub(crate) fn open(fd: &OwnedFd, holder: u16) -> io::Result<Self> {
+        Ok(Self::of(Arc::new(table::map(fd, TABLE_BYTES)?), holder))
+    }
+
+    fn of(table: Arc<Mapping>, holder: u16) -> Self {
+        BlockWords { table, holder, abandoned: AtomicBool::new(false) }
+    }
+
+    /// From now on nothing changes any word: this is the copy of a process that was forked, or stands for one that died.
+    pub(crate) fn abandon(&self) {
+        // Relaxed: a process that was forked has one thread; and one that is simulated runs on one.
+        self.abandoned.store(true, Ordering::Relaxed);
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
     }
 
     /// Whether an extent's number is within the table.
@@ -56,6 +90,25 @@ impl BlockWords {
         for block in 0..BLOCKS_PER_EXTENT {
             self.store(self.place(extent, block), BlockWord::EMPTY);
         }
+        self.set_extent_word(extent, 0);
+    }
+
+    /// Notes that a write may still land on an extent of which nobody knows.
+    pub(crate) fn doubt(&self, extent: &Extent) {
+        self.set_extent_word(extent, DOUBTED);
+    }
+
+    /// Whether a write may still land there.
+    pub(crate) fn is_doubted(&self, extent: &Extent) -> bool {
+        let word = self.table.load(EXTENT_WORDS + extent.number() * WORD_BYTES);
+        word.expect("an extent of the table has a word") & DOUBTED != 0
+    }
+
+    fn set_extent_word(&self, extent: &Extent, word: u64) {
+        if !self.is_abandoned() {
+            let stored = self.table.store(EXTENT_WORDS + extent.number() * WORD_BYTES, word);
+            stored.expect("an extent of the table has a word");
+        }
     }
 
     /// Marks all of an extent's blocks as lost: it was just taken, and stands for one whose contents are gone.
@@ -72,12 +125,27 @@ impl BlockWords {
 
     /// The word as it is now; acquires what was written before it was stored.
     pub(crate) fn load(&self, place: BlockPlace) -> BlockWord {
-        BlockWord(self.table.mapping().load(place.0).expect("a place lies within the table"))
+        BlockWord(self.table.load(place.0).expect("a place lies within the table"))
     }
 
     /// Stores a word and with it gives up its lock, after all that was done before.
     pub(crate) fn store(&self, place: BlockPlace, word: BlockWord) {
-        self.table.mapping().store(place.0, word.0).expect("a place lies within the table");
+        if !self.is_abandoned() {
+            self.table.store(place.0, word.0).expect("a place lies within the table");
+        }
+    }
+
+    /// Takes over the lock of a holder that died; returns the word as it was left, or `None` if it is not his.
+    pub(crate) fn take_over(&self, place: BlockPlace, dead: u16) -> Option<BlockWord> {
+        let word = self.load(place);
+        if word.holder() != Some(dead) {
+            return None;
+        }
+        let fresh = if word.was_empty() { BlockWord::EMPTY } else { BlockWord::EMPTY.written(0) };
+        let taken = fresh.locked_by(self.holder);
+        let found =
+            self.table.compare_and_swap(place.0, word.0, taken.0).expect("a place lies within the table");
+        (found == word.0).then_some(word)
     }
 
     /// Takes the lock; returns the word as it was.
@@ -88,7 +156,10 @@ impl BlockWords {
     ) -> Result<BlockWord, StillLocked> {
         loop {
             let word = self.unlocked(endpoint, place).await?;
-            let before = self.table.mapping().compare_and_swap(place.0, word.0, word.locked().0);
+            if self.is_abandoned() {
+                return Err(StillLocked);
+            }
+            let before = self.table.compare_and_swap(place.0, word.0, word.locked_by(self.holder).0);
             if before.expect("a place lies within the table") == word.0 {
                 // Keeps the stores to far memory behind the lock; pairs with the readers' acquiring loads.
                 fence(Ordering::SeqCst);

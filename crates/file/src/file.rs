@@ -40,6 +40,11 @@ impl FarFile {
         FarFile { inner, _pool: pool }
     }
 
+    /// The file itself, for `async` code.
+    pub fn core(&self) -> &Arc<FileCore> {
+        &self.inner
+    }
+
     /// Length in bytes.
     pub fn size(&self) -> u64 {
         self.inner.size()

@@ -1,6 +1,7 @@
 //! A file: its size, its extents, and what changes them. `async` over a session's core.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use farpool_pool::{EXTENT_BYTES, Extent, SessionCore};
 use farpool_wire::BLOCK_BYTES;
@@ -23,16 +24,18 @@ pub struct FileCore<R: Rules = Shipped> {
     /// Where the file's striping starts.
     start: u64,
     pub(crate) map: RwLock<Map>,
+    /// Guests may work on it.
+    pub(crate) is_open: AtomicBool,
 }
 
 impl<R: Rules> FileCore<R> {
     pub(crate) fn new(store: Arc<StoreCore<R>>, start: u64) -> Self {
-        FileCore { store, start, map: RwLock::default() }
+        FileCore { store, start, map: RwLock::default(), is_open: AtomicBool::new(false) }
     }
 
     /// Length in bytes.
     pub fn size(&self) -> u64 {
-        self.map.read().size
+        self.map.read().size()
     }
 
     /// Far memory the file takes.
@@ -52,28 +55,33 @@ impl<R: Rules> FileCore<R> {
         if let Err(error) = self.write_blocks(core, offset, data).await {
             // What was stored behind the end must not show when the file grows; failing that, it is lost. Others may be
             // at work there as well: only what this write has touched goes.
+            let _alone = self.without_guests(core).await;
             let from = self.size().max(offset);
             if end > from {
-                let _ = self.punch(core, from, end - from).await;
+                let _ = self.punch_alone(core, from, end - from).await;
             }
             return Err(error);
         }
         let mut map = self.map.write();
-        map.size = R::size_after_write(map.size, end);
+        let size = R::size_after_write(map.size(), end);
+        map.grow(size);
         Ok(())
     }
 
     /// Cuts the file off at `size`, giving extents behind it back, or makes it longer by a hole.
     pub async fn set_size(&self, core: &SessionCore, size: u64) -> Result<(), FileError> {
         end_of(size, 0)?;
+        let _alone = self.without_guests(core).await?;
         let old = {
             let mut map = self.map.write();
-            std::mem::replace(&mut map.size, size)
+            let old = map.size();
+            map.set_size(size);
+            old
         };
         // Also what was reserved behind the end goes.
         let end = old.div_ceil(EXTENT_BYTES).max(self.end_stripe()) * EXTENT_BYTES;
         let from = R::cleared_from(size);
-        if from < end { self.punch(core, from, end - from).await } else { Ok(()) }
+        if from < end { self.punch_alone(core, from, end - from).await } else { Ok(()) }
     }
 
     /// Takes extents for a range, so that writing there cannot fail for want of space. The size stays.
@@ -104,6 +112,17 @@ impl<R: Rules> FileCore<R> {
         if length == 0 {
             return Ok(());
         }
+        let _alone = self.without_guests(core).await?;
+        self.punch_alone(core, offset, length).await
+    }
+
+    /// As [`punch`](Self::punch), while no guest is at work.
+    pub(crate) async fn punch_alone(
+        &self,
+        core: &SessionCore,
+        offset: u64,
+        length: u64,
+    ) -> Result<(), FileError> {
         let stripes = {
             let mut map = self.map.write();
             map.unlose(offset, length);
@@ -134,7 +153,7 @@ impl<R: Rules> FileCore<R> {
         let mut map = self.map.write();
         map.lose(offset, length);
         // Whoever promised the contents has told others how far the file reaches.
-        map.size = map.size.max(offset.saturating_add(length).min(MAX_FILE_BYTES));
+        map.grow(offset.saturating_add(length).min(MAX_FILE_BYTES));
     }
 
     /// The extent of a stripe, taken now if there is none; says whether it is new.
@@ -151,7 +170,7 @@ impl<R: Rules> FileCore<R> {
         self.store.take_extent(self.start.wrapping_add(stripe)).await
     }
 
-    fn end_stripe(&self) -> u64 {
+    pub(crate) fn end_stripe(&self) -> u64 {
         self.map.read().stripes(0, u64::MAX).last().map_or(0, |stripe| stripe + 1)
     }
 }

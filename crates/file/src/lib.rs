@@ -11,6 +11,8 @@
 //! B5. Extents are given back when nothing of the file refers to them and no operation is on them.
 //! B6. What lies in a region that is being taken back moves elsewhere while there is room and time.
 //!
+//! Other processes of the host may work on files directly, too: [`guest`].
+//!
 //! [`FileCore`] and [`StoreCore`] are `async` over a session's core, and run in simulations as they are; [`FarFile`] and
 //! [`FileStore`] are the blocking edge of them.
 //! Not here: names, permissions, times (crate `mount`); redundancy (a later change).
@@ -19,6 +21,7 @@ mod blocks;
 mod error;
 mod file;
 mod file_core;
+pub mod guest;
 mod map;
 mod moving;
 mod read;

@@ -7,18 +7,78 @@ use farpool_pool::{EXTENT_BYTES, Extent};
 use farpool_wire::BLOCK_BYTES;
 
 use crate::file_core::MAX_FILE_BYTES;
+use crate::guest::Shared;
 use crate::split::Piece;
 
 /// What is known of a file on its owner's host.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Map {
-    pub(crate) size: u64,
+    /// Where the file ends, unless it is shared.
+    size: u64,
     extents: BTreeMap<u64, Arc<Extent>>,
     /// Blocks whose last contents could not be stored.
     lost: BTreeSet<u64>,
+    /// What guests see of all this. Whoever changes one changes the other, under the same lock.
+    shared: Option<Arc<Shared>>,
 }
 
 impl Map {
+    /// From now on guests see the file, too.
+    pub(crate) fn share(&mut self, shared: Arc<Shared>) {
+        shared.layout.set_size(self.size);
+        shared.layout.set_losses(self.has_lost());
+        for (&stripe, extent) in &self.extents {
+            shared.layout.set_extent(stripe, Some(extent.number()));
+        }
+        self.shared = Some(shared);
+    }
+
+    /// What guests see.
+    pub(crate) fn shared(&self) -> Option<&Arc<Shared>> {
+        self.shared.as_ref()
+    }
+
+    /// Where the file ends.
+    pub(crate) fn size(&self) -> u64 {
+        self.shared.as_ref().map_or(self.size, |shared| shared.layout.size())
+    }
+
+    /// Lets the file end at `size`. No guest is at work.
+    pub(crate) fn set_size(&mut self, size: u64) {
+        self.size = size;
+        if let Some(shared) = &self.shared {
+            shared.layout.set_size(size);
+        }
+    }
+
+    /// Lets the file reach at least as far as `size`.
+    pub(crate) fn grow(&mut self, size: u64) {
+        self.size = self.size.max(size);
+        if let Some(shared) = &self.shared {
+            shared.layout.grow(size);
+        }
+    }
+
+    /// An extent is the stripe's, or not any more.
+    fn publish(&self, stripe: u64) {
+        if let Some(shared) = &self.shared {
+            shared.layout.set_extent(stripe, self.extents.get(&stripe).map(|extent| extent.number()));
+        }
+    }
+
+    fn publish_losses(&self) {
+        if let Some(shared) = &self.shared {
+            shared.layout.set_losses(self.has_lost());
+        }
+    }
+
+    /// Lets go of an extent that is not the file's any more: guests may still be at work on it.
+    fn retire(&self, extent: Arc<Extent>) {
+        if let Some(shared) = &self.shared {
+            shared.guests.retire(extent);
+        }
+    }
+
     pub(crate) fn extent(&self, stripe: u64) -> Option<Arc<Extent>> {
         self.extents.get(&stripe).cloned()
     }
@@ -30,17 +90,26 @@ impl Map {
             fresh = true;
             Arc::new(extent)
         });
-        (kept.clone(), fresh)
+        let kept = kept.clone();
+        self.publish(stripe);
+        (kept, fresh)
     }
 
     pub(crate) fn remove(&mut self, stripe: u64) {
-        self.extents.remove(&stripe);
+        if let Some(extent) = self.extents.remove(&stripe) {
+            self.publish(stripe);
+            self.retire(extent);
+        }
     }
 
     /// Puts an extent in another's place; false: that one is not the stripe's any more.
     pub(crate) fn replace(&mut self, stripe: u64, old: &Arc<Extent>, fresh: Extent) -> bool {
         let place = self.extents.get_mut(&stripe).filter(|there| Arc::ptr_eq(there, old));
-        place.map(|there| *there = Arc::new(fresh)).is_some()
+        let Some(there) = place else { return false };
+        let old = std::mem::replace(there, Arc::new(fresh));
+        self.publish(stripe);
+        self.retire(old);
+        true
     }
 
     /// Removes an extent if no operation is on it and `condition` holds. Operations take their share under this
@@ -48,7 +117,7 @@ impl Map {
     pub(crate) fn remove_idle(&mut self, stripe: u64, condition: impl FnOnce(&Extent) -> bool) {
         if self.extents.get(&stripe).is_some_and(|extent| Arc::strong_count(extent) == 1 && condition(extent))
         {
-            self.extents.remove(&stripe);
+            self.remove(stripe);
         }
     }
 
@@ -94,6 +163,16 @@ impl Map {
         let end = offset.saturating_add(bytes).min(MAX_FILE_BYTES);
         let block = BLOCK_BYTES as u64;
         self.lost.extend(offset / block..end.div_ceil(block));
+        self.publish_losses();
+    }
+
+    /// Notes that the contents of a piece are not to be had, if it still lies in this extent.
+    pub(crate) fn lose_in(&mut self, piece: &Piece, extent: &Arc<Extent>) -> bool {
+        let in_place = self.extents.get(&piece.stripe).is_some_and(|there| Arc::ptr_eq(there, extent));
+        if in_place {
+            self.lose(piece.file_offset(piece.start), piece.end - piece.start);
+        }
+        in_place
     }
 
     /// Forgets losses in blocks that lie wholly within a range: they were written anew or cut off.
@@ -101,5 +180,15 @@ impl Map {
         let block = BLOCK_BYTES as u64;
         let (first, end) = (offset.div_ceil(block), offset.saturating_add(bytes) / block);
         self.lost.extract_if(first..end.max(first), |_| true).for_each(drop);
+        self.publish_losses();
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.take() {
+            shared.layout.pause(); // for good
+            std::mem::take(&mut self.extents).into_values().for_each(|extent| shared.guests.retire(extent));
+        }
     }
 }

@@ -58,6 +58,7 @@ fn look_after(store: &StoreCore, pool: &Pool, stopped: &Receiver<()>) {
     let mut session = None;
     let mut complained = false;
     while stopped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+        store.look_after_guests();
         if !store.stock.is_to_leave() {
             (session, complained) = (None, false);
             continue;

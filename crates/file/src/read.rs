@@ -25,7 +25,7 @@ impl<R: Rules> FileCore<R> {
         offset: u64,
         length: usize,
     ) -> Result<(Option<ArenaBuf>, Range<usize>), FileError> {
-        let size = self.map.read().size;
+        let size = self.map.read().size();
         let bytes = (length as u64).min(size.saturating_sub(offset));
         if bytes == 0 {
             return Ok((None, 0..0));
@@ -137,7 +137,7 @@ impl<R: Rules> FileCore<R> {
     }
 }
 
-enum Verdict {
+pub(crate) enum Verdict {
     Right,
     /// In this block of the extent.
     Wrong(u64),
@@ -149,7 +149,7 @@ enum Verdict {
 ///
 /// Data that match the earlier word were the block's contents at a moment within the read. Data that do not are
 /// wrong if the word is still the same, since then nobody wrote meanwhile.
-fn verify<R: Rules>(
+pub(crate) fn verify<R: Rules>(
     words: &BlockWords,
     extent: &Extent,
     first_block: u64,

@@ -29,6 +29,11 @@ pub trait Rules: Send + Sync + 'static {
         extent.is_in_doubt() && !extent.region().is_over()
     }
 
+    /// Whether a guest may work on a file that is open to guests, or not.
+    fn guests_may_enter(is_open: bool) -> bool {
+        is_open
+    }
+
     /// The word of a block when nobody knows whether its new contents were stored.
     fn in_doubt(before: BlockWord) -> BlockWord {
         before.lost()

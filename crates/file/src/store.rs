@@ -4,6 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use farpool_fabric::SharedMemory;
 use farpool_pool::{Capacity, Extent, Pool, Session, Stock};
 use parking_lot::Mutex;
 
@@ -11,6 +12,7 @@ use crate::blocks::BlockWords;
 use crate::error::FileError;
 use crate::file::FarFile;
 use crate::file_core::FileCore;
+use crate::guest::Guests;
 use crate::moving::Mover;
 use crate::rules::{Rules, Shipped};
 
@@ -26,7 +28,10 @@ pub struct FileStore {
 /// Makes files of what a process holds of the pool, for `async` code.
 pub struct StoreCore<R: Rules = Shipped> {
     pub(crate) stock: Arc<Stock>,
-    pub(crate) words: BlockWords,
+    pub(crate) words: Arc<BlockWords>,
+    /// The words' memory, for guests.
+    pub(crate) words_memory: SharedMemory,
+    pub(crate) guests: Arc<Guests>,
     /// Files start on different nodes, so that many small ones spread as well as a large one.
     next_start: AtomicU64,
     /// Every file that there is, and some that were.
@@ -67,8 +72,11 @@ impl<R: Rules> StoreCore<R> {
     /// # Errors
     /// When the table of block words cannot be made.
     pub fn new(stock: Arc<Stock>) -> io::Result<Self> {
+        let (words, words_memory) = BlockWords::create()?;
+        let words = Arc::new(words);
+        let guests = Arc::new(Guests::new(words.clone())?);
         let (next_start, files) = (AtomicU64::new(0), Mutex::default());
-        Ok(StoreCore { stock, words: BlockWords::create()?, next_start, files })
+        Ok(StoreCore { stock, words, words_memory, guests, next_start, files })
     }
 
     /// An empty file. Dropping it gives all back.
@@ -94,7 +102,13 @@ impl<R: Rules> StoreCore<R> {
 
     /// A fresh extent whose blocks are all empty.
     pub(crate) async fn take_extent(&self, place: u64) -> Result<Extent, FileError> {
-        let extent = self.stock.take_extent(place).await?;
+        let extent = match self.stock.take_extent(place).await {
+            Ok(extent) => extent,
+            Err(_) => {
+                self.guests.collect(); // what guests were at work on may be free by now
+                self.stock.take_extent(place).await?
+            }
+        };
         if !self.words.covers(&extent) {
             return Err(FileError::NoSpace);
         }

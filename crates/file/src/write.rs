@@ -87,20 +87,22 @@ impl<R: Rules> FileCore<R> {
                 start: piece.start.max(start),
                 end: piece.end.min(start + BLOCK_BYTES as u64),
             };
-            if self.zero_block(core, within).await.is_err() {
-                self.map.write().lose(piece.file_offset(start), BLOCK_BYTES as u64);
-            }
+            self.zero_block(core, within).await;
         }
     }
 
-    async fn zero_block(&self, core: &SessionCore, within: Piece) -> Result<(), FileError> {
+    async fn zero_block(&self, core: &SessionCore, within: Piece) {
         for _ in 0..MAX_MOVES {
-            let Some(extent) = self.map.read().extent(within.stripe) else { return Ok(()) };
-            if self.zero_in(core, within, &extent).await? {
-                return Ok(());
+            let Some(extent) = self.map.read().extent(within.stripe) else { return };
+            match self.zero_in(core, within, &extent).await {
+                Ok(true) => return,
+                Ok(false) => {}
+                // Unless the extent was moved or cut off meanwhile: then what failed is not the file's any more.
+                Err(_) if self.map.write().lose_in(&within, &extent) => return,
+                Err(_) => {}
             }
         }
-        Err(FileError::Unavailable { offset: within.file_offset(within.start) })
+        self.map.write().lose(within.file_offset(within.start), within.end - within.start);
     }
 
     /// Zeros part of one block; false: the extent is not the file's any more.
@@ -151,15 +153,17 @@ impl<R: Rules> FileCore<R> {
             return Ok(Stored::Elsewhere);
         }
         // What a dead write may still land on is lost, or was and has been cleared since; blocks that can be read are not it.
-        let is_open = |word: &BlockWord| word.is_lost() || word.is_empty();
-        if R::may_still_change(extent) && locks.held.iter().any(|(_, word)| is_open(word)) {
+        if self.store.words.is_doubted(extent) {
+            extent.doubt(); // it may have been a guest who found out
+        }
+        if R::may_still_change(extent) && locks.any(|word| word.is_lost() || word.is_empty()) {
             return Ok(Stored::MoveFirst);
         }
         let buffer = core.buffer(piece.aligned_bytes() as usize).map_err(|_| FileError::TooLong)?;
         let mut buffer = self.old_ends(core, piece, extent, &locks, buffer).await?;
         let start = (piece.start - piece.aligned_start()) as usize;
         fill(&mut buffer[start..start + (piece.end - piece.start) as usize]);
-        locks.in_doubt = true;
+        locks.begin_store();
         let (buffer, result) = core.write(extent, piece.aligned_start(), buffer).await;
         match result {
             Ok(()) => {
@@ -172,7 +176,9 @@ impl<R: Rules> FileCore<R> {
                     error,
                     AccessError::Refused(_) | AccessError::ArenaFull | AccessError::Short { .. }
                 );
-                locks.release(|word, _| if untouched { word } else { R::in_doubt(word) });
+                if untouched {
+                    locks.release(|word, _| word);
+                } // else they note the doubt
                 Err(FileError::from_access(error, piece.file_offset(piece.start)))
             }
         }
@@ -232,6 +238,7 @@ impl<R: Rules> FileCore<R> {
 /// to them was given up half-way.
 pub(crate) struct Locks<'a, R: Rules> {
     words: &'a BlockWords,
+    extent: &'a Extent,
     /// A write was posted and its outcome not yet seen.
     in_doubt: bool,
     first_block: u64,
@@ -244,13 +251,14 @@ impl<'a, R: Rules> Locks<'a, R> {
     pub(crate) async fn take(
         words: &'a BlockWords,
         core: &SessionCore,
-        extent: &Extent,
+        extent: &'a Extent,
         piece: Piece,
         blocks: std::ops::Range<u64>,
     ) -> Result<Locks<'a, R>, FileError> {
         let count = (blocks.end - blocks.start) as usize;
         let mut locks = Locks {
             words,
+            extent,
             in_doubt: false,
             first_block: blocks.start,
             held: Vec::with_capacity(count),
@@ -271,8 +279,18 @@ impl<'a, R: Rules> Locks<'a, R> {
         self.held[(block - self.first_block) as usize].1
     }
 
+    /// Whether some block's word, as it was when it was locked, is such.
+    pub(crate) fn any(&self, is_such: impl Fn(BlockWord) -> bool) -> bool {
+        self.held.iter().any(|&(_, word)| is_such(word))
+    }
+
+    /// From here on nobody knows what lies in the blocks, until they are released.
+    pub(crate) fn begin_store(&mut self) {
+        self.in_doubt = true;
+    }
+
     /// Unlocks all, each with what `next` makes of its old word and its place in the buffer.
-    fn release(mut self, next: impl Fn(BlockWord, usize) -> BlockWord) {
+    pub(crate) fn release(mut self, next: impl Fn(BlockWord, usize) -> BlockWord) {
         for (index, (place, word)) in self.held.drain(..).enumerate() {
             self.words.store(place, next(word, index * BLOCK_BYTES));
         }
@@ -281,6 +299,9 @@ impl<'a, R: Rules> Locks<'a, R> {
 
 impl<R: Rules> Drop for Locks<'_, R> {
     fn drop(&mut self) {
+        if self.in_doubt && !self.held.is_empty() {
+            self.words.doubt(self.extent);
+        }
         for (place, word) in self.held.drain(..) {
             self.words.store(place, if self.in_doubt { R::in_doubt(word) } else { word });
         }

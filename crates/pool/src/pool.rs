@@ -74,7 +74,7 @@ impl Pool {
             owner: OwnerId(random_id()),
             region_bytes,
             limit_regions: config.limit_bytes.map(|limit| limit / region_bytes),
-            clock: Arc::new(MonotonicClock::new()),
+            clock: Arc::new(MonotonicClock),
             reach: Box::new(move |address| peer_of(address, choice)),
         }));
         stock.pool_has_free(view.free_regions);

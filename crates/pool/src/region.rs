@@ -22,7 +22,8 @@ pub struct NodeState {
 }
 
 impl NodeState {
-    pub(crate) fn new(peer: Peer, control: String) -> Self {
+    /// A node that was just heard of.
+    pub fn new(peer: Peer, control: String) -> Self {
         NodeState { peer, control, lost: AtomicBool::new(false) }
     }
 
@@ -32,8 +33,13 @@ impl NodeState {
         self.lost.load(Ordering::Relaxed)
     }
 
+    /// Whether it lends memory of this host.
+    pub fn is_near(&self) -> bool {
+        self.peer.shm_socket.is_some()
+    }
+
     /// Gives the node up; true for the first who does.
-    pub(crate) fn give_up(&self) -> bool {
+    pub fn give_up(&self) -> bool {
         !self.lost.swap(true, Ordering::Relaxed)
     }
 }
@@ -47,7 +53,8 @@ pub struct LeasedRegion {
     pub epoch: Epoch,
     /// The node.
     pub node: Arc<NodeState>,
-    pub(crate) key: AccessKey,
+    /// What opens it.
+    pub key: AccessKey,
     /// By the pool's clock, in milliseconds; zero once the lease is lost.
     usable_until_ms: AtomicU64,
     /// Given back: sessions let go of it.
@@ -57,7 +64,8 @@ pub struct LeasedRegion {
 }
 
 impl LeasedRegion {
-    pub(crate) fn new(
+    /// A region of which a lease is held until then.
+    pub fn new(
         id: RegionId,
         epoch: Epoch,
         key: AccessKey,
@@ -91,11 +99,17 @@ impl LeasedRegion {
         }
     }
 
-    pub(crate) fn extend(&self, usable_until_ms: u64) {
+    /// The lease goes on.
+    pub fn extend(&self, usable_until_ms: u64) {
         // Zero stays zero: a lost lease does not come back.
         let _ = self.usable_until_ms.try_update(Ordering::Relaxed, Ordering::Relaxed, |current| {
             (current != 0).then_some(current.max(usable_until_ms))
         });
+    }
+
+    /// Until when it may be used, by the clock of the leases; zero: it may not.
+    pub fn usable_until_ms(&self) -> u64 {
+        if self.node.is_lost() { 0 } else { self.usable_until_ms.load(Ordering::Relaxed) }
     }
 
     pub(crate) fn leave(&self) {

@@ -22,7 +22,7 @@ use crate::error::{AccessError, is_shortage};
 use crate::pool::Shared;
 use crate::region::{LeasedRegion, NodeState};
 use crate::space::Extent;
-use crate::stock::Stock;
+use crate::stock::LeaseKeeper;
 use crate::watch::endpoint;
 
 /// Room for the largest transfer with its blocks completed at both ends, twice.
@@ -97,7 +97,7 @@ impl Confined {
 
 /// A session for one thread's `async` code: an endpoint, and a queue per node.
 pub struct SessionCore {
-    stock: Arc<Stock>,
+    leases: Arc<dyn LeaseKeeper>,
     endpoint: Endpoint,
     queues: RefCell<BTreeMap<NodeId, Rc<NodeQueue>>>,
 }
@@ -146,9 +146,9 @@ fn settled(error: AccessError, region: RegionId, in_doubt: bool) -> AccessError 
 }
 
 impl SessionCore {
-    /// A session over an endpoint of its own, whose clock is the stock's.
-    pub fn new(stock: Arc<Stock>, endpoint: Endpoint) -> Self {
-        SessionCore { stock, endpoint, queues: RefCell::default() }
+    /// A session over an endpoint of its own, whose clock is that of the leases.
+    pub fn new(leases: Arc<dyn LeaseKeeper>, endpoint: Endpoint) -> Self {
+        SessionCore { leases, endpoint, queues: RefCell::default() }
     }
 
     /// The session's end of the fabric.
@@ -193,7 +193,7 @@ impl SessionCore {
         let mut in_doubt = false;
         for attempt in 0..TRIES {
             self.pause_before(attempt).await;
-            if let Err(error) = region.check(self.stock.now().0) {
+            if let Err(error) = region.check(self.leases.now().0) {
                 return (buffer, Err(error));
             }
             let attached = self.attach(region).await;
@@ -228,18 +228,18 @@ impl SessionCore {
                 }
             }
         }
-        self.stock.node_lost(&region.node);
+        self.leases.node_lost(&region.node);
         (buffer, Err(AccessError::NodeLost { node: region.id.node }))
     }
 
     /// Asks the node to attach a region, for as long as it says that the memory is just being moved: that takes as long
     /// as copying a region, and says nothing against the node.
     async fn attach_once_it_stays(&self, queue: &NodeQueue, region: &LeasedRegion) -> Result<(), OpError> {
-        let give_up_at = self.stock.now().plus(MOVE_PATIENCE);
+        let give_up_at = self.leases.now().plus(MOVE_PATIENCE);
         loop {
             match queue.queue.attach(region.id, region.epoch, region.key).await {
                 Err(OpError::Refused(Refusal::Busy))
-                    if !region.is_over() && self.stock.now() < give_up_at =>
+                    if !region.is_over() && self.leases.now() < give_up_at =>
                 {
                     self.endpoint.sleep(RETRY_PAUSE).await;
                 }
@@ -274,7 +274,7 @@ impl SessionCore {
                 },
             }
         }
-        self.stock.node_lost(&region.node);
+        self.leases.node_lost(&region.node);
         Err(AccessError::NodeLost { node: region.id.node })
     }
 
@@ -289,7 +289,7 @@ impl SessionCore {
             Ok(queue) => queue,
             Err(error) if is_shortage(&error) => return Err(AccessError::Short { node: id }),
             Err(_) => {
-                self.stock.node_lost(node);
+                self.leases.node_lost(node);
                 return Err(AccessError::NodeLost { node: id });
             }
         };
@@ -308,7 +308,7 @@ impl SessionCore {
     fn after(&self, error: OpError, queue: &NodeQueue, region: &LeasedRegion) -> Next {
         match error {
             OpError::Refused(Refusal::StaleEpoch | Refusal::WrongKey) => {
-                self.stock.lease_lost(region.id, region.epoch);
+                self.leases.lease_lost(region.id, region.epoch);
                 region.lose();
                 Next::Fail(AccessError::LeaseLost { region: region.id })
             }
@@ -323,7 +323,7 @@ impl SessionCore {
             OpError::Refused(Refusal::Exhausted) => Next::Fail(AccessError::Short { node: region.id.node }),
             OpError::Refused(_) => Next::Fail(AccessError::Refused(error)),
             OpError::Unknown { cause: Uncertain::Deadline, node } => {
-                self.stock.node_lost(&queue.node);
+                self.leases.node_lost(&queue.node);
                 Next::Fail(AccessError::NodeLost { node })
             }
             OpError::Unknown { node, .. } | OpError::NotSent { node } => {
@@ -335,7 +335,7 @@ impl SessionCore {
                     Ok(()) => Next::TryAgain,
                     Err(error) if is_shortage(&error) => Next::Fail(AccessError::Short { node }),
                     Err(_) => {
-                        self.stock.node_lost(&queue.node);
+                        self.leases.node_lost(&queue.node);
                         Next::Fail(AccessError::NodeLost { node })
                     }
                 }

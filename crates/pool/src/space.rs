@@ -50,7 +50,13 @@ impl Extent {
         self.in_doubt.load(Ordering::Acquire)
     }
 
-    pub(crate) fn doubt(&self) {
+    /// An extent that somebody else has taken and keeps, as a guest of his sees it: dropping it gives nothing back.
+    pub fn of_guest(region: Arc<LeasedRegion>, place: u32, number: u64) -> Self {
+        Extent { region, place, number, space: Weak::new(), in_doubt: AtomicBool::new(false) }
+    }
+
+    /// A write of which nobody knows may still land here.
+    pub fn doubt(&self) {
         self.in_doubt.store(true, Ordering::Release);
     }
 
@@ -225,6 +231,11 @@ impl Space {
     /// Extents that can be taken.
     pub(crate) fn free(&self) -> u64 {
         self.free
+    }
+
+    /// Regions held, by number.
+    pub(crate) fn numbered(&self) -> impl Iterator<Item = (u64, &Arc<LeasedRegion>)> {
+        self.nodes.values().flatten().map(|held| (held.number, &held.region))
     }
 
     /// Regions held.

@@ -80,6 +80,41 @@ struct Growing {
     waiting: Vec<Waker>,
 }
 
+/// Who looks after the leases under which a session works, and hears from it what became of them.
+pub trait LeaseKeeper: Send + Sync {
+    /// The clock by which leases are used.
+    fn now(&self) -> Millis;
+
+    /// A node does not answer.
+    fn node_lost(&self, node: &NodeState);
+
+    /// A node says that a lease is over.
+    fn lease_lost(&self, region: RegionId, epoch: Epoch);
+}
+
+impl LeaseKeeper for Stock {
+    fn now(&self) -> Millis {
+        Stock::now(self)
+    }
+
+    fn node_lost(&self, node: &NodeState) {
+        Stock::node_lost(self, node);
+    }
+
+    fn lease_lost(&self, region: RegionId, epoch: Epoch) {
+        Stock::lease_lost(self, region, epoch);
+    }
+}
+
+/// A region held, and its number: that times the extents of a region is the number of its first extent.
+#[derive(Clone, Debug)]
+pub struct NumberedRegion {
+    /// Which no other region held has.
+    pub number: u64,
+    /// The region.
+    pub region: Arc<LeasedRegion>,
+}
+
 impl Stock {
     /// Holds nothing yet.
     pub fn new(config: StockConfig) -> Self {
@@ -331,6 +366,15 @@ impl Stock {
     /// Nodes that hold something of ours.
     pub fn nodes(&self) -> Vec<Arc<NodeState>> {
         self.ledger.lock().nodes.values().cloned().collect()
+    }
+
+    /// The regions in which extents lie, by number.
+    pub fn numbered_regions(&self) -> Vec<NumberedRegion> {
+        self.space
+            .lock()
+            .numbered()
+            .map(|(number, region)| NumberedRegion { number, region: region.clone() })
+            .collect()
     }
 
     /// The regions held.

@@ -3,6 +3,7 @@
 
 mod client;
 mod conduct;
+mod guest;
 mod history;
 mod judge;
 mod keeper;
@@ -10,6 +11,7 @@ mod link;
 mod nemesis;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,6 +31,7 @@ use crate::plane::node::Node;
 use crate::plane::post::Delivery;
 use crate::plane::{Plane, PlaneConfig};
 use crate::runner::{RunReport, Scenario};
+use guest::Guest;
 use history::History;
 use judge::Excuses;
 use link::{Lie, Shaking, Shaky};
@@ -40,11 +43,20 @@ const UNCHECKED: &str = "checksum-skipped";
 const UNLOCKED_EARLY: &str = "block-word-unlocked-before-the-data";
 const LOST_WRITE: &str = "lost-write-acknowledged";
 const REUSED_EARLY: &str = "extent-reused-too-early";
-const STALE_SIZE: &str = "size-not-updated";
+const STALE_SIZE: &str = "size-not-shared";
 const TAIL_SHOWS: &str = "cut-tail-shows-again";
 const DOUBT_IGNORED: &str = "write-in-doubt-taken-for-none";
-const MUTATIONS: &[&str] =
-    &[UNCHECKED, UNLOCKED_EARLY, LOST_WRITE, REUSED_EARLY, STALE_SIZE, TAIL_SHOWS, DOUBT_IGNORED];
+const NOT_REVOKED: &str = "acceleration-not-revoked";
+const MUTATIONS: &[&str] = &[
+    UNCHECKED,
+    UNLOCKED_EARLY,
+    LOST_WRITE,
+    REUSED_EARLY,
+    STALE_SIZE,
+    TAIL_SHOWS,
+    DOUBT_IGNORED,
+    NOT_REVOKED,
+];
 
 /// How long a lease lasts, in milliseconds: shorter than in production, so that more of them end in a run.
 const TTL_MS: std::ops::Range<u64> = 3_000..8_000;
@@ -89,7 +101,13 @@ struct Run<R: Rules> {
     history: Rc<History>,
     shaking: Rc<Cell<Shaking>>,
     phase: Cell<Phase>,
-    clients: RefCell<Vec<ProcessId>>,
+    clients: RefCell<Vec<(ProcessId, Option<Rc<Guest>>)>>,
+    /// Whether processes work on files directly.
+    has_guests: bool,
+    /// Files that somebody closes to guests for a while.
+    closed: RefCell<BTreeSet<u64>>,
+    /// Of those, the ones on which no guest is at work any more.
+    shut: RefCell<BTreeSet<u64>>,
     /// Clients that have not ended.
     at_work: Cell<u32>,
     mishaps: Cell<u32>,
@@ -137,7 +155,11 @@ impl<R: Rules> Run<R> {
 
     fn fresh_file(&self) -> Numbered<R> {
         self.files_made.set(self.files_made.get() + 1);
-        (self.files_made.get(), self.store.create())
+        let file = self.store.create();
+        if self.has_guests && file.open_to_guests().is_err() {
+            self.complain("no memory to share a file by".to_owned());
+        }
+        (self.files_made.get(), file)
     }
 
     /// Remembers the regions that are held now.
@@ -187,6 +209,15 @@ impl Rules for ReusedEarly {
     }
 }
 
+/// Broken: a guest works on files that are closed to it.
+enum NotRevoked {}
+
+impl Rules for NotRevoked {
+    fn guests_may_enter(_: bool) -> bool {
+        true
+    }
+}
+
 /// Broken: a write of which nobody knows is taken for one that never was.
 enum DoubtIgnored {}
 
@@ -202,6 +233,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         Some(STALE_SIZE) => run_by::<StaleSize>(seed, mutation, trace),
         Some(TAIL_SHOWS) => run_by::<TailShows>(seed, mutation, trace),
         Some(REUSED_EARLY) => run_by::<ReusedEarly>(seed, mutation, trace),
+        Some(NOT_REVOKED) => run_by::<NotRevoked>(seed, mutation, trace),
         Some(DOUBT_IGNORED) => run_by::<DoubtIgnored>(seed, mutation, trace),
         _ => run_by::<Shipped>(seed, mutation, trace),
     }
@@ -296,16 +328,17 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
         faults_stream: 31,
     };
     let plane = Plane::new(world.clone(), executor.tasks(), config);
+    let here = plane.nodes.iter().find(|node| node.host == host).map(|node| node.id);
     let stock = Arc::new(Stock::new(StockConfig {
         owner: OwnerId(plane.next_name()),
         region_bytes,
         limit_regions: random.chance(300).then(|| 2 + random.below(5)),
         clock: Arc::new(world.clock(host)),
-        reach: Box::new(|address: &NodeAddress| Peer {
+        reach: Box::new(move |address: &NodeAddress| Peer {
             node: NodeId(address.node),
             tcp: None,
             verbs: None,
-            shm_socket: None,
+            shm_socket: (here == Some(NodeId(address.node))).then(|| "near".into()),
         }),
     }));
     let mishaps = nemesis::draw(&plane, &mut random);
@@ -321,6 +354,9 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
         shaking: Rc::new(Cell::new(shaking)),
         phase: Cell::new(Phase::Busy),
         clients: RefCell::default(),
+        has_guests: random.chance(600),
+        closed: RefCell::default(),
+        shut: RefCell::default(),
         at_work: Cell::new(0),
         mishaps: Cell::new(0),
         excuses: Excuses { calm: harmless && mishaps.is_empty(), short: shaking.short_permille > 0 },

@@ -7,10 +7,13 @@ pub const BLOCK_BYTES: usize = 8192;
 ///
 /// ```text
 ///  63     62    61 ......... 48 47 ........................ 0
-/// locked  lost    generation              checksum
+///   0    lost    generation              checksum
+///   1    lost  fresh  holder             checksum
 /// ```
 /// - all zero: never written, reads as zeros without touching far memory;
-/// - *locked*: a writer is at work; the checksum is still that of the old data;
+/// - *locked* (bit 63): a writer is at work; the checksum is still that of the old data. *Holder* (13 bits) tells which
+///   process of the host it is, so that a lock whose holder died can be told from one that is in use; *fresh*: the block
+///   was never written before;
 /// - *lost*: what was last written could not be stored; reads fail until the block is written whole;
 /// - *generation* counts writes (it wraps: the checksum decides, the generation only tells *changed* from *damaged*);
 /// - *checksum*: the low 48 bits of the block's CRC-64/NVME.
@@ -19,6 +22,8 @@ pub struct BlockWord(pub u64);
 
 const LOCKED: u64 = 1 << 63;
 const LOST: u64 = 1 << 62;
+const FRESH: u64 = 1 << 61;
+const HOLDER_MASK: u64 = (1 << 13) - 1;
 const GENERATION_SHIFT: u32 = 48;
 const GENERATION_MASK: u64 = (1 << 14) - 1;
 const CHECKSUM_MASK: u64 = (1 << GENERATION_SHIFT) - 1;
@@ -39,7 +44,17 @@ impl BlockWord {
 
     /// Never written: reads as zeros.
     pub const fn is_empty(self) -> bool {
-        self.0 & !LOCKED == 0
+        self.0 == 0
+    }
+
+    /// Of a locked word: the block was never written before.
+    pub const fn was_empty(self) -> bool {
+        self.is_locked() && self.0 & FRESH != 0
+    }
+
+    /// Of a locked word: who has the lock.
+    pub const fn holder(self) -> Option<u16> {
+        if self.is_locked() { Some((self.0 >> GENERATION_SHIFT & HOLDER_MASK) as u16) } else { None }
     }
 
     /// How often the block was written, modulo 2^14.
@@ -52,15 +67,16 @@ impl BlockWord {
         self.0 & CHECKSUM_MASK == crc64 & CHECKSUM_MASK
     }
 
-    /// The same word with its lock taken.
-    pub const fn locked(self) -> Self {
-        BlockWord(self.0 | LOCKED)
+    /// The unlocked word with its lock taken by `holder`, at most [`MAX_HOLDER`](Self::MAX_HOLDER). Who takes the lock
+    /// keeps the word as it was.
+    pub const fn locked_by(self, holder: u16) -> Self {
+        let fresh = if self.is_empty() { FRESH } else { 0 };
+        let kept = self.0 & (LOST | CHECKSUM_MASK);
+        BlockWord(LOCKED | fresh | kept | (holder as u64 & HOLDER_MASK) << GENERATION_SHIFT)
     }
 
-    /// The same word with its lock given back.
-    pub const fn unlocked(self) -> Self {
-        BlockWord(self.0 & !LOCKED)
-    }
+    /// Highest number of a holder.
+    pub const MAX_HOLDER: u16 = HOLDER_MASK as u16;
 
     /// The unlocked word after data with this checksum was written.
     pub const fn written(self, crc64: u64) -> Self {
@@ -71,7 +87,8 @@ impl BlockWord {
 
     /// The unlocked word of a block whose last write could not be stored.
     pub const fn lost(self) -> Self {
-        BlockWord(self.unlocked().0 | LOST)
+        let kept = if self.is_locked() { self.0 & CHECKSUM_MASK } else { self.0 };
+        BlockWord(kept | LOST)
     }
 }
 
@@ -83,7 +100,8 @@ mod tests {
     #[test]
     fn layout_of_the_block_word_is_fixed() {
         assert_eq!(BlockWord::EMPTY.written(0xABCD_1234_5678_9ABC).0, 0x0001_1234_5678_9ABC);
-        assert_eq!(BlockWord::EMPTY.locked().0, 0x8000_0000_0000_0000);
+        assert_eq!(BlockWord::EMPTY.locked_by(0).0, 0xA000_0000_0000_0000);
+        assert_eq!(BlockWord::EMPTY.written(5).locked_by(0x1FFF).0, 0x9FFF_0000_0000_0005);
         assert_eq!(BlockWord::EMPTY.lost().0, 0x4000_0000_0000_0000);
     }
 
@@ -96,10 +114,16 @@ mod tests {
         }
 
         #[test]
-        fn locking_keeps_all_else(word: u64) {
-            let word = BlockWord(word).unlocked();
-            prop_assert_eq!(word.locked().unlocked(), word);
-            prop_assert_eq!(word.locked().generation(), word.generation());
+        fn a_locked_word_tells_its_holder_and_what_the_block_was(crc: u64, holder in 0..=BlockWord::MAX_HOLDER) {
+            let word = BlockWord::EMPTY.written(crc);
+            for (before, fresh) in [(word, false), (word.lost(), false), (BlockWord::EMPTY, true)] {
+                let locked = before.locked_by(holder);
+                prop_assert_eq!(locked.holder(), Some(holder));
+                prop_assert_eq!((locked.is_lost(), locked.was_empty()), (before.is_lost(), fresh));
+                prop_assert!(!locked.is_empty() && (fresh || locked.matches(crc)));
+                prop_assert!(locked.lost().is_lost() && !locked.lost().is_locked());
+                prop_assert_eq!((before.holder(), before.was_empty()), (None, false));
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ pub mod control;
 mod frame;
 mod grant;
 mod ids;
+mod register;
 mod verbs;
 
 pub use block::{BLOCK_BYTES, BlockWord};
@@ -22,4 +23,5 @@ pub use frame::{
 };
 pub use grant::{GrantMode, MAX_GRANTS_PER_REGION};
 pub use ids::{AccessKey, Epoch, Incarnation, NodeId, OwnerId, RegionId, RemoteAddr, SessionId};
+pub use register::{GUEST_VERSION, REGISTER, Registered, TICKET_BYTES, UNREGISTER};
 pub use verbs::{VERBS_ATTACHED_BYTES, VERBS_WELCOME_BYTES, VerbsAttached, VerbsWelcome};

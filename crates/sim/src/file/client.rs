@@ -11,6 +11,7 @@ use farpool_file::{FileCore, FileError, Rules};
 use farpool_pool::{EXTENT_BYTES, LeasedRegion, SessionCore};
 use futures_util::future::{Either, select};
 
+use super::guest::AsGuest;
 use super::history::{Asked, CELL, CELLS_PER_BLOCK, Ended, Entry, filled, found};
 use super::{FILES, Numbered, Phase, Run};
 
@@ -35,15 +36,21 @@ pub(super) struct Client<R: Rules> {
     run: Rc<Run<R>>,
     core: SessionCore,
     random: Random,
+    /// How it works on files directly, if it does.
+    guest: Option<AsGuest<R>>,
 }
 
 /// Starts a client in a process of its own.
 pub(super) fn start<R: Rules>(run: &Rc<Run<R>>) {
     let process = run.world.add_process(run.host);
-    run.clients.borrow_mut().push(process);
     run.at_work.set(run.at_work.get() + 1);
     let at_work = AtWork(run.clone());
     let mut client = Client::new(run, process);
+    if run.has_guests && client.random.chance(700) {
+        client.guest = AsGuest::new(run, process);
+    }
+    let guest = client.guest.as_ref().map(|guest| guest.guest.clone());
+    run.clients.borrow_mut().push((process, guest));
     let (ticking, endpoint) = (run.clone(), client.core.endpoint().clone());
     run.tasks.spawn(process, async move {
         while ticking.phase.get() == Phase::Busy {
@@ -56,6 +63,9 @@ pub(super) fn start<R: Rules>(run: &Rc<Run<R>>) {
             client.pause(2, 250).await;
             client.do_something().await;
             client.core.let_go().await;
+            if let Some(guest) = &client.guest {
+                guest.let_go().await;
+            }
         }
     });
 }
@@ -63,7 +73,7 @@ pub(super) fn start<R: Rules>(run: &Rc<Run<R>>) {
 impl<R: Rules> Client<R> {
     pub(super) fn new(run: &Rc<Run<R>>, process: ProcessId) -> Self {
         let random = run.random(run.next_name());
-        Client { run: run.clone(), core: run.session(process), random }
+        Client { run: run.clone(), core: run.session(process), random, guest: None }
     }
 
     async fn pause(&mut self, least_ms: u64, most_ms: u64) {
@@ -83,6 +93,9 @@ impl<R: Rules> Client<R> {
             self.run.files.borrow_mut()[place] = fresh;
             return;
         }
+        if self.run.has_guests && self.random.chance(20) {
+            return self.close_for_a_while(number, &file).await;
+        }
         let asked = self.something();
         if !self.random.chance(GIVEN_UP_PERMILLE) {
             return self.carry_out(number, &file, asked).await;
@@ -91,6 +104,24 @@ impl<R: Rules> Client<R> {
         let late = self.run.world.sleep_by(self.run.host, a_while);
         if let Either::Right(_) = select(pin!(self.carry_out(number, &file, asked)), pin!(late)).await {
             self.run.world.note("an operation on file {} is given up", &[number]);
+        }
+    }
+
+    /// As when somebody opens the file who does not work on it directly.
+    async fn close_for_a_while(&mut self, number: u64, file: &Arc<FileCore<R>>) {
+        if !self.run.closed.borrow_mut().insert(number) {
+            return;
+        }
+        self.run.world.note("file {} is being closed to guests", &[number]);
+        if file.close_to_guests(&self.core).await.is_ok() {
+            self.run.shut.borrow_mut().insert(number);
+            self.pause(1, 200).await;
+            self.run.shut.borrow_mut().remove(&number);
+        }
+        self.run.world.note("file {} is open to guests", &[number]);
+        self.run.closed.borrow_mut().remove(&number);
+        if file.open_to_guests().is_err() {
+            self.run.complain("no memory to share a file by".to_owned());
         }
     }
 
@@ -147,6 +178,11 @@ impl<R: Rules> Client<R> {
     }
 
     async fn ask(&self, number: u64, file: &FileCore<R>, asked: &Asked, entry: &Entry) -> Ended {
+        if let Some(guest) = &self.guest
+            && let Some(ended) = guest.ask(number, file, asked, entry).await
+        {
+            return ended;
+        }
         let core = &self.core;
         let bytes = |cells: &Range<u64>| (cells.start * CELL, (cells.end - cells.start) * CELL);
         let done = match asked {
@@ -173,15 +209,7 @@ impl<R: Rules> Client<R> {
         match file.read(&self.core, cells.start * CELL, length).await {
             Err(error) => Ended::Failed(error),
             Ok((buffer, within)) => {
-                let bytes = buffer.as_deref().map_or(&[][..], |bytes| &bytes[within]);
-                match found(bytes) {
-                    Ok(words) => Ended::Found(words),
-                    Err(place) => {
-                        let cell = cells.start + place as u64;
-                        self.run.complain(format!("cell {cell} is torn: it holds words of several writes"));
-                        Ended::Dropped
-                    }
-                }
+                looked_at(&self.run, cells, buffer.as_deref().map_or(&[][..], |bytes| &bytes[within]))
             }
         }
     }
@@ -211,6 +239,18 @@ impl<R: Rules> Client<R> {
             self.pause(100, 300).await;
         }
         result
+    }
+}
+
+/// What a read found.
+pub(super) fn looked_at<R: Rules>(run: &Run<R>, cells: &Range<u64>, bytes: &[u8]) -> Ended {
+    match found(bytes) {
+        Ok(words) => Ended::Found(words),
+        Err(place) => {
+            let cell = cells.start + place as u64;
+            run.complain(format!("cell {cell} is torn: it holds words of several writes"));
+            Ended::Dropped
+        }
     }
 }
 

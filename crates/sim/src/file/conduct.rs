@@ -57,7 +57,7 @@ pub(super) async fn conduct<R: Rules>(run: Rc<Run<R>>) {
     judge_returns(&run).await;
     run.tasks.kill(run.home);
     run.tasks.kill(last);
-    run.clients.borrow().iter().for_each(|process| run.tasks.kill(*process));
+    run.clients.borrow().iter().for_each(|(process, _)| run.tasks.kill(*process));
     run.nodes.iter().for_each(|node| run.tasks.kill(node.process.get()));
     run.tasks.kill(run.broker.process.get());
 }

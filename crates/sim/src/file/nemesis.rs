@@ -93,8 +93,14 @@ async fn happen<R: Rules>(run: &Rc<Run<R>>, kind: Kind, lasting: Duration) {
         }
         Kind::ClientDies => {
             let last = run.clients.borrow_mut().pop();
-            if let Some(process) = last {
+            if let Some((process, guest)) = last {
+                if let Some(guest) = &guest {
+                    guest.dies();
+                }
                 run.tasks.kill(process);
+                if let Some(guest) = guest {
+                    guest.is_buried(run);
+                }
                 client::start(run);
             }
         }
@@ -121,7 +127,7 @@ async fn happen<R: Rules>(run: &Rc<Run<R>>, kind: Kind, lasting: Duration) {
             run.world.sleep(lasting).await;
         }
         Kind::ClientStops => {
-            let first = run.clients.borrow().first().copied();
+            let first = run.clients.borrow().first().map(|(process, _)| *process);
             if let Some(process) = first {
                 run.world.pause(process, lasting);
                 run.world.sleep(lasting).await;

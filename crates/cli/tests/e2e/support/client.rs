@@ -33,7 +33,7 @@ impl Client {
     pub fn new(broker: &str, owner: u64, transport: TransportChoice) -> Self {
         let endpoint = Endpoint::new(EndpointConfig {
             transport: Rc::new(Negotiated::new(transport, DEADLINE)),
-            clock: Rc::new(MonotonicClock::new()),
+            clock: Rc::new(MonotonicClock),
             session_ids: Box::new(|| SessionId(RandomState::new().hash_one(0))),
             arena_bytes: 1 << 20,
             deadline: DEADLINE,

@@ -1,0 +1,224 @@
+//! A file as a guest works on it: by the owner's protocol, and only where nothing is out of the ordinary (G1).
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use farpool_fabric::ArenaBuf;
+use farpool_pool::{AccessError, Extent, SessionCore};
+use farpool_wire::{BLOCK_BYTES, BlockWord};
+use futures_util::future::join_all;
+
+use super::layout::Layout;
+use super::store::{GuestPlace, GuestStore};
+use crate::blocks::BLOCKS_PER_EXTENT;
+use crate::file_core::MAX_FILE_BYTES;
+use crate::read::{Verdict, verify};
+use crate::rules::{Rules, Shipped};
+use crate::split::{Piece, pieces};
+use crate::write::Locks;
+
+/// How often a piece is read anew because a writer changed it meanwhile, before the owner is asked.
+const MAX_OVERTAKEN: u32 = 100;
+
+/// What the owner has to be asked for, by way of the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AskOwner;
+
+/// A file that this process was let into.
+pub struct GuestFileCore<R: Rules = Shipped> {
+    store: Arc<GuestStore>,
+    layout: Layout,
+    rules: PhantomData<R>,
+}
+
+impl<R: Rules> GuestFileCore<R> {
+    /// A file by the memory that the owner gave out for it.
+    ///
+    /// # Errors
+    /// When it cannot be mapped or is not what it should be.
+    pub fn open(store: Arc<GuestStore>, memory: &OwnedFd) -> std::io::Result<Self> {
+        Ok(GuestFileCore { store, layout: Layout::open(memory)?, rules: PhantomData })
+    }
+
+    /// Whether the file can be worked on now. Only a hint: each operation looks by itself.
+    pub fn is_open(&self) -> bool {
+        self.layout.is_open()
+    }
+
+    /// Reads up to `length` bytes; returns a buffer of whole blocks and where in it they lie. No buffer: no bytes.
+    pub async fn read(
+        &self,
+        core: &SessionCore,
+        place: &GuestPlace,
+        offset: u64,
+        length: usize,
+    ) -> Result<(Option<ArenaBuf>, Range<usize>), AskOwner> {
+        let _at_work = place.enter();
+        self.check_open()?;
+        let bytes = (length as u64).min(self.layout.size().saturating_sub(offset));
+        if bytes == 0 {
+            return Ok((None, 0..0));
+        }
+        let skipped = offset % BLOCK_BYTES as u64;
+        let aligned = (skipped + bytes).next_multiple_of(BLOCK_BYTES as u64);
+        let mut rest = Some(core.buffer(aligned as usize).map_err(|_| AskOwner)?);
+        let mut reads = Vec::with_capacity(4);
+        for piece in pieces(offset, bytes) {
+            let mut own = rest.take().expect("there is a part for each piece");
+            let piece_bytes = piece.aligned_bytes() as usize;
+            if piece_bytes < own.len() {
+                rest = Some(own.split_off(piece_bytes));
+            }
+            reads.push(self.read_piece(core, piece, own));
+        }
+        // All to their end, whatever becomes of one: a read given up half-way would keep its buffer.
+        let parts = join_all(reads).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let mut parts = parts.into_iter();
+        let mut whole = parts.next().expect("at least one byte is read");
+        parts.for_each(|part| whole.join(part));
+        Ok((Some(whole), skipped as usize..(skipped + bytes) as usize))
+    }
+
+    /// Writes all of `data` at `offset`, making the file longer if need be.
+    pub async fn write(
+        &self,
+        core: &SessionCore,
+        place: &GuestPlace,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), AskOwner> {
+        let _at_work = place.enter();
+        self.check_open()?;
+        let end =
+            offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_FILE_BYTES).ok_or(AskOwner)?;
+        let mut rest = data;
+        let mut writes = Vec::with_capacity(4);
+        for piece in pieces(offset, data.len() as u64) {
+            let (own, behind) = rest.split_at((piece.end - piece.start) as usize);
+            rest = behind;
+            writes.push(self.write_piece(core, piece, own));
+        }
+        // All of them to their end: a write given up half-way would be in doubt. What was stored is stored once more, by the
+        // owner, if it has to be asked.
+        join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
+        self.layout.grow(R::size_after_write(self.layout.size(), end));
+        Ok(())
+    }
+
+    /// Notes when the file was written, in nanoseconds since 1970.
+    pub fn mark_written(&self, now_ns: u64) {
+        self.layout.mark_written(now_ns);
+    }
+
+    fn check_open(&self) -> Result<(), AskOwner> {
+        // Lost blocks are the owner's to judge.
+        if R::guests_may_enter(self.layout.is_open()) && !self.layout.has_losses() {
+            Ok(())
+        } else {
+            Err(AskOwner)
+        }
+    }
+
+    /// The extent that a stripe lies in now; not the region's end, but that of the operation is what it is good for.
+    fn extent(&self, stripe: u64) -> Result<Option<Extent>, AskOwner> {
+        let Some(number) = self.layout.extent(stripe) else { return Ok(None) };
+        self.store.extent(number).map(Some).ok_or(AskOwner)
+    }
+
+    async fn read_piece(
+        &self,
+        core: &SessionCore,
+        piece: Piece,
+        mut buffer: ArenaBuf,
+    ) -> Result<ArenaBuf, AskOwner> {
+        let Some(extent) = self.extent(piece.stripe)? else {
+            buffer.fill(0);
+            return Ok(buffer);
+        };
+        let words = &self.store.words;
+        let mut before = [BlockWord::EMPTY; BLOCKS_PER_EXTENT as usize];
+        let before = &mut before[..(piece.end_block() - piece.first_block()) as usize];
+        for _ in 0..MAX_OVERTAKEN {
+            for (block, word) in (piece.first_block()..).zip(before.iter_mut()) {
+                let unlocked = words.unlocked(core.endpoint(), words.place(&extent, block)).await;
+                *word = unlocked.ok().filter(|word| !word.is_lost()).ok_or(AskOwner)?;
+            }
+            if before.iter().all(|word| word.is_empty()) {
+                buffer.fill(0);
+                return Ok(buffer);
+            }
+            let (returned, result) = core.read(&extent, piece.aligned_start(), buffer).await;
+            buffer = returned;
+            result.map_err(|_| AskOwner)?;
+            match verify::<R>(words, &extent, piece.first_block(), before, &mut buffer) {
+                Verdict::Right => return Ok(buffer),
+                Verdict::Wrong(_) => return Err(AskOwner),
+                Verdict::Overtaken => {}
+            }
+        }
+        Err(AskOwner)
+    }
+
+    async fn write_piece(&self, core: &SessionCore, piece: Piece, data: &[u8]) -> Result<(), AskOwner> {
+        let extent = self.extent(piece.stripe)?.ok_or(AskOwner)?;
+        if !extent.region().node.is_near() {
+            return Err(AskOwner); // G5
+        }
+        let blocks = piece.first_block()..piece.end_block();
+        let locks = Locks::<R>::take(&self.store.words, core, &extent, piece, blocks).await;
+        let mut locks = locks.map_err(|_| AskOwner)?;
+        // It was moved meanwhile, or a dead write may still land there: then it is the owner who moves it.
+        let in_place = self.layout.extent(piece.stripe) == Some(extent.number());
+        if !in_place || self.store.words.is_doubted(&extent) || locks.any(|word| word.is_lost()) {
+            return Err(AskOwner);
+        }
+        let buffer = core.buffer(piece.aligned_bytes() as usize).map_err(|_| AskOwner)?;
+        let mut buffer = self.old_ends(core, piece, &extent, &locks, buffer).await?;
+        let start = (piece.start - piece.aligned_start()) as usize;
+        buffer[start..start + data.len()].copy_from_slice(data);
+        locks.begin_store();
+        let (buffer, result) = core.write(&extent, piece.aligned_start(), buffer).await;
+        match result {
+            Ok(()) => {
+                locks.release(|word, at| word.written(R::checksum(&buffer[at..at + BLOCK_BYTES])));
+                Ok(())
+            }
+            Err(AccessError::Refused(_) | AccessError::ArenaFull | AccessError::Short { .. }) => {
+                locks.release(|word, _| word);
+                Err(AskOwner)
+            }
+            Err(_) => Err(AskOwner), // the locks note the doubt
+        }
+    }
+
+    /// Reads the blocks at a piece's ends that it covers only in part; the rest of the buffer is for the caller.
+    async fn old_ends(
+        &self,
+        core: &SessionCore,
+        piece: Piece,
+        extent: &Extent,
+        locks: &Locks<'_, R>,
+        mut buffer: ArenaBuf,
+    ) -> Result<ArenaBuf, AskOwner> {
+        let (first, last) = (piece.first_block(), piece.end_block() - 1);
+        let ends = [Some(first), Some(last).filter(|&last| last != first)];
+        for block in ends.into_iter().flatten().filter(|&block| !piece.covers(block)) {
+            let at = ((block - first) as usize) * BLOCK_BYTES;
+            let to = &mut buffer[at..at + BLOCK_BYTES];
+            let word = locks.word(block);
+            if word.is_empty() {
+                to.fill(0);
+                continue;
+            }
+            let old = core.buffer(BLOCK_BYTES).map_err(|_| AskOwner)?;
+            let (old, result) = core.read(extent, block * BLOCK_BYTES as u64, old).await;
+            if result.is_err() || !word.matches(R::checksum(&old)) {
+                return Err(AskOwner);
+            }
+            to.copy_from_slice(&old);
+        }
+        Ok(buffer)
+    }
+}

@@ -1,0 +1,225 @@
+//! The blocking edge of a guest: a process that works on files of a mount's daemon.
+
+use std::cell::RefCell;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use farpool_fabric::{
+    Clock, Endpoint, EndpointConfig, MonotonicClock, Negotiated, TransportChoice, Transports, block_on,
+};
+use farpool_pool::{NODE_DEADLINE, SessionCore};
+use farpool_wire::control::{
+    GuestAnswer, GuestJoin, GuestOpen, GuestRegionOf, GuestRequest, guest_request::Ask,
+};
+use farpool_wire::{GUEST_VERSION, MAX_TRANSFER_BYTES, SessionId, TICKET_BYTES};
+use parking_lot::Mutex;
+use prost::Message;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::file::GuestFileCore;
+use super::line;
+use super::owner::GuestId;
+use super::store::{GuestMemory, GuestPlace, GuestRegion, GuestStore};
+
+/// How long the daemon may take to answer. It answers at once, unless it was stopped.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
+/// How often the connection to the daemon is looked at while there is work: a daemon that was killed is noticed so soon.
+const LOOK_EVERY_NS: u64 = 5_000_000;
+/// Room for the largest transfer with its blocks completed at both ends, and what they were before.
+const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
+
+/// The daemon of a mount, as another process of its host sees it. Not for the child of a fork: see [`Host::abandon`].
+pub struct Host {
+    line: Arc<Line>,
+    store: Arc<GuestStore>,
+}
+
+/// The connection to the daemon.
+struct Line {
+    socket: Mutex<OwnedFd>,
+    is_over: AtomicBool,
+    looked_at_ns: AtomicU64,
+}
+
+/// A file that the process was let into.
+pub struct GuestFile {
+    host: Arc<Host>,
+    core: GuestFileCore,
+}
+
+/// What one thread needs to work on files; several files and hosts want one each.
+pub struct GuestSession {
+    core: SessionCore,
+    place: GuestPlace,
+    /// Writes from several pieces of memory are put together here; kept for its capacity.
+    gathered: RefCell<Vec<u8>>,
+}
+
+impl Line {
+    fn ask(&self, ask: Ask) -> io::Result<(GuestAnswer, Vec<OwnedFd>)> {
+        let socket = self.socket.lock();
+        let message = GuestRequest { ask: Some(ask) }.encode_to_vec();
+        let answered = line::send(socket.as_fd(), &message, &[]).and_then(|()| line::receive(socket.as_fd()));
+        let (bytes, descriptors) = answered.inspect_err(|_| self.end())?;
+        let answer = GuestAnswer::decode(&bytes[..]).ok().filter(|_| !bytes.is_empty());
+        let Some(answer) = answer else {
+            self.end();
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        };
+        match answer.errno {
+            0 => Ok((answer, descriptors)),
+            errno => Err(io::Error::from_raw_os_error(errno as i32)),
+        }
+    }
+
+    fn end(&self) {
+        // Relaxed, as all here: once it is over it stays over, and a moment later will do.
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+
+    fn is_over(&self) -> bool {
+        if self.is_over.load(Ordering::Relaxed) {
+            return true;
+        }
+        let now_ns = MonotonicClock.now_ns();
+        if now_ns.saturating_sub(self.looked_at_ns.load(Ordering::Relaxed)) < LOOK_EVERY_NS {
+            return false;
+        }
+        self.looked_at_ns.store(now_ns, Ordering::Relaxed);
+        // Somebody who has the lock is being answered, or finds out himself.
+        if self.socket.try_lock().is_some_and(|socket| line::is_cut(&socket)) {
+            self.end();
+        }
+        self.is_over.load(Ordering::Relaxed)
+    }
+}
+
+impl Host {
+    /// Joins the daemon that listens on this name of the abstract namespace.
+    ///
+    /// # Errors
+    /// When there is none, it does not let this process in, or speaks another version.
+    pub fn join(socket: &str) -> io::Result<Arc<Host>> {
+        let address = SocketAddrUnix::new_abstract_name(socket.as_bytes())?;
+        let fd =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        rustix::net::sockopt::set_socket_timeout(
+            &fd,
+            rustix::net::sockopt::Timeout::Recv,
+            Some(ANSWER_PATIENCE),
+        )?;
+        rustix::net::connect(&fd, &address)?;
+        let line = Arc::new(Line {
+            socket: Mutex::new(fd),
+            is_over: AtomicBool::new(false),
+            looked_at_ns: AtomicU64::new(0),
+        });
+        let (answer, descriptors) = line.ask(Ask::Join(GuestJoin { version: GUEST_VERSION }))?;
+        let invalid = || io::Error::new(io::ErrorKind::InvalidData, "the daemon's answer makes no sense");
+        let [words, table] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| invalid())?;
+        let guest = u16::try_from(answer.guest).ok().and_then(GuestId::from_number).ok_or_else(invalid)?;
+        let asking = line.clone();
+        let ask = move |number| {
+            let (answer, _) = asking.ask(Ask::Region(GuestRegionOf { number })).ok()?;
+            GuestRegion::from_wire(&answer.region?)
+        };
+        let memory = GuestMemory { words, table };
+        let clock = Arc::new(MonotonicClock);
+        let store = GuestStore::new(guest, &memory, answer.extents_per_region, clock, Box::new(ask))?;
+        Ok(Arc::new(Host { line, store: Arc::new(store) }))
+    }
+
+    /// Whether the daemon is gone: then there is nothing more to be done here.
+    pub fn is_over(&self) -> bool {
+        self.line.is_over()
+    }
+
+    /// Opens a file by the ticket that its registration gave.
+    ///
+    /// # Errors
+    /// When the ticket is not good, or the daemon does not answer.
+    pub fn open(self: &Arc<Self>, ticket: &[u8; TICKET_BYTES]) -> io::Result<GuestFile> {
+        let (_, descriptors) = self.line.ask(Ask::Open(GuestOpen { ticket: ticket.to_vec() }))?;
+        let memory = descriptors.first().ok_or(io::ErrorKind::InvalidData)?;
+        Ok(GuestFile { host: self.clone(), core: GuestFileCore::open(self.store.clone(), memory)? })
+    }
+
+    /// What a thread needs.
+    ///
+    /// # Errors
+    /// When there are too many threads.
+    pub fn session(&self) -> io::Result<GuestSession> {
+        let place = self.store.place().ok_or(io::ErrorKind::QuotaExceeded)?;
+        let transports = Transports { choice: TransportChoice::Auto, card: None };
+        let endpoint = Endpoint::new(EndpointConfig {
+            transport: Rc::new(Negotiated::new(transports, NODE_DEADLINE)),
+            clock: Rc::new(MonotonicClock),
+            session_ids: Box::new(|| SessionId(getrandom::u64().expect("the kernel gives random bytes"))),
+            arena_bytes: ARENA_BYTES,
+            deadline: NODE_DEADLINE,
+        });
+        let core = SessionCore::new(self.store.clone(), endpoint);
+        Ok(GuestSession { core, place, gathered: RefCell::default() })
+    }
+
+    /// For the child of a fork: nothing of what the parent had is touched any more. Whatever is left of it in the child may
+    /// be leaked; it may be dropped, too, but that closes connections and gives memory back, which a child may not be free
+    /// to do at once.
+    pub fn abandon(&self) {
+        self.store.abandon();
+        self.line.end();
+    }
+}
+
+impl GuestFile {
+    /// Reads into these pieces of memory, in order; fewer bytes at the end of the file. `None`: ask the kernel.
+    pub fn read_at(&self, session: &GuestSession, offset: u64, to: &mut [IoSliceMut<'_>]) -> Option<usize> {
+        let length: usize = to.iter().map(|piece| piece.len()).sum();
+        if length > MAX_TRANSFER_BYTES || !self.core.is_open() || self.host.is_over() {
+            return None;
+        }
+        let read = self.core.read(&session.core, &session.place, offset, length);
+        let (buffer, within) = block_on(session.core.endpoint(), read).ok()?;
+        let mut rest = buffer.as_deref().map_or(&[][..], |bytes| &bytes[within]);
+        let bytes = rest.len();
+        for piece in to {
+            let (own, behind) = rest.split_at(piece.len().min(rest.len()));
+            piece[..own.len()].copy_from_slice(own);
+            rest = behind;
+        }
+        Some(bytes)
+    }
+
+    /// Writes these pieces of memory, in order. `None`: ask the kernel, for all of it.
+    pub fn write_at(&self, session: &GuestSession, offset: u64, from: &[IoSlice<'_>]) -> Option<usize> {
+        let length: usize = from.iter().map(|piece| piece.len()).sum();
+        if length == 0 || length > MAX_TRANSFER_BYTES || !self.core.is_open() || self.host.is_over() {
+            return None;
+        }
+        let mut gathered = session.gathered.try_borrow_mut().ok()?;
+        let data: &[u8] = match from {
+            [one] => one,
+            several => {
+                gathered.clear();
+                several.iter().for_each(|piece| gathered.extend_from_slice(piece));
+                &gathered
+            }
+        };
+        let write = self.core.write(&session.core, &session.place, offset, data);
+        block_on(session.core.endpoint(), write).ok()?;
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+        self.core.mark_written(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64);
+        Some(length)
+    }
+}
+
+impl GuestSession {
+    /// Lets go of regions that are over. To be called now and then by threads that do not end.
+    pub fn let_go(&self) {
+        block_on(self.core.endpoint(), self.core.let_go());
+    }
+}

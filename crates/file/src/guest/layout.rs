@@ -1,0 +1,181 @@
+//! One file as its owner and the guests see it: how far it reaches, where its extents lie, whether guests may work on it.
+//!
+//! L1. The owner alone changes where extents lie. An entry that changes was true before, and what it named is not used
+//!     again while an operation is under way that may have seen it.
+//! L2. The size is here and nowhere else: guests make the file longer, the owner longer or shorter.
+//! L3. A guest touches nothing of the file unless it finds it open to guests within its operation.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use farpool_fabric::{Mapping, SharedMemory};
+use farpool_pool::EXTENT_BYTES;
+
+use super::table::map;
+use crate::file_core::MAX_FILE_BYTES;
+
+const WORD_BYTES: u64 = 8;
+const MAX_STRIPES: u64 = MAX_FILE_BYTES / EXTENT_BYTES;
+/// The first page has the words below; the entries follow.
+const ENTRIES: u64 = 4096;
+const LAYOUT_BYTES: u64 = ENTRIES + MAX_STRIPES * WORD_BYTES;
+
+/// [`OPEN`], and twice the number of those who keep guests out for now.
+const STATE: u64 = 0;
+const SIZE: u64 = 128;
+const LOSSES: u64 = 192;
+const WRITTEN_NS: u64 = 256;
+
+const OPEN: u64 = 1;
+const PAUSE: u64 = 2;
+
+/// The layout of a file, in memory that guests share. Sparse: four bytes and a bit per 128 KiB of the file are in use.
+pub(crate) struct Layout {
+    mapping: Arc<Mapping>,
+}
+
+impl Layout {
+    /// The owner's: an empty file, closed to guests.
+    pub(crate) fn create() -> io::Result<(Layout, SharedMemory)> {
+        let memory = SharedMemory::create("farpool-file", LAYOUT_BYTES)?;
+        Ok((Layout { mapping: memory.mapping().clone() }, memory))
+    }
+
+    /// A guest's.
+    pub(crate) fn open(fd: &OwnedFd) -> io::Result<Layout> {
+        Ok(Layout { mapping: Arc::new(map(fd, LAYOUT_BYTES)?) })
+    }
+
+    fn load(&self, at: u64) -> u64 {
+        self.mapping.load(at).expect("a place of the layout lies within it")
+    }
+
+    fn store(&self, at: u64, value: u64) {
+        self.mapping.store(at, value).expect("a place of the layout lies within it");
+    }
+
+    fn add(&self, at: u64, addend: u64) {
+        self.mapping.fetch_and_add(at, addend).expect("a place of the layout lies within it");
+    }
+
+    /// Whether guests may work on the file now.
+    pub(crate) fn is_open(&self) -> bool {
+        self.load(STATE) == OPEN
+    }
+
+    /// Opens the file to guests, or closes it; the caller sees to it that the two take turns.
+    pub(crate) fn set_open(&self, open: bool) {
+        self.add(STATE, if open { OPEN } else { OPEN.wrapping_neg() });
+    }
+
+    /// Keeps guests out until [`resume`](Self::resume); any number may do so at a time.
+    pub(crate) fn pause(&self) {
+        self.add(STATE, PAUSE);
+    }
+
+    pub(crate) fn resume(&self) {
+        self.add(STATE, PAUSE.wrapping_neg());
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.load(SIZE)
+    }
+
+    pub(crate) fn set_size(&self, size: u64) {
+        self.store(SIZE, size);
+    }
+
+    /// Lets the file reach at least as far as `size`.
+    pub(crate) fn grow(&self, size: u64) {
+        let mut known = self.size();
+        while known < size {
+            let found = self.mapping.compare_and_swap(SIZE, known, size);
+            let found = found.expect("a place of the layout lies within it");
+            if found == known {
+                return;
+            }
+            known = found;
+        }
+    }
+
+    /// Whether some block of the file is known to be lost: then guests leave the file alone.
+    pub(crate) fn has_losses(&self) -> bool {
+        self.load(LOSSES) != 0
+    }
+
+    pub(crate) fn set_losses(&self, losses: bool) {
+        self.store(LOSSES, losses.into());
+    }
+
+    /// A guest has written.
+    pub(crate) fn mark_written(&self, now_ns: u64) {
+        self.store(WRITTEN_NS, now_ns);
+    }
+
+    /// When a guest last wrote, by the clock of the day; 0: not since this was last asked.
+    pub(crate) fn take_written(&self) -> u64 {
+        let written = self.load(WRITTEN_NS);
+        if written != 0 {
+            // Unless one wrote just now: the next look finds it.
+            let _ = self.mapping.compare_and_swap(WRITTEN_NS, written, 0);
+        }
+        written
+    }
+
+    /// The number of the extent in which a stripe lies.
+    pub(crate) fn extent(&self, stripe: u64) -> Option<u64> {
+        if stripe >= MAX_STRIPES {
+            return None;
+        }
+        self.load(ENTRIES + stripe * WORD_BYTES).checked_sub(1)
+    }
+
+    /// Says in which extent a stripe lies.
+    pub(crate) fn set_extent(&self, stripe: u64, number: Option<u64>) {
+        debug_assert!(stripe < MAX_STRIPES);
+        self.store(ENTRIES + stripe * WORD_BYTES, number.map_or(0, |number| number + 1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_open_only_while_nobody_keeps_guests_out() {
+        let (layout, _memory) = Layout::create().unwrap();
+        assert!(!layout.is_open());
+        layout.set_open(true);
+        assert!(layout.is_open());
+        layout.pause();
+        layout.pause();
+        layout.resume();
+        assert!(!layout.is_open());
+        layout.set_open(false);
+        layout.resume();
+        assert!(!layout.is_open());
+        layout.set_open(true);
+        assert!(layout.is_open());
+    }
+
+    #[test]
+    fn growing_never_makes_a_file_shorter() {
+        let (layout, _memory) = Layout::create().unwrap();
+        layout.grow(10);
+        layout.grow(5);
+        assert_eq!(layout.size(), 10);
+        layout.set_size(3);
+        assert_eq!(layout.size(), 3);
+    }
+
+    #[test]
+    fn stripes_have_extents_once_they_are_said() {
+        let (layout, _memory) = Layout::create().unwrap();
+        assert_eq!(layout.extent(MAX_STRIPES - 1), None);
+        layout.set_extent(MAX_STRIPES - 1, Some(0));
+        assert_eq!((layout.extent(MAX_STRIPES - 1), layout.extent(MAX_STRIPES)), (Some(0), None));
+        layout.set_extent(MAX_STRIPES - 1, None);
+        assert_eq!(layout.extent(MAX_STRIPES - 1), None);
+    }
+}

@@ -1,0 +1,104 @@
+//! The line between a guest and the owner: packets over a Unix socket, descriptors beside them.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use farpool_fabric::Peer;
+use farpool_wire::control::{self, GuestAnswer};
+use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+
+use super::store::GuestRegion;
+
+/// Longest message: an answer about a region, whose socket's path may be as long as such paths are.
+pub const MAX_MESSAGE_BYTES: usize = 512;
+/// Most descriptors beside a message.
+const MAX_DESCRIPTORS: usize = 2;
+
+/// Sends a packet. Never waits: who does not read is not served.
+///
+/// # Errors
+/// As the socket says.
+pub fn send(socket: BorrowedFd<'_>, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut beside = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::net::sendmsg(socket, &[IoSlice::new(message)], &mut beside, flags)?;
+    Ok(())
+}
+
+/// Receives a packet: its bytes, and what came beside it. No bytes: the other side is gone.
+///
+/// # Errors
+/// As the socket says; also for packets that are too long.
+pub fn receive(socket: BorrowedFd<'_>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut bytes = vec![0; MAX_MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut beside = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut beside, flags)?;
+    let mut descriptors = Vec::new();
+    for message in beside.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    if received.flags.contains(rustix::net::ReturnFlags::TRUNC) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message that is too long"));
+    }
+    bytes.truncate(received.bytes);
+    Ok((bytes, descriptors))
+}
+
+/// Whether the other side is gone, as far as is known without waiting.
+pub(crate) fn is_cut(socket: &OwnedFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, poll};
+    let mut look = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::empty())];
+    let looked = poll(&mut look, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }));
+    looked.is_err() || look[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL)
+}
+
+impl GuestRegion {
+    /// As it goes over the line.
+    pub fn to_wire(&self) -> control::GuestRegion {
+        control::GuestRegion {
+            node: self.peer.node.0,
+            index: self.id.index,
+            epoch: self.epoch.0,
+            key: self.key.as_bytes().to_vec(),
+            tcp: self.peer.tcp.map(|address| address.to_string()).unwrap_or_default(),
+            shm_socket: self
+                .peer
+                .shm_socket
+                .as_ref()
+                .map(|path| path.display().to_string())
+                .unwrap_or_default(),
+        }
+    }
+
+    /// Back from there; `None`: it makes no sense.
+    pub fn from_wire(wire: &control::GuestRegion) -> Option<Self> {
+        let node = NodeId(wire.node);
+        let peer = Peer {
+            node,
+            tcp: wire.tcp.parse().ok(),
+            verbs: None,
+            shm_socket: (!wire.shm_socket.is_empty()).then(|| PathBuf::from(&wire.shm_socket)),
+        };
+        let id = RegionId { node, index: wire.index };
+        Some(GuestRegion { id, epoch: Epoch(wire.epoch), key: AccessKey::from_slice(&wire.key)?, peer })
+    }
+}
+
+/// An answer that says why not.
+pub fn refusal(errno: rustix::io::Errno) -> GuestAnswer {
+    GuestAnswer { errno: errno.raw_os_error() as u32, ..GuestAnswer::default() }
+}

@@ -1,0 +1,271 @@
+//! The owner's side: who its guests are, which files they see, and what they may still touch.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farpool_fabric::{Endpoint, SharedMemory};
+use farpool_pool::{Extent, SessionCore, Stock};
+use farpool_wire::BlockWord;
+use parking_lot::Mutex;
+
+use super::layout::Layout;
+use super::table::{RegionTerm, Table};
+use crate::blocks::BlockWords;
+use crate::error::FileError;
+use crate::file_core::FileCore;
+use crate::rules::Rules;
+
+/// How long the owner waits for guests to end their operations, which take no longer than a node's deadline: whoever takes
+/// longer was stopped.
+const PATIENCE: Duration = Duration::from_secs(10);
+const LOOK_INTERVAL: Duration = Duration::from_micros(50);
+/// Looks before sleeping between them: most operations are over within microseconds.
+const EAGER_LOOKS: u32 = 200;
+
+/// A guest's number, and the holder of its locks. Never the owner's own.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct GuestId(pub(crate) u16);
+
+impl GuestId {
+    /// As it goes over a socket.
+    pub fn number(self) -> u16 {
+        self.0
+    }
+
+    /// Back from there.
+    pub fn from_number(number: u16) -> Option<Self> {
+        (1..=BlockWord::MAX_HOLDER).contains(&number).then_some(GuestId(number))
+    }
+}
+
+/// There are as many guests as can be told apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "{} processes work on the files directly already; this one has to ask the kernel",
+    BlockWord::MAX_HOLDER
+)]
+pub struct TooManyGuests;
+
+/// What a file's guests see of it.
+pub(crate) struct Shared {
+    pub(crate) layout: Layout,
+    memory: SharedMemory,
+    pub(crate) guests: Arc<Guests>,
+}
+
+impl Shared {
+    pub(crate) fn memory(&self) -> BorrowedFd<'_> {
+        self.memory.fd()
+    }
+}
+
+/// All guests of a store.
+pub(crate) struct Guests {
+    table: Table,
+    memory: SharedMemory,
+    words: Arc<BlockWords>,
+    /// Extents that guests may still be at work on, and when that is over.
+    limbo: Mutex<Vec<(u64, Arc<Extent>)>>,
+    known: Mutex<BTreeSet<GuestId>>,
+}
+
+impl Guests {
+    pub(crate) fn new(words: Arc<BlockWords>) -> io::Result<Self> {
+        let (table, memory) = Table::create()?;
+        Ok(Guests { table, memory, words, limbo: Mutex::default(), known: Mutex::default() })
+    }
+
+    pub(crate) fn memory(&self) -> BorrowedFd<'_> {
+        self.memory.fd()
+    }
+
+    /// A file that guests can be let into.
+    pub(crate) fn layout(self: &Arc<Self>) -> io::Result<Shared> {
+        let (layout, memory) = Layout::create()?;
+        Ok(Shared { layout, memory, guests: self.clone() })
+    }
+
+    pub(crate) fn add(&self) -> Result<GuestId, TooManyGuests> {
+        let mut known = self.known.lock();
+        let free = (1..=BlockWord::MAX_HOLDER).map(GuestId).find(|guest| !known.contains(guest));
+        let guest = free.ok_or(TooManyGuests)?;
+        known.insert(guest);
+        Ok(guest)
+    }
+
+    /// A guest is dead, and nothing of it is left in any file.
+    pub(crate) fn remove(&self, guest: GuestId) {
+        self.known.lock().remove(&guest);
+    }
+
+    /// The operations of a dead guest are over.
+    pub(crate) fn free_places_of(&self, guest: GuestId) {
+        self.table.free_places_of(guest.0);
+    }
+
+    /// Keeps an extent until no guest can be at work on it (G2).
+    pub(crate) fn retire(&self, extent: Arc<Extent>) {
+        // First of all: a guest that comes later does not find the extent any more.
+        let epoch = self.table.begin_waiting();
+        if !self.table.is_over(epoch) {
+            self.limbo.lock().push((epoch, extent));
+            return;
+        }
+        self.let_go(&extent);
+    }
+
+    fn let_go(&self, extent: &Extent) {
+        if self.words.is_doubted(extent) {
+            extent.doubt();
+        }
+    }
+
+    /// Gives back what no guest can be at work on any more.
+    pub(crate) fn collect(&self) {
+        let is_over = |(epoch, _): &mut (u64, Arc<Extent>)| self.table.is_over(*epoch);
+        let over: Vec<_> = self.limbo.lock().extract_if(.., is_over).collect();
+        over.iter().for_each(|(_, extent)| self.let_go(extent)); // and dropped, without the lock
+    }
+
+    /// Waits until every operation that is under way has ended.
+    pub(crate) async fn quiesce(&self, endpoint: &Endpoint) -> Result<(), FileError> {
+        let epoch = self.table.begin_waiting();
+        let give_up_at = endpoint.now_ns() + PATIENCE.as_nanos() as u64;
+        let mut looks = 0;
+        while !self.table.is_over(epoch) {
+            if endpoint.now_ns() > give_up_at {
+                return Err(FileError::Unavailable { offset: 0 });
+            }
+            looks += 1;
+            if looks < EAGER_LOOKS { endpoint.yield_now().await } else { endpoint.sleep(LOOK_INTERVAL).await }
+        }
+        Ok(())
+    }
+
+    /// Tells guests until when regions may be used.
+    pub(crate) fn publish(&self, stock: &Stock) {
+        for region in stock.numbered_regions() {
+            let usable_until_ms = region.region.usable_until_ms();
+            let term = RegionTerm { epoch: region.region.epoch.0, usable_until_ms };
+            self.table.publish_region(region.number, term);
+        }
+    }
+}
+
+/// Keeps guests out of a file; lets them in again when dropped.
+pub(crate) struct Alone(Arc<Shared>);
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        self.0.layout.resume();
+    }
+}
+
+impl<R: Rules> FileCore<R> {
+    /// Makes guests see the file, though it is closed to them until it is [opened](Self::set_open_to_guests).
+    ///
+    /// # Errors
+    /// When there is no memory or no descriptor for it.
+    pub(crate) fn share(&self) -> io::Result<Arc<Shared>> {
+        if let Some(shared) = self.map.read().shared() {
+            return Ok(shared.clone());
+        }
+        let fresh = Arc::new(self.store.guests.layout()?);
+        let mut map = self.map.write();
+        if map.shared().is_none() {
+            map.share(fresh);
+        }
+        Ok(map.shared().expect("shared just now, or by somebody else").clone())
+    }
+
+    /// Lets guests work on the file.
+    ///
+    /// # Errors
+    /// When there is no memory or no descriptor for what they share.
+    pub fn open_to_guests(&self) -> io::Result<()> {
+        let shared = self.share()?;
+        if !self.is_open.swap(true, std::sync::atomic::Ordering::SeqCst) {
+            shared.layout.set_open(true);
+        }
+        Ok(())
+    }
+
+    /// Ends all work of guests on the file: when this returns, no operation of theirs is under way, and none begins.
+    ///
+    /// # Errors
+    /// When a guest does not end its operation; the file is closed to guests all the same.
+    pub async fn close_to_guests(&self, core: &SessionCore) -> Result<(), FileError> {
+        let Some(shared) = self.map.read().shared().cloned() else { return Ok(()) };
+        if self.is_open.swap(false, std::sync::atomic::Ordering::SeqCst) {
+            shared.layout.set_open(false);
+        }
+        shared.guests.quiesce(core.endpoint()).await
+    }
+
+    /// Keeps guests out for the caller's operation (G3).
+    pub(crate) async fn without_guests(&self, core: &SessionCore) -> Result<Option<Alone>, FileError> {
+        let Some(shared) = self.map.read().shared().cloned() else { return Ok(None) };
+        shared.layout.pause();
+        let alone = Alone(shared);
+        alone.0.guests.quiesce(core.endpoint()).await?;
+        Ok(Some(alone))
+    }
+
+    /// When a guest last wrote, in nanoseconds since 1970, if that was not asked for since.
+    pub fn take_guests_written_ns(&self) -> Option<u64> {
+        let written = self.map.read().shared().map(|shared| shared.layout.take_written());
+        written.filter(|&ns| ns != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farpool_fabric::Peer;
+    use farpool_pool::{LeasedRegion, NodeState};
+    use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
+
+    use super::*;
+
+    fn extent(number: u64) -> Arc<Extent> {
+        let peer = Peer { node: NodeId(1), tcp: None, verbs: None, shm_socket: None };
+        let id = RegionId { node: NodeId(1), index: 0 };
+        let node = Arc::new(NodeState::new(peer, String::new()));
+        let region =
+            Arc::new(LeasedRegion::new(id, Epoch(1), AccessKey::from_bytes([0; 16]), node, u64::MAX));
+        Arc::new(Extent::of_guest(region, 0, number))
+    }
+
+    #[test]
+    fn an_extent_that_was_given_up_is_kept_while_a_guest_may_be_at_work_on_it() {
+        let (words, _memory) = BlockWords::create().unwrap();
+        let guests = Guests::new(Arc::new(words)).unwrap();
+        let place = guests.table.take_place(1).unwrap();
+        let (one, other) = (extent(1), extent(2));
+        guests.table.enter(place);
+        guests.retire(one.clone());
+        guests.collect();
+        assert_eq!(Arc::strong_count(&one), 2, "an operation is under way that began before");
+        guests.table.leave(place);
+        guests.table.enter(place);
+        guests.retire(other.clone());
+        guests.collect();
+        assert_eq!((Arc::strong_count(&one), Arc::strong_count(&other)), (1, 2));
+        guests.free_places_of(GuestId(1));
+        guests.collect();
+        assert_eq!(Arc::strong_count(&other), 1, "the dead are not waited for");
+    }
+
+    #[test]
+    fn numbers_of_guests_are_given_out_once_at_a_time() {
+        let (words, _memory) = BlockWords::create().unwrap();
+        let guests = Guests::new(Arc::new(words)).unwrap();
+        let all: BTreeSet<_> = (0..BlockWord::MAX_HOLDER).map(|_| guests.add().unwrap()).collect();
+        assert_eq!(all.len(), usize::from(BlockWord::MAX_HOLDER));
+        assert_eq!(guests.add(), Err(TooManyGuests));
+        guests.remove(GuestId(7));
+        assert_eq!(guests.add(), Ok(GuestId(7)));
+    }
+}

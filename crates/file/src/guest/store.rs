@@ -1,0 +1,221 @@
+//! A guest's share of a store: the words, the table, and the regions it has met.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use farpool_fabric::{Clock, Peer};
+use farpool_lease::Millis;
+use farpool_pool::{Extent, LeaseKeeper, LeasedRegion, NodeState};
+use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
+use parking_lot::RwLock;
+
+use super::owner::GuestId;
+use super::table::{Place, Table};
+use crate::blocks::BlockWords;
+use crate::file_core::FileCore;
+use crate::rules::Rules;
+use crate::store::StoreCore;
+
+/// What a guest is given of a store, by duplicated descriptors.
+pub struct GuestMemory<D> {
+    /// The words of all blocks.
+    pub words: D,
+    /// Who is at work, and until when regions may be used.
+    pub table: D,
+}
+
+/// What a guest is told of a region.
+#[derive(Clone)]
+pub struct GuestRegion {
+    /// Which it is.
+    pub id: RegionId,
+    /// The lending's number.
+    pub epoch: Epoch,
+    /// What opens it.
+    pub key: AccessKey,
+    /// Where its node is reached.
+    pub peer: Peer,
+}
+
+/// Asks the owner for a region by its number; `None`: it does not say.
+type AskOwner = Box<dyn Fn(u64) -> Option<GuestRegion> + Send + Sync>;
+
+/// One guest's view of a store.
+pub struct GuestStore {
+    pub(super) words: BlockWords,
+    pub(super) table: Table,
+    guest: GuestId,
+    extents_per_region: u64,
+    clock: Arc<dyn Clock + Send + Sync>,
+    met: RwLock<Met>,
+    ask: AskOwner,
+}
+
+/// Regions by number, and their nodes.
+#[derive(Default)]
+struct Met {
+    regions: BTreeMap<u64, Arc<LeasedRegion>>,
+    nodes: BTreeMap<NodeId, Arc<NodeState>>,
+}
+
+impl Met {
+    fn add(&mut self, number: u64, told: GuestRegion) -> Arc<LeasedRegion> {
+        let id = told.peer.node;
+        let same = |known: &&Arc<NodeState>| !known.is_lost() && known.peer == told.peer;
+        let node = self.nodes.get(&id).filter(same).cloned();
+        let node = node.unwrap_or_else(|| Arc::new(NodeState::new(told.peer, String::new())));
+        self.nodes.insert(id, node.clone());
+        // It may be used as soon as the table says until when.
+        let region = Arc::new(LeasedRegion::new(told.id, told.epoch, told.key, node, 1));
+        self.regions.insert(number, region.clone());
+        region
+    }
+}
+
+/// A place among those at work, for one thread of a guest; given back when dropped.
+pub struct GuestPlace {
+    store: Arc<GuestStore>,
+    pub(super) place: Place,
+}
+
+/// An operation under way; the owner waits for it.
+pub(super) struct AtWork<'a> {
+    place: &'a GuestPlace,
+}
+
+impl GuestStore {
+    /// A store as `guest` sees it.
+    ///
+    /// # Errors
+    /// When the memory cannot be mapped or is not what it should be.
+    pub fn new(
+        guest: GuestId,
+        memory: &GuestMemory<OwnedFd>,
+        extents_per_region: u64,
+        clock: Arc<dyn Clock + Send + Sync>,
+        ask: AskOwner,
+    ) -> io::Result<Self> {
+        if extents_per_region == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "regions without extents"));
+        }
+        Ok(GuestStore {
+            words: BlockWords::open(&memory.words, guest.0)?,
+            table: Table::open(&memory.table)?,
+            guest,
+            extents_per_region,
+            clock,
+            met: RwLock::default(),
+            ask,
+        })
+    }
+
+    /// A place for the calling thread; `None`: there are too many.
+    pub fn place(self: &Arc<Self>) -> Option<GuestPlace> {
+        let place = self.table.take_place(self.guest.0)?;
+        Some(GuestPlace { store: self.clone(), place })
+    }
+
+    /// From now on nothing that is shared changes by this view of the store: the process was forked and this is the child,
+    /// or it stands for a process that died.
+    pub fn abandon(&self) {
+        self.words.abandon();
+        self.table.abandon();
+    }
+
+    /// The extent of a number, if its region may be used now.
+    pub(super) fn extent(&self, number: u64) -> Option<Extent> {
+        let (region, place) = (number / self.extents_per_region, number % self.extents_per_region);
+        let term = self.table.region(region)?;
+        let is_it = |known: &&Arc<LeasedRegion>| known.epoch == Epoch(term.epoch) && !known.is_over();
+        let known = self.met.read().regions.get(&region).filter(is_it).cloned();
+        let known = match known {
+            Some(known) => known,
+            None => {
+                let told = (self.ask)(region).filter(|told| told.epoch == Epoch(term.epoch))?;
+                self.met.write().add(region, told)
+            }
+        };
+        known.extend(term.usable_until_ms);
+        known.check(self.now().0).is_ok().then(|| Extent::of_guest(known, place as u32, number))
+    }
+}
+
+/// A guest gives nothing back and asks for nothing: what it finds out about nodes and leases is for itself.
+impl LeaseKeeper for GuestStore {
+    fn now(&self) -> Millis {
+        Millis(self.clock.now_ns() / 1_000_000)
+    }
+
+    fn node_lost(&self, node: &NodeState) {
+        node.give_up();
+    }
+
+    fn lease_lost(&self, _: RegionId, _: Epoch) {}
+}
+
+impl GuestPlace {
+    pub(super) fn enter(&self) -> AtWork<'_> {
+        self.store.table.enter(self.place);
+        AtWork { place: self }
+    }
+}
+
+impl Drop for GuestPlace {
+    fn drop(&mut self) {
+        self.store.table.free_place(self.place);
+    }
+}
+
+impl Drop for AtWork<'_> {
+    fn drop(&mut self) {
+        self.place.store.table.leave(self.place.place);
+    }
+}
+
+impl<R: Rules> StoreCore<R> {
+    /// Lets a guest in; it is given [`guest_memory`](Self::guest_memory).
+    ///
+    /// # Errors
+    /// When there are too many.
+    pub fn add_guest(&self) -> Result<GuestId, super::TooManyGuests> {
+        self.guests.publish(&self.stock);
+        self.guests.add()
+    }
+
+    /// What guests are given.
+    pub fn guest_memory(&self) -> GuestMemory<BorrowedFd<'_>> {
+        GuestMemory { words: self.words_memory.fd(), table: self.guests.memory() }
+    }
+
+    /// Extents of a region, as guests count them.
+    pub fn extents_per_region(&self) -> u64 {
+        self.stock.region_bytes() / farpool_pool::EXTENT_BYTES
+    }
+
+    /// The region of a number, for a guest that asks.
+    pub fn region_of(&self, number: u64) -> Option<GuestRegion> {
+        self.guests.publish(&self.stock);
+        let held = self.stock.numbered_regions().into_iter().find(|held| held.number == number)?;
+        let LeasedRegion { id, epoch, key, ref node, .. } = *held.region;
+        Some(GuestRegion { id, epoch, key, peer: node.peer.clone() })
+    }
+
+    /// What has to be done for guests now and then, several times in the term of a lease: tells them until when regions may
+    /// be used, and gives back what they were at work on.
+    pub fn look_after_guests(&self) {
+        self.guests.publish(&self.stock);
+        self.guests.collect();
+    }
+}
+
+impl<R: Rules> FileCore<R> {
+    /// The memory by which guests see the file, to be handed to one.
+    ///
+    /// # Errors
+    /// When there is no memory or no descriptor for it.
+    pub fn guest_memory(&self) -> io::Result<OwnedFd> {
+        self.share()?.memory().try_clone_to_owned()
+    }
+}

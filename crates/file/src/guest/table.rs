@@ -1,0 +1,238 @@
+//! What all processes of a host share of one store, beside the words: who is in an operation, and until when regions may
+//! be used. Memory of the owner, handed to its guests.
+//!
+//! T1. A guest enters an operation before it looks at anything shared, and leaves it when it touches nothing any more. What
+//!     the owner changed before it began to wait is seen by every operation that it does not wait for.
+//! T2. A place belongs to one thread of one guest. Places of guests that died are freed by the owner, after it has looked
+//!     after what they left.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+use farpool_fabric::{Mapping, Protection, SharedMemory};
+
+const WORD_BYTES: u64 = 8;
+/// A cache line and its neighbour, which the processor fetches with it: guests do not slow each other down.
+const PLACE_BYTES: u64 = 128;
+/// Most threads of guests at a time; a thread without a place asks the kernel.
+const MAX_PLACES: u64 = 4096;
+/// Most regions: as many as there are extents, if each were a region.
+const MAX_REGIONS: u64 = 1 << 24;
+const REGION_BYTES: u64 = 2 * WORD_BYTES;
+
+/// Where the epoch lies; the rest of its page is empty.
+const EPOCH: u64 = 0;
+/// How many places were ever in use: nobody needs to look behind them.
+const PLACES_USED: u64 = PLACE_BYTES;
+const PLACES: u64 = 4096;
+const REGIONS: u64 = PLACES + MAX_PLACES * PLACE_BYTES;
+const TABLE_BYTES: u64 = REGIONS + MAX_REGIONS * REGION_BYTES;
+
+/// Within a place.
+const STATE: u64 = 0;
+const GUEST: u64 = WORD_BYTES;
+
+/// Not in an operation.
+const IDLE: u64 = 0;
+const FIRST_EPOCH: u64 = 1;
+
+/// The table, as the owner or a guest sees it. Sparse: what is not used takes no memory.
+pub(crate) struct Table {
+    mapping: Arc<Mapping>,
+    /// This process has no part in it any more.
+    abandoned: AtomicBool,
+}
+
+/// One thread's place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Place(u64);
+
+/// Until when a region may be used, and under which epoch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct RegionTerm {
+    pub(crate) epoch: u64,
+    pub(crate) usable_until_ms: u64,
+}
+
+impl Table {
+    /// The owner's; the memory is what guests are given.
+    pub(crate) fn create() -> io::Result<(Table, SharedMemory)> {
+        let memory = SharedMemory::create("farpool-guests", TABLE_BYTES)?;
+        let table = Table { mapping: memory.mapping().clone(), abandoned: AtomicBool::new(false) };
+        table.store(EPOCH, FIRST_EPOCH);
+        Ok((table, memory))
+    }
+
+    /// A guest's.
+    pub(crate) fn open(fd: &OwnedFd) -> io::Result<Table> {
+        Ok(Table { mapping: Arc::new(map(fd, TABLE_BYTES)?), abandoned: AtomicBool::new(false) })
+    }
+
+    fn load(&self, at: u64) -> u64 {
+        self.mapping.load(at).expect("a place of the table lies within it")
+    }
+
+    /// From now on this view of the table changes nothing.
+    pub(crate) fn abandon(&self) {
+        // Relaxed: a process that was forked has one thread; and one that is simulated runs on one.
+        self.abandoned.store(true, Ordering::Relaxed);
+    }
+
+    fn store(&self, at: u64, value: u64) {
+        if self.abandoned.load(Ordering::Relaxed) {
+            return;
+        }
+        self.mapping.store(at, value).expect("a place of the table lies within it");
+    }
+
+    fn swap(&self, at: u64, expected: u64, new: u64) -> bool {
+        let found = self.mapping.compare_and_swap(at, expected, new);
+        found.expect("a place of the table lies within it") == expected
+    }
+
+    /// Takes a place for a thread of a guest.
+    pub(crate) fn take_place(&self, guest: u16) -> Option<Place> {
+        (0..MAX_PLACES).find_map(|index| {
+            let at = PLACES + index * PLACE_BYTES;
+            let taken = self.load(at + GUEST) == 0 && self.swap(at + GUEST, 0, guest.into());
+            taken.then(|| {
+                loop {
+                    let used = self.load(PLACES_USED);
+                    if used > index || self.swap(PLACES_USED, used, index + 1) {
+                        break Place(at);
+                    }
+                }
+            })
+        })
+    }
+
+    /// Gives a place up.
+    pub(crate) fn free_place(&self, place: Place) {
+        self.store(place.0 + STATE, IDLE);
+        self.store(place.0 + GUEST, 0);
+    }
+
+    /// Frees the places of a guest that is dead.
+    pub(crate) fn free_places_of(&self, guest: u16) {
+        for place in self.places_used().filter(|place| self.load(place.0 + GUEST) == u64::from(guest)) {
+            self.free_place(place);
+        }
+    }
+
+    fn places_used(&self) -> impl Iterator<Item = Place> + '_ {
+        let used = self.load(PLACES_USED).min(MAX_PLACES);
+        (0..used).map(|index| Place(PLACES + index * PLACE_BYTES))
+    }
+
+    /// Begins an operation (T1).
+    pub(crate) fn enter(&self, place: Place) {
+        self.store(place.0 + STATE, self.load(EPOCH));
+        // Pairs with the fence in `begin_waiting`: either the owner sees this place in use, or what follows here sees what
+        // the owner has changed.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Ends an operation: the store releases all that was done in it.
+    pub(crate) fn leave(&self, place: Place) {
+        self.store(place.0 + STATE, IDLE);
+    }
+
+    /// From now on [`is_over`](Self::is_over) tells whether all operations that began before have ended.
+    pub(crate) fn begin_waiting(&self) -> u64 {
+        fence(Ordering::SeqCst); // pairs with the one in `enter`
+        self.mapping.fetch_and_add(EPOCH, 1).expect("a place of the table lies within it")
+    }
+
+    /// Whether every operation that began in this epoch or before has ended.
+    pub(crate) fn is_over(&self, epoch: u64) -> bool {
+        self.places_used().all(|place| {
+            let state = self.load(place.0 + STATE);
+            state == IDLE || state > epoch
+        })
+    }
+
+    /// Says until when a region may be used.
+    pub(crate) fn publish_region(&self, number: u64, term: RegionTerm) {
+        if number >= MAX_REGIONS {
+            return; // guests find nothing there, and ask the kernel
+        }
+        let at = REGIONS + number * REGION_BYTES;
+        if self.load(at) != term.epoch {
+            // In this order, so that no epoch is read with another's time.
+            self.store(at + WORD_BYTES, 0);
+            self.store(at, term.epoch);
+        }
+        self.store(at + WORD_BYTES, term.usable_until_ms);
+    }
+
+    /// Until when a region may be used; `None`: it may not.
+    pub(crate) fn region(&self, number: u64) -> Option<RegionTerm> {
+        if number >= MAX_REGIONS {
+            return None;
+        }
+        let at = REGIONS + number * REGION_BYTES;
+        let epoch = self.load(at);
+        let usable_until_ms = self.load(at + WORD_BYTES);
+        (usable_until_ms != 0 && self.load(at) == epoch).then_some(RegionTerm { epoch, usable_until_ms })
+    }
+}
+
+/// Maps memory that came from another process: it must be as large as it is said to be, and sealed against shrinking.
+pub(crate) fn map(fd: &OwnedFd, bytes: u64) -> io::Result<Mapping> {
+    let seals = rustix::fs::fcntl_get_seals(fd)?;
+    let is_right =
+        rustix::fs::fstat(fd)?.st_size as u64 == bytes && seals.contains(rustix::fs::SealFlags::SHRINK);
+    if !is_right {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "this is not memory of a mount's daemon"));
+    }
+    let fd: BorrowedFd<'_> = std::os::fd::AsFd::as_fd(fd);
+    Mapping::new(fd, bytes, Protection::ReadWrite)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_ends_once_the_operations_of_before_have_ended_whatever_began_since() {
+        let (table, _memory) = Table::create().unwrap();
+        let (one, two) = (table.take_place(1).unwrap(), table.take_place(2).unwrap());
+        assert_ne!(one, two);
+        table.enter(one);
+        let epoch = table.begin_waiting();
+        table.enter(two);
+        assert!(!table.is_over(epoch));
+        table.leave(one);
+        assert!(table.is_over(epoch));
+        assert!(!table.is_over(table.begin_waiting()), "the second goes on");
+    }
+
+    #[test]
+    fn places_of_a_dead_guest_are_used_again() {
+        let (table, _memory) = Table::create().unwrap();
+        let (one, other) = (table.take_place(1).unwrap(), table.take_place(2).unwrap());
+        table.enter(one);
+        table.enter(other);
+        let epoch = table.begin_waiting();
+        table.free_places_of(1);
+        assert!(!table.is_over(epoch));
+        table.free_places_of(2);
+        assert!(table.is_over(epoch));
+        assert_eq!(table.take_place(3), Some(one));
+    }
+
+    #[test]
+    fn a_region_is_known_only_while_it_may_be_used() {
+        let (table, _memory) = Table::create().unwrap();
+        let term = RegionTerm { epoch: 7, usable_until_ms: 100 };
+        assert_eq!(table.region(3), None);
+        table.publish_region(3, term);
+        assert_eq!(table.region(3), Some(term));
+        table.publish_region(3, RegionTerm { epoch: 7, usable_until_ms: 0 });
+        assert_eq!(table.region(3), None);
+        table.publish_region(MAX_REGIONS, term);
+        assert_eq!(table.region(MAX_REGIONS), None);
+    }
+}

@@ -1,0 +1,115 @@
+//! Clients that work on files directly, as processes with the interposer do: by the words and layouts that they share with
+//! the owner, asking it only when something is out of the ordinary. They die without a chance to clean up.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+
+use farpool_fabric::sim::ProcessId;
+use farpool_file::guest::{GuestFileCore, GuestId, GuestMemory, GuestPlace, GuestStore};
+use farpool_file::{FileCore, Rules, StoreCore};
+use farpool_pool::SessionCore;
+
+use super::client::looked_at;
+use super::history::{Asked, CELL, Ended, Entry, filled};
+use super::{Phase, Run};
+
+/// A process that works on files directly.
+pub(super) struct Guest {
+    id: GuestId,
+    store: Arc<GuestStore>,
+}
+
+impl Guest {
+    /// From here on nothing of it changes anything; what it had begun stays as it is.
+    pub(super) fn dies(&self) {
+        self.store.abandon();
+    }
+
+    /// The owner hears of its death, some time later.
+    pub(super) fn is_buried<R: Rules>(self: Rc<Self>, run: &Rc<Run<R>>) {
+        let burying = run.clone();
+        let core = run.session(run.home);
+        run.tasks.spawn(run.home, async move {
+            burying.store.bury_guest(&core, self.id).await;
+        });
+    }
+}
+
+/// How a client works on files directly.
+pub(super) struct AsGuest<R: Rules> {
+    pub(super) guest: Rc<Guest>,
+    run: Rc<Run<R>>,
+    core: SessionCore,
+    place: GuestPlace,
+    /// Files it was let into, by number.
+    files: RefCell<BTreeMap<u64, Rc<GuestFileCore<R>>>>,
+}
+
+impl<R: Rules> AsGuest<R> {
+    /// Lets a process in; `None`: there is no more room.
+    pub(super) fn new(run: &Rc<Run<R>>, process: ProcessId) -> Option<Self> {
+        let id = run.store.add_guest().ok()?;
+        let memory = run.store.guest_memory();
+        let own = |fd: std::os::fd::BorrowedFd<'_>| -> Option<OwnedFd> { fd.try_clone_to_owned().ok() };
+        let memory = GuestMemory { words: own(memory.words)?, table: own(memory.table)? };
+        let owner: Weak<StoreCore<R>> = Arc::downgrade(&run.store);
+        let ask = move |number| owner.upgrade()?.region_of(number);
+        let clock = Arc::new(run.world.clock(run.host));
+        let store =
+            GuestStore::new(id, &memory, run.store.extents_per_region(), clock, Box::new(ask)).ok()?;
+        let store = Arc::new(store);
+        let place = store.place()?;
+        let core = SessionCore::new(store.clone(), run.endpoint(process));
+        let guest = Rc::new(Guest { id, store });
+        Some(AsGuest { guest, run: run.clone(), core, place, files: RefCell::default() })
+    }
+
+    /// Lets go of regions that are over.
+    pub(super) async fn let_go(&self) {
+        self.core.let_go().await;
+    }
+
+    fn file(&self, number: u64, file: &FileCore<R>) -> Option<Rc<GuestFileCore<R>>> {
+        if let Some(known) = self.files.borrow().get(&number) {
+            return Some(known.clone());
+        }
+        let opened = GuestFileCore::open(self.guest.store.clone(), &file.guest_memory().ok()?).ok()?;
+        let opened = Rc::new(opened);
+        self.files.borrow_mut().insert(number, opened.clone());
+        Some(opened)
+    }
+
+    /// Does it directly; `None`: the owner has to be asked.
+    pub(super) async fn ask(
+        &self,
+        number: u64,
+        file: &FileCore<R>,
+        asked: &Asked,
+        entry: &Entry,
+    ) -> Option<Ended> {
+        let guest_file = self.file(number, file)?;
+        let ended = match asked {
+            Asked::Read(cells) => {
+                let length = ((cells.end - cells.start) * CELL) as usize;
+                let read = guest_file.read(&self.core, &self.place, cells.start * CELL, length).await;
+                let (buffer, within) = read.ok()?;
+                looked_at(&self.run, cells, buffer.as_deref().map_or(&[][..], |bytes| &bytes[within]))
+            }
+            Asked::Write(cells) => {
+                let data = filled(entry.number(), number, cells.clone());
+                let written = guest_file.write(&self.core, &self.place, cells.start * CELL, &data).await;
+                written.ok()?;
+                Ended::Done
+            }
+            _ => return None,
+        };
+        if self.run.phase.get() == Phase::Busy && self.run.shut.borrow().contains(&number) {
+            self.run.complain(format!("a guest works on file {number}, which is closed to it"));
+        }
+        self.run.world.note("done directly: {}", &[entry.number()]);
+        Some(ended)
+    }
+}
