@@ -130,6 +130,10 @@ impl Host for Joined {
     fn is_over(&self) -> bool {
         DEAD.load(Ordering::Relaxed)
     }
+
+    fn abandon(&self) {
+        assert_ne!(self.process, std::process::id());
+    }
 }
 
 impl Drop for Joined {
@@ -149,7 +153,7 @@ impl Served {
         assert_eq!(self.process, std::process::id(), "a parent's file in its child");
         assert!(!FAULTY.load(Ordering::Relaxed), "a fault, as asked for");
         assert_eq!(session.downcast_ref::<Session>().unwrap().process, self.process);
-        let moved = usize::try_from(moved).ok()?;
+        let moved = usize::try_from(moved).ok().filter(|_| !DEAD.load(Ordering::Relaxed))?;
         SERVED.fetch_add(1, Ordering::Relaxed);
         Some(moved)
     }

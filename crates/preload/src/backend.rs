@@ -40,7 +40,7 @@ pub trait Backend: Sync {
     fn join(&self, registration: &Registration) -> Option<Arc<dyn Host>>;
 }
 
-/// A mount, joined by this process. Never used, and never dropped, in a forked child.
+/// A mount, joined by this process. In a forked child it is abandoned, and never dropped.
 pub trait Host: Send + Sync {
     /// The file that a ticket names.
     fn open(&self, ticket: &[u8; TICKET_BYTES]) -> Option<Box<dyn File>>;
@@ -48,11 +48,15 @@ pub trait Host: Send + Sync {
     /// What one thread needs for its operations.
     fn session(&self) -> Option<Box<dyn Any>>;
 
-    /// Whether the mount has ended: then the kernel answers for ever.
+    /// Whether the mount has ended. Then nothing more is opened here, and its files answer nothing.
     fn is_over(&self) -> bool;
+
+    /// In the child of a fork: touches nothing that the parent has any more. What is left is leaked. Takes no lock.
+    fn abandon(&self);
 }
 
-/// A file of a mount. `None` means: ask the kernel. Sessions are of the same host.
+/// A file of a mount. `None` means: ask the kernel; so it is for ever once the mount has ended. Sessions are of the
+/// same host.
 pub trait File: Send + Sync {
     /// Reads from `offset` on. Fewer bytes than asked for mean the end of the file.
     fn read_at(&self, session: &dyn Any, offset: u64, to: &mut [IoSliceMut<'_>]) -> Option<usize>;

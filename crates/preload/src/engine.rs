@@ -10,6 +10,7 @@ use crate::backend::{Backend, File};
 use crate::entry::within;
 use crate::hosts::{Hosts, Opened};
 use crate::identity::same;
+use crate::mounts::Mounts;
 use crate::process::{Process, Right};
 use crate::sys;
 use crate::table::{DESCRIPTORS_MAX, Found, Pin, Slot, Table, flag};
@@ -21,11 +22,13 @@ const GUARDS_PART: u64 = 4;
 /// Guards lie above this number, or above half the limit if that is lower: programs expect low numbers to be theirs.
 const GUARDS_FROM: u64 = 1024;
 
+static MOUNTS: Mounts = Mounts::new();
+
 /// One process's interposer.
 pub struct Engine {
     pub(crate) process: Process,
     pub(crate) table: Table,
-    pub(crate) backend: OnceLock<&'static dyn Backend>,
+    backend: OnceLock<&'static dyn Backend>,
     hosts: Hosts,
     /// Whether the program ever took a record lock: closing any descriptor of a file drops those on it.
     pub(crate) takes_record_locks: AtomicBool,
@@ -34,7 +37,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Does nothing until it has a backend.
+    /// Nothing known yet.
     #[allow(clippy::new_without_default)] // a static needs `const`
     pub const fn new() -> Self {
         Engine {
@@ -47,7 +50,11 @@ impl Engine {
         }
     }
 
-    /// Sets the mounts' side, once.
+    pub(crate) fn backend(&self) -> &'static dyn Backend {
+        self.backend.get().copied().unwrap_or(&MOUNTS)
+    }
+
+    /// Puts something else in the place of the mounts, once.
     pub fn use_backend(&self, backend: &'static dyn Backend) -> bool {
         self.backend.set(backend).is_ok()
     }
@@ -145,7 +152,7 @@ impl Engine {
 
     /// The first positional call on a descriptor.
     fn learn(&self, fd: RawFd) -> Option<Pin<'_>> {
-        let backend = *self.backend.get()?;
+        let backend = self.backend();
         if !backend.recognises(fd) || !self.process.start() {
             // A number that is not open may be a mount's tomorrow.
             if sys::ends_at_exec(fd).is_some() {
@@ -219,7 +226,7 @@ impl Engine {
 
     /// In the child of a fork, for a description that its parent had registered.
     fn open_again(&self, fd: RawFd, pin: &Pin<'_>) -> Option<()> {
-        let backend = *self.backend.get()?;
+        let backend = self.backend();
         if !self.process.is_owner() {
             return None;
         }

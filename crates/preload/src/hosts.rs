@@ -32,12 +32,8 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Runs one operation with the thread's session. `None` once the mount is over, and where a thread that ends has
-    /// its session no more.
+    /// Runs one operation with the thread's session, which a thread that ends may have no more.
     pub fn operate(&self, operation: impl FnOnce(&dyn File, &dyn Any) -> Option<usize>) -> Option<usize> {
-        if self.joined.host.is_over() {
-            return None;
-        }
         let with = |sessions: &RefCell<Sessions>| {
             let mut sessions = sessions.try_borrow_mut().ok()?;
             operation(&*self.file, sessions.of(&self.joined)?)
@@ -145,7 +141,11 @@ impl Hosts {
     pub fn forget(&self) {
         GENERATION.fetch_add(1, Ordering::Relaxed);
         for entry in &self.entries {
-            entry.store(null_mut(), Ordering::Relaxed);
+            let entry = entry.swap(null_mut(), Ordering::Acquire);
+            // SAFETY: null or from `Box::into_raw`; in the child nobody frees it.
+            if let Some(entry) = unsafe { entry.as_ref() } {
+                entry.joined.host.abandon();
+            }
         }
     }
 }

@@ -30,7 +30,7 @@ pub fn same(one: RawFd, other: RawFd) -> bool {
         0 => false,
         // A kernel that does not know the command says `EINVAL` of open descriptors; so does this one of closed ones
         // never.
-        _ if last_error() == libc::EINVAL => {
+        _ if sys::last_error() == libc::EINVAL => {
             WAY.store(BY_KCMP, Ordering::Relaxed);
             same_by_kcmp(one, other)
         }
@@ -52,11 +52,6 @@ fn same_by_kcmp(one: RawFd, other: RawFd) -> bool {
         )
     };
     answer == 0
-}
-
-fn last_error() -> i32 {
-    // SAFETY: the thread's own `errno`.
-    unsafe { *libc::__errno_location() }
 }
 
 #[cfg(test)]

@@ -157,9 +157,7 @@ impl Engine {
             return;
         }
         pin.set(flag::ENDING);
-        if let Some(backend) = self.backend.get() {
-            backend.unregister(fd);
-        }
+        self.backend().unregister(fd);
         if !pin.has(flag::WANTS_DIRECT)
             && let Some(status) = sys::status_flags(fd)
         {

@@ -33,6 +33,7 @@ mod hooks;
 mod hosts;
 mod identity;
 mod leaving;
+mod mounts;
 mod process;
 mod sys;
 mod table;

@@ -37,20 +37,58 @@ pub struct FileId {
     pub inode: u64,
 }
 
-/// Which file a descriptor is open on, from what the kernel knows without asking a mount.
+/// What the kernel knows of an open file without asking a mount.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts {
+    /// Which file it is.
+    pub id: FileId,
+    /// Neither a folder nor anything special.
+    pub is_regular: bool,
+}
+
+/// Which file a descriptor is open on.
 pub fn file_id(fd: RawFd) -> Option<FileId> {
+    facts(fd).map(|facts| facts.id)
+}
+
+/// The kind of file system that a descriptor is open on (`f_type`).
+pub fn file_system(fd: RawFd) -> Option<i64> {
+    let mut system = std::mem::MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: the buffer is one `statfs`, and alive; nobody else has it.
+    let answer = unsafe { libc::syscall(libc::SYS_fstatfs, fd, system.as_mut_ptr()) };
+    // SAFETY: the kernel has filled it.
+    (answer == 0).then(|| unsafe { system.assume_init() }.f_type)
+}
+
+/// The calling thread's `errno`.
+pub fn last_error() -> i32 {
+    // SAFETY: the thread's own.
+    unsafe { *libc::__errno_location() }
+}
+
+/// What the kernel knows of an open file.
+pub fn facts(fd: RawFd) -> Option<Facts> {
     let mut stat = std::mem::MaybeUninit::<libc::statx>::uninit();
     let how = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
     // SAFETY: the path is an empty string, the buffer is one `statx`; both are alive, and nobody else has the buffer.
-    let answer =
-        unsafe { libc::syscall(libc::SYS_statx, fd, c"".as_ptr(), how, libc::STATX_INO, stat.as_mut_ptr()) };
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_statx,
+            fd,
+            c"".as_ptr(),
+            how,
+            libc::STATX_INO | libc::STATX_TYPE,
+            stat.as_mut_ptr(),
+        )
+    };
     if answer != 0 {
         return None;
     }
     // SAFETY: the kernel has filled it.
     let stat = unsafe { stat.assume_init() };
     let device = libc::makedev(stat.stx_dev_major, stat.stx_dev_minor);
-    Some(FileId { device, inode: stat.stx_ino })
+    let is_regular = u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFREG;
+    Some(Facts { id: FileId { device, inode: stat.stx_ino }, is_regular })
 }
 
 /// The calling process, as the kernel says now.

@@ -19,7 +19,7 @@ pub(crate) fn engine() -> &'static Engine {
     &ENGINE
 }
 
-/// Sets the mounts' side of the hooks; false if it was set before.
+/// Puts something else in the place of the mounts; false if that was done before. For tests.
 pub fn use_backend(backend: &'static dyn Backend) -> bool {
     ENGINE.use_backend(backend)
 }
