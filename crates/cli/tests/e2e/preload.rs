@@ -7,7 +7,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::support::{Output, assert_complaint, farpool, run, run_command};
+use crate::support::{Mount, Output, Pool, PoolOptions, assert_complaint, farpool, run, run_command};
 
 /// A library that answers for itself when asked, in the place of the real one.
 fn stand_in(dir: &Path) -> PathBuf {
@@ -83,4 +83,67 @@ fn what_is_missing_is_named_with_the_fix() {
     fs::copy(&library, &odd).unwrap();
     assert_complaint(&run_with(&odd, &["true"]), 1, "cannot be preloaded");
     assert_complaint(&run(["run"]), 2, "<COMMAND>");
+}
+
+/// The interposer as cargo built it.
+fn interposer() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let found =
+        test.ancestors().map(|folder| folder.join("libfarpool_preload.so")).find(|path| path.exists());
+    found.expect("the interposer is built by `cargo test`, or by `cargo build -p farpool-preload`")
+}
+
+/// Builds one of the C programs by which the interposer itself is tested.
+fn test_program(name: &str, dir: &Path) -> PathBuf {
+    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload/tests/programs");
+    let (source, program) = (programs.join(format!("{name}.c")), dir.join(name));
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-O1", "-w", "-o"]).arg(&program).arg(source).args(["-lpthread", "-ldl"]);
+    assert!(cc.output().unwrap().status.success());
+    program
+}
+
+/// What a program prints that works in a new folder of `parent`.
+fn seen_in(parent: &Path, program: &Path, args: &[&str], interposer: Option<&Path>) -> String {
+    let folder = TempDir::new_in(parent).unwrap();
+    let mut all = vec![program.to_str().unwrap(), folder.path().to_str().unwrap()];
+    all.extend(args);
+    let output = match interposer {
+        Some(library) => run_with(library, &all),
+        None => {
+            let mut command = Command::new(all[0]);
+            command.args(&all[1..]).env_remove("LD_PRELOAD");
+            run_command(command)
+        }
+    };
+    assert!(output.status.success() && output.stderr.is_empty(), "{program:?} {args:?}: {output:?}");
+    output.stdout
+}
+
+#[test]
+fn random_calls_on_a_mount_answer_the_same_with_the_interposer_as_without() {
+    let dir = TempDir::new().unwrap();
+    let (library, program) = (interposer(), test_program("sequence", dir.path()));
+    let pool = Pool::start(PoolOptions::default());
+    let mount = Mount::of(&pool, &[]);
+    for seed in ["1", "2", "3"] {
+        let args = [seed, "1500"];
+        let plain = seen_in(mount.path(), &program, &args, None);
+        let with = seen_in(mount.path(), &program, &args, Some(&library));
+        let differs = plain.lines().zip(with.lines()).find(|(plain, with)| plain != with);
+        assert_eq!((differs, plain.len()), (None, with.len()), "seed {seed}");
+    }
+}
+
+#[test]
+fn threads_handlers_and_children_of_an_interposed_program_find_their_files_on_a_mount() {
+    let dir = TempDir::new().unwrap();
+    let library = interposer();
+    let pool = Pool::start(PoolOptions::default());
+    let mount = Mount::of(&pool, &[]);
+    for name in ["threads", "children"] {
+        let program = test_program(name, dir.path());
+        seen_in(mount.path(), &program, &[], None);
+        seen_in(mount.path(), &program, &[], Some(&library));
+    }
 }
