@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use anyhow::{Context, Result};
 use farpool_fabric::{TransportChoice, Transports};
 use farpool_file::FileStore;
-use farpool_mount::{MAX_THREADS, MountConfig, start_watcher};
+use farpool_mount::{Acceleration, MAX_THREADS, MountConfig, start_watcher};
 use farpool_pool::{Pool, PoolConfig};
 
 use crate::output::say;
@@ -41,6 +41,16 @@ pub struct MountArgs {
     #[arg(long)]
     allow_other: bool,
 
+    /// Let processes started by `farpool run` read and write files without asking the kernel. Other processes are slower
+    /// for it: the kernel keeps nothing back for them
+    #[arg(long)]
+    accelerate: bool,
+
+    /// As --accelerate, for processes of this user, too; they are trusted with all files of the mount, besides root and
+    /// the user who mounts. May be given several times
+    #[arg(long, value_name = "USER", value_parser = user_id)]
+    accelerate_for: Vec<u32>,
+
     /// Threads that serve the kernel's requests [default: one per processor, at least 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_THREADS as i64))]
     threads: Option<u16>,
@@ -60,6 +70,8 @@ pub fn run(args: MountArgs) -> Result<()> {
         mountpoint: args.dir,
         threads: args.threads.map_or_else(default_threads, usize::from),
         allow_other: args.allow_other,
+        acceleration: (args.accelerate || !args.accelerate_for.is_empty())
+            .then_some(Acceleration { trusted_uids: args.accelerate_for }),
     };
     config.check()?;
     // Forked while there is one thread and no far memory, see there.
@@ -84,6 +96,17 @@ pub fn run(args: MountArgs) -> Result<()> {
         stop,
     )?;
     Ok(())
+}
+
+/// The number of a user, by name or number.
+fn user_id(user: &str) -> Result<u32, String> {
+    if let Ok(number) = user.parse() {
+        return Ok(number);
+    }
+    let users = std::fs::read_to_string("/etc/passwd").map_err(|error| format!("/etc/passwd: {error}"))?;
+    let line = users.lines().find_map(|line| line.strip_prefix(user)?.strip_prefix(':'));
+    let number = line.and_then(|line| line.split(':').nth(1)?.parse().ok());
+    number.ok_or_else(|| format!("there is no user {user} in /etc/passwd; a number will do"))
 }
 
 fn default_threads() -> usize {

@@ -104,6 +104,14 @@ impl FarFile {
         guard.block_on(self.inner.punch(core, offset, length))
     }
 
+    /// As [`FileCore::close_to_guests`].
+    pub fn close_to_guests(&self, session: &Session) -> Result<(), FileError> {
+        let guard = session.lock();
+        // SAFETY: as in `write`.
+        let core = unsafe { guard.core() };
+        guard.block_on(self.inner.close_to_guests(core))
+    }
+
     /// As [`FileCore::mark_lost`].
     pub fn mark_lost(&self, offset: u64, length: u64) {
         self.inner.mark_lost(offset, length);

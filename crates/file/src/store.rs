@@ -12,7 +12,7 @@ use crate::blocks::BlockWords;
 use crate::error::FileError;
 use crate::file::FarFile;
 use crate::file_core::FileCore;
-use crate::guest::Guests;
+use crate::guest::{GuestId, Guests};
 use crate::moving::Mover;
 use crate::rules::{Rules, Shipped};
 
@@ -52,6 +52,19 @@ impl FileStore {
     /// An empty file; it takes far memory as it is written. Dropping its last handle gives all back.
     pub fn create(&self) -> FarFile {
         FarFile::new(self.core.create(), self.pool.clone())
+    }
+
+    /// What the store is made of, for `async` code and for guests.
+    pub fn core(&self) -> &Arc<StoreCore> {
+        &self.core
+    }
+
+    /// As [`StoreCore::bury_guest`].
+    pub fn bury_guest(&self, session: &Session, guest: GuestId) {
+        let guard = session.lock();
+        // SAFETY: all buffers and futures end in `block_on`.
+        let core = unsafe { guard.core() };
+        guard.block_on(self.core.bury_guest(core, guest));
     }
 
     /// Size of the pool for this owner.
@@ -113,6 +126,8 @@ impl<R: Rules> StoreCore<R> {
             return Err(FileError::NoSpace);
         }
         self.words.clear(&extent);
+        // Known to guests before the extent is.
+        self.guests.publish_region(extent.number() / self.extents_per_region(), extent.region());
         Ok(extent)
     }
 }

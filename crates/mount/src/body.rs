@@ -6,6 +6,8 @@ use std::time::{Duration, SystemTime};
 use farpool_file::FarFile;
 use fuser::Errno;
 
+use crate::guests::Doors;
+
 /// Shared by the namespace and the open handles of one file, so that reads and writes need no look-up there.
 pub(crate) struct Body {
     pub(crate) far: FarFile,
@@ -19,6 +21,8 @@ pub(crate) struct Body {
     /// How often the file is open for writing: only then can the kernel hold data that we have not seen. (A mapping
     /// keeps its descriptor's opening alive, and the kernel writes back before it gives one up.)
     writers: AtomicU32,
+    /// Who has it open, where processes work on files directly.
+    pub(crate) doors: Doors,
 }
 
 impl Body {
@@ -29,6 +33,7 @@ impl Body {
             poisoned: AtomicBool::new(false),
             failure: AtomicI32::new(0),
             writers: AtomicU32::new(0),
+            doors: Doors::default(),
         }
     }
 
@@ -42,11 +47,15 @@ impl Body {
 
     /// When the contents were last written, if the namespace does not know yet.
     pub(crate) fn written(&self) -> Option<SystemTime> {
+        if let Some(ns) = self.far.core().take_guests_written_ns() {
+            self.written_ns.fetch_max(ns, Ordering::Relaxed);
+        }
         from_ns(self.written_ns.load(Ordering::Relaxed))
     }
 
     /// As [`written`](Self::written); from now on it is for the namespace to know.
     pub(crate) fn take_written(&self) -> Option<SystemTime> {
+        let _of_guests = self.written();
         from_ns(self.written_ns.swap(0, Ordering::Relaxed))
     }
 

@@ -27,15 +27,16 @@ use farpool_file::FileStore;
 use farpool_wire::MAX_TRANSFER_BYTES;
 use fuser::{
     CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    IoctlFlags, KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::body::Body;
 use crate::errno::Failure;
 use crate::flusher::Flusher;
+use crate::guests::Hall;
 use crate::handles::Handles;
 use crate::namespace::{Change, Ino, Kind, MAX_INODES, Namespace, Ownership};
 use crate::worker::{Bell, contained};
@@ -70,20 +71,22 @@ const CAPABILITIES: [InitFlags; 8] = [
     InitFlags::FUSE_EXPLICIT_INVAL_DATA,
 ];
 
-type Outcome<T> = Result<T, Failure>;
+pub(crate) type Outcome<T> = Result<T, Failure>;
 
 pub(crate) struct FarFs {
-    store: FileStore,
+    pub(crate) store: FileStore,
     namespace: RwLock<Namespace<Arc<Body>>>,
     /// A handler panicked in the namespace: what it left half done is unknown.
     names_poisoned: AtomicBool,
-    handles: Handles,
+    pub(crate) handles: Handles,
     bell: Bell,
     kernel: Kernel,
     /// `None`: data and holes are for the kernel to make up (F3).
     flusher: Option<Flusher>,
     /// Extended attributes are kept only if that does not make every write slower (M7).
     keeps_xattrs: bool,
+    /// Where processes are received that work on files directly, if any may.
+    pub(crate) hall: Option<Arc<Hall>>,
 }
 
 /// How the kernel is told something unasked; set once the session exists.
@@ -97,6 +100,7 @@ impl FarFs {
         bell: Bell,
         kernel: Kernel,
         flusher: Option<Flusher>,
+        hall: Option<Arc<Hall>>,
     ) -> Self {
         let namespace = RwLock::new(Namespace::new(root, SystemTime::now(), MAX_INODES));
         FarFs {
@@ -108,13 +112,25 @@ impl FarFs {
             kernel,
             flusher,
             keeps_xattrs: false,
+            hall,
         }
     }
 
-    fn names(&self) -> Outcome<RwLockReadGuard<'_, Namespace<Arc<Body>>>> {
+    pub(crate) fn names(&self) -> Outcome<RwLockReadGuard<'_, Namespace<Arc<Body>>>> {
         let names = self.namespace.read();
         self.check_names()?;
         Ok(names)
+    }
+
+    /// How long the kernel may use names and attributes without asking. Where processes work on files directly it hears of
+    /// no change.
+    fn cached(&self) -> Duration {
+        if self.hall.is_some() { Duration::ZERO } else { CACHED }
+    }
+
+    /// Whether the kernel may keep pages of the file from its last opening: see above.
+    fn opening_flags(&self) -> FopenFlags {
+        if self.hall.is_some() { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE }
     }
 
     fn names_mut(&self) -> Outcome<RwLockWriteGuard<'_, Namespace<Arc<Body>>>> {
@@ -175,16 +191,16 @@ fn ownership(request: &Request, mode: u32) -> Ownership {
     Ownership { mode, uid: request.uid(), gid: request.gid() }
 }
 
-fn send_entry(reply: ReplyEntry, result: Outcome<stat::Stat>) {
+fn send_entry(reply: ReplyEntry, result: Outcome<stat::Stat>, cached: Duration) {
     match result {
-        Ok(stat) => reply.entry(&CACHED, &stat.complete(), GENERATION),
+        Ok(stat) => reply.entry(&cached, &stat.complete(), GENERATION),
         Err(Failure(errno)) => reply.error(errno),
     }
 }
 
-fn send_attributes(reply: ReplyAttr, result: Outcome<stat::Stat>) {
+fn send_attributes(reply: ReplyAttr, result: Outcome<stat::Stat>, cached: Duration) {
     match result {
-        Ok(stat) => reply.attr(&CACHED, &stat.complete()),
+        Ok(stat) => reply.attr(&cached, &stat.complete()),
         Err(Failure(errno)) => reply.error(errno),
     }
 }
@@ -198,7 +214,11 @@ fn send_empty(reply: ReplyEmpty, result: Outcome<()>) {
 
 impl Filesystem for FarFs {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        for capability in CAPABILITIES {
+        // What the kernel collects, and how far it takes files to reach, others could not know who work on them directly.
+        let asked = CAPABILITIES.into_iter();
+        for capability in
+            asked.filter(|asked| self.hall.is_none() || *asked != InitFlags::FUSE_WRITEBACK_CACHE)
+        {
             if let Err(missing) = config.add_capabilities(capability) {
                 tracing::debug!(?missing, "the kernel is too old for this, and does without");
             }
@@ -216,7 +236,7 @@ impl Filesystem for FarFs {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.on_names(|| send_entry(reply, self.look_up(ino(parent), name)));
+        self.on_names(|| send_entry(reply, self.look_up(ino(parent), name), self.cached()));
     }
 
     fn forget(&self, _request: &Request, node: INodeNo, count: u64) {
@@ -227,7 +247,7 @@ impl Filesystem for FarFs {
         if let Some(errno) = handle.and_then(|handle| self.handles.get_writable(handle.0)?.failure()) {
             return reply.error(errno); // M4: asked on behalf of a `write`
         }
-        self.on_names(|| send_attributes(reply, self.stat(ino(node))));
+        self.on_names(|| send_attributes(reply, self.stat(ino(node)), self.cached()));
     }
 
     fn setattr(
@@ -255,7 +275,9 @@ impl Filesystem for FarFs {
         };
         let (accessed, modified) = (accessed.map(time), modified.map(time));
         let change = Change { mode, uid, gid, accessed, modified };
-        self.on_names(|| send_attributes(reply, self.set_attributes(ino(node), size, change, now)));
+        self.on_names(|| {
+            send_attributes(reply, self.set_attributes(ino(node), size, change, now), self.cached())
+        });
     }
 
     fn readlink(&self, _request: &Request, node: INodeNo, reply: ReplyData) {
@@ -275,7 +297,9 @@ impl Filesystem for FarFs {
         _device: u32,
         reply: ReplyEntry,
     ) {
-        self.on_names(|| send_entry(reply, self.make_node(ino(parent), name, ownership(request, mode))));
+        self.on_names(|| {
+            send_entry(reply, self.make_node(ino(parent), name, ownership(request, mode)), self.cached())
+        });
     }
 
     fn mkdir(
@@ -288,7 +312,9 @@ impl Filesystem for FarFs {
         reply: ReplyEntry,
     ) {
         let own = ownership(request, mode);
-        self.on_names(|| send_entry(reply, self.make(ino(parent), name, Kind::Directory, own)));
+        self.on_names(|| {
+            send_entry(reply, self.make(ino(parent), name, Kind::Directory, own), self.cached())
+        });
     }
 
     fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -301,7 +327,7 @@ impl Filesystem for FarFs {
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let (own, kind) = (ownership(request, 0o777), Kind::Symlink(target.as_os_str().to_owned()));
-        self.on_names(|| send_entry(reply, self.make(ino(parent), name, kind, own)));
+        self.on_names(|| send_entry(reply, self.make(ino(parent), name, kind, own), self.cached()));
     }
 
     fn rename(
@@ -319,12 +345,12 @@ impl Filesystem for FarFs {
     }
 
     fn link(&self, _request: &Request, node: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.on_names(|| send_entry(reply, self.add_link(ino(node), ino(parent), name)));
+        self.on_names(|| send_entry(reply, self.add_link(ino(node), ino(parent), name), self.cached()));
     }
 
     fn open(&self, _request: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.on_names(|| match self.open_file(ino(node), flags.0) {
-            Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::FOPEN_KEEP_CACHE),
+            Ok(handle) => reply.opened(FileHandle(handle), self.opening_flags()),
             Err(Failure(errno)) => reply.error(errno),
         });
     }
@@ -342,8 +368,8 @@ impl Filesystem for FarFs {
         let own = ownership(request, mode);
         self.on_names(|| match self.create_file(ino(parent), name, own, flags) {
             Ok((stat, handle)) => {
-                let flags = FopenFlags::FOPEN_KEEP_CACHE;
-                reply.created(&CACHED, &stat.complete(), GENERATION, FileHandle(handle), flags);
+                let flags = self.opening_flags();
+                reply.created(&self.cached(), &stat.complete(), GENERATION, FileHandle(handle), flags);
             }
             Err(Failure(errno)) => reply.error(errno),
         });
@@ -388,6 +414,20 @@ impl Filesystem for FarFs {
                 }
             }
         });
+    }
+
+    fn ioctl(
+        &self,
+        request: &Request,
+        _node: INodeNo,
+        handle: FileHandle,
+        _flags: IoctlFlags,
+        command: u32,
+        _data: &[u8],
+        _room: u32,
+        reply: ReplyIoctl,
+    ) {
+        self.on_file(handle, || self.answer_ioctl(handle.0, command, request.uid(), reply));
     }
 
     fn lseek(

@@ -21,6 +21,18 @@ pub(crate) struct Handle {
     pub(crate) body: Arc<Body>,
     /// Opened for writing.
     pub(crate) writable: bool,
+    pub(crate) standing: Standing,
+}
+
+/// How an opening stands to the rules of guests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Standing {
+    /// It goes by the kernel's rules.
+    Plain,
+    /// It goes by those of guests.
+    Registered,
+    /// It goes by the kernel's, for good.
+    Barred,
 }
 
 /// All open files. Looking one up takes a shared lock for two instructions.
@@ -53,6 +65,22 @@ impl Handles {
     pub(crate) fn get(&self, number: u64) -> Option<Arc<Body>> {
         let table = self.table.read();
         table.slots.get(usize::try_from(number).ok()?)?.as_ref().map(|handle| handle.body.clone())
+    }
+
+    pub(crate) fn handle(&self, number: u64) -> Option<Handle> {
+        let table = self.table.read();
+        table.slots.get(usize::try_from(number).ok()?)?.clone()
+    }
+
+    /// Changes how an opening stands, unless it is barred; returns how it stood.
+    pub(crate) fn change_standing(&self, number: u64, standing: Standing) -> Option<Standing> {
+        let mut table = self.table.write();
+        let handle = table.slots.get_mut(usize::try_from(number).ok()?)?.as_mut()?;
+        let before = handle.standing;
+        if before != Standing::Barred {
+            handle.standing = standing;
+        }
+        Some(before)
     }
 
     /// The file behind a handle, if it was opened for writing.

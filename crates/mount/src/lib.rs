@@ -9,6 +9,7 @@
 //! fs         requests and replies                  worker   a thread's session, panics contained
 //! namespace  directories, names, attributes (pure) body, handles   files and open files
 //! flusher    has the kernel write back              mount    from making to end
+//! guests     processes that work on files directly
 //! attach, helper, watcher, mountpoint, mountinfo       making and unmaking
 //! ```
 //! Not here: where far memory comes from (crate `pool`), what it holds (crate `file`), the command line.
@@ -19,6 +20,7 @@ mod errno;
 mod error;
 mod flusher;
 mod fs;
+mod guests;
 mod handles;
 mod helper;
 mod mount;
@@ -29,6 +31,6 @@ mod watcher;
 mod worker;
 
 pub use error::MountError;
-pub use mount::{MAX_THREADS, MountConfig, run};
+pub use mount::{Acceleration, MAX_THREADS, MountConfig, run};
 pub use mountpoint::check_mountpoint;
 pub use watcher::{Watcher, start_watcher};

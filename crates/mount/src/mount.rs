@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::thread;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use crate::attach::{Attached, attach};
 use crate::error::MountError;
 use crate::flusher::Flusher;
 use crate::fs::{FarFs, Kernel};
+use crate::guests::{Hall, Opener, Server};
 use crate::mountpoint::{check_allow_other, check_mountpoint, resolve};
 use crate::namespace::{MODE_MASK, Ownership};
 use crate::watcher::Watcher;
@@ -38,6 +40,16 @@ pub struct MountConfig {
     pub threads: usize,
     /// Whether other users may use the mount, within the permissions of its files.
     pub allow_other: bool,
+    /// Who may work on files directly; `None`: nobody.
+    pub acceleration: Option<Acceleration>,
+}
+
+/// Who may work on files directly, without asking the kernel (`libfarpool_preload.so`). Where somebody may, the kernel keeps
+/// no written data and no attributes back.
+#[derive(Clone, Default, Debug)]
+pub struct Acceleration {
+    /// Users who are trusted with all files of the mount, besides root and the one who mounts.
+    pub trusted_uids: Vec<u32>,
 }
 
 impl MountConfig {
@@ -81,7 +93,10 @@ pub fn run(
     }
     let flusher = attached.can_be_ended().then(|| Flusher::start(device.as_fd()));
     let flusher = flusher.transpose().map_err(MountError::Broken)?;
-    let file_system = FarFs::new(store.clone(), root, bell.clone(), kernel.clone(), flusher);
+    let hall = config.acceleration.as_ref().map(|acceleration| open_hall(acceleration, &kernel, &store));
+    let hall = hall.transpose().map_err(MountError::Broken)?;
+    let (hall, guests) = hall.unzip();
+    let file_system = FarFs::new(store.clone(), root, bell.clone(), kernel.clone(), flusher, hall);
 
     let mut options = Config::default();
     options.n_threads = Some(config.threads.clamp(1, MAX_THREADS));
@@ -114,9 +129,23 @@ pub fn run(
     };
     // The mount first, then its watcher, then the leases.
     drop(attached);
+    drop(guests);
     drop(watcher);
     drop(store);
     result
+}
+
+/// Receives processes that work on files directly.
+fn open_hall(
+    acceleration: &Acceleration,
+    kernel: &Kernel,
+    store: &FileStore,
+) -> io::Result<(Arc<Hall>, (Opener, Server))> {
+    let mut trusted = acceleration.trusted_uids.clone();
+    trusted.push(rustix::process::geteuid().as_raw());
+    let (hall, opener) = Hall::open(trusted, kernel.clone())?;
+    let server = Server::start(hall.clone(), store.clone())?;
+    Ok((hall, (opener, server)))
 }
 
 fn serve_until(end: &Receiver<io::Result<()>>, stop: &Receiver<()>, bell: &Bell) -> End {

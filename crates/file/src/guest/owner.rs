@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::{Endpoint, SharedMemory};
-use farpool_pool::{Extent, SessionCore, Stock};
+use farpool_pool::{Extent, LeasedRegion, SessionCore, Stock};
 use farpool_wire::BlockWord;
 use parking_lot::Mutex;
 
@@ -147,11 +147,13 @@ impl Guests {
 
     /// Tells guests until when regions may be used.
     pub(crate) fn publish(&self, stock: &Stock) {
-        for region in stock.numbered_regions() {
-            let usable_until_ms = region.region.usable_until_ms();
-            let term = RegionTerm { epoch: region.region.epoch.0, usable_until_ms };
-            self.table.publish_region(region.number, term);
-        }
+        stock.numbered_regions().iter().for_each(|held| self.publish_region(held.number, &held.region));
+    }
+
+    /// Tells guests until when one may be used.
+    pub(crate) fn publish_region(&self, number: u64, region: &LeasedRegion) {
+        let term = RegionTerm { epoch: region.epoch.0, usable_until_ms: region.usable_until_ms() };
+        self.table.publish_region(number, term);
     }
 }
 
@@ -224,7 +226,7 @@ impl<R: Rules> FileCore<R> {
 #[cfg(test)]
 mod tests {
     use farpool_fabric::Peer;
-    use farpool_pool::{LeasedRegion, NodeState};
+    use farpool_pool::NodeState;
     use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
 
     use super::*;

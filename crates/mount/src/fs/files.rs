@@ -11,7 +11,7 @@ use super::stat::Stat;
 use super::{FarFs, Outcome};
 use crate::body::Body;
 use crate::errno::Failure;
-use crate::handles::Handle;
+use crate::handles::{Handle, Standing};
 use crate::namespace::{Ino, Kind, Ownership};
 use crate::worker::{contained, with_session};
 
@@ -37,8 +37,11 @@ impl FarFs {
         if writable {
             body.add_writer();
         }
-        let handle = Handle { ino, body: body.clone(), writable };
-        let opened = truncated.and_then(|()| Ok(self.handles.insert(handle)?));
+        let handle = Handle { ino, body: body.clone(), writable, standing: Standing::Plain };
+        let opened = truncated.and_then(|()| self.admit(&body)).and_then(|()| {
+            let inserted = self.handles.insert(handle);
+            Ok(inserted.inspect_err(|_| self.dismiss(ino, &body, Standing::Plain))?)
+        });
         if opened.is_err() {
             if writable {
                 body.remove_writer();
@@ -73,7 +76,8 @@ impl FarFs {
     }
 
     pub(super) fn close_file(&self, handle: u64) {
-        if let Some(Handle { ino, body, writable }) = self.handles.remove(handle) {
+        if let Some(Handle { ino, body, writable, standing }) = self.handles.remove(handle) {
+            self.dismiss(ino, &body, standing);
             if writable {
                 body.remove_writer();
             }

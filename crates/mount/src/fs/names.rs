@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use fuser::{Errno, INodeNo, RenameFlags, ReplyDirectory, ReplyDirectoryPlus, ReplyStatfs};
 
 use super::stat::{Stat, file_type};
-use super::{CACHED, FarFs, GENERATION, Outcome};
+use super::{FarFs, GENERATION, Outcome};
 use crate::body::Body;
 use crate::errno::Failure;
 use crate::namespace::{Change, Ino, Kind, MAX_INODES, MAX_NAME_BYTES, Namespace, Ownership, RenameMode};
@@ -157,7 +157,8 @@ impl FarFs {
         let mut left_out = Vec::new();
         let mut full = false;
         for Listed { ino, cookie, name, stat, remembered } in batch {
-            full = full || reply.add(INodeNo(ino.0), cookie, &name, &CACHED, &stat.complete(), GENERATION);
+            full = full
+                || reply.add(INodeNo(ino.0), cookie, &name, &self.cached(), &stat.complete(), GENERATION);
             if full && remembered {
                 left_out.push((ino, 1));
             }

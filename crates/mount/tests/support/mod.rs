@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use farpool_fabric::TransportChoice;
 use farpool_file::FileStore;
-use farpool_mount::{MountConfig, run, start_watcher};
+use farpool_mount::{Acceleration, MountConfig, run, start_watcher};
 use farpool_pool::{Pool, PoolConfig};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -30,6 +30,7 @@ const ELSEWHERE: &str = "FARPOOL_POSIX_DIR";
 /// Set for the process that serves: where to mount, and how many bytes to lend to it.
 const SERVE_AT: &str = "FARPOOL_TEST_SERVE_AT";
 const SERVE_BYTES: &str = "FARPOOL_TEST_SERVE_BYTES";
+const SERVE_GUESTS: &str = "FARPOOL_TEST_SERVE_GUESTS";
 const READY: &str = "mounted";
 
 /// Waits for something that comes by itself.
@@ -109,7 +110,8 @@ fn serve_when_another_test_asks() {
     let pool = TestPool::start(bytes.parse().unwrap());
     let store = FileStore::new(pool.connect()).unwrap();
     let allow_other = rustix::process::geteuid().is_root();
-    let config = MountConfig { mountpoint, threads: 4, allow_other };
+    let acceleration = std::env::var_os(SERVE_GUESTS).map(|_| Acceleration::default());
+    let config = MountConfig { mountpoint, threads: 4, allow_other, acceleration };
     let (stop, stopped) = mpsc::channel();
     std::thread::spawn(move || {
         std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
@@ -131,9 +133,21 @@ impl TestMount {
     }
 
     pub fn start_at(mountpoint: TempDir, memory_bytes: u64) -> Self {
+        Self::serve(mountpoint, memory_bytes, false)
+    }
+
+    /// A mount whose files other processes may work on directly.
+    pub fn with_guests(memory_bytes: u64) -> Self {
+        Self::serve(tempfile::tempdir().unwrap(), memory_bytes, true)
+    }
+
+    fn serve(mountpoint: TempDir, memory_bytes: u64, guests: bool) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["support::serve_when_another_test_asks", "--exact", "--nocapture"]);
         command.env(SERVE_AT, mountpoint.path()).env(SERVE_BYTES, memory_bytes.to_string());
+        if guests {
+            command.env(SERVE_GUESTS, "1");
+        }
         let mut daemon = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(daemon.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap() == READY), "the daemon mounts");

@@ -1,0 +1,148 @@
+//! Processes that work on files of the mount directly (crate `file`, guests): which files are open to them, and who is let in.
+//!
+//! H1. A file is open to guests only while every opening of it is registered. An opening that is not, whoever makes it, is
+//!     answered only once no operation of a guest is under way on the file.
+//! H2. Before a file is opened to guests the kernel forgets its pages, and nobody has opened it since otherwise; registered
+//!     openings bypass the kernel's pages, which is for whoever registers them to see to.
+//! H3. Guests share what all files of the mount lie in. So only those are let in who are trusted with all of them: root, the
+//!     user who mounted, and whom he named.
+//! H4. What a guest leaves is looked after once its process is dead, by its descriptor: a connection that ends says nothing.
+
+mod hall;
+mod server;
+
+use std::sync::Arc;
+
+use fuser::{Errno, ReplyIoctl};
+use parking_lot::Mutex;
+
+use farpool_file::FileError;
+use farpool_wire::{GUEST_VERSION, REGISTER, Registered, UNREGISTER};
+
+use crate::body::Body;
+use crate::errno::Failure;
+use crate::fs::{FarFs, Outcome};
+use crate::handles::Standing;
+use crate::namespace::Ino;
+use crate::worker::with_session;
+
+pub(crate) use hall::{Hall, Opener};
+pub(crate) use server::Server;
+
+/// Bits of a mode that a write by others takes away: that is for the kernel's path.
+const PRIVILEGES: u32 = 0o6000;
+
+/// The openings of one file.
+#[derive(Default)]
+pub(crate) struct Openings {
+    /// Those that there are, and those of them that are registered.
+    all: u32,
+    registered: u32,
+    /// The file is open to guests.
+    is_open: bool,
+    /// Counts openings that were ever made, to notice one.
+    made: u64,
+}
+
+impl Openings {
+    /// Whether guests may work on the file (H1).
+    fn all_registered(&self) -> bool {
+        self.all > 0 && self.registered == self.all
+    }
+}
+
+/// The openings of a file, as its body keeps them.
+pub(crate) type Doors = Mutex<Openings>;
+
+impl FarFs {
+    /// The file is about to be opened by somebody who has not registered (H1).
+    pub(crate) fn admit(&self, body: &Body) -> Outcome<()> {
+        if self.hall.is_none() {
+            return Ok(());
+        }
+        // Kept while guests end their operations: others who open the file wait for that as well.
+        let mut doors = body.doors.lock();
+        doors.made += 1;
+        self.close_to_guests(body, &mut doors)?;
+        doors.all += 1;
+        Ok(())
+    }
+
+    /// An opening is over.
+    pub(crate) fn dismiss(&self, ino: Ino, body: &Arc<Body>, standing: Standing) {
+        let Some(hall) = &self.hall else { return };
+        let mut doors = body.doors.lock();
+        doors.all = doors.all.saturating_sub(1);
+        if standing == Standing::Registered {
+            doors.registered = doors.registered.saturating_sub(1);
+        }
+        if doors.all == 0 {
+            // Nobody waits for the guests here: what they might still be at work on is kept for them.
+            let _ = self.close_to_guests(body, &mut doors);
+        } else if doors.all_registered() && !doors.is_open {
+            hall.wants_open(ino, body);
+        }
+    }
+
+    fn close_to_guests(&self, body: &Body, doors: &mut Openings) -> Outcome<()> {
+        if !std::mem::take(&mut doors.is_open) {
+            return Ok(());
+        }
+        let closed: Result<(), FileError> =
+            with_session(&self.store, |session| body.far.close_to_guests(session));
+        closed.map_err(|error| {
+            tracing::error!(%error, "a process that works on a file directly does not end its operation");
+            Failure::from(Errno::EIO)
+        })
+    }
+
+    pub(crate) fn answer_ioctl(&self, handle: u64, command: u32, uid: u32, reply: ReplyIoctl) {
+        let answered = match command {
+            REGISTER => self.register(handle, uid).map(|registered| registered.encode().to_vec()),
+            UNREGISTER => self.unregister(handle).map(|()| Vec::new()),
+            _ => Err(Errno::ENOTTY.into()),
+        };
+        match answered {
+            Ok(bytes) => reply.ioctl(0, &bytes),
+            Err(Failure(errno)) => reply.error(errno),
+        }
+    }
+
+    /// An opening says that it goes by the rules of guests.
+    fn register(&self, number: u64, uid: u32) -> Outcome<Registered> {
+        let hall = self.hall.as_ref().ok_or(Errno::ENOTTY)?;
+        if !hall.trusts(uid) {
+            return Err(Errno::EACCES.into());
+        }
+        let handle = self.handles.handle(number).ok_or(Errno::EBADF)?;
+        if self.names()?.attributes(handle.ino)?.ownership.mode & PRIVILEGES != 0 {
+            return Err(Errno::EPERM.into());
+        }
+        let mut doors = handle.body.doors.lock();
+        match self.handles.change_standing(number, Standing::Registered) {
+            Some(Standing::Plain) => doors.registered += 1,
+            Some(Standing::Registered) => {}
+            Some(Standing::Barred) | None => return Err(Errno::EPERM.into()),
+        }
+        if doors.all_registered() && !doors.is_open {
+            hall.wants_open(handle.ino, &handle.body);
+        }
+        let ticket = hall.ticket(&handle.body)?;
+        let socket = hall.name().to_owned();
+        Ok(Registered { version: GUEST_VERSION, inode: handle.ino.0, ticket, socket })
+    }
+
+    /// An opening says that from now on it goes by the kernel's rules, for good.
+    fn unregister(&self, number: u64) -> Outcome<()> {
+        if self.hall.is_none() {
+            return Err(Errno::ENOTTY.into());
+        }
+        let handle = self.handles.handle(number).ok_or(Errno::EBADF)?;
+        let mut doors = handle.body.doors.lock();
+        if self.handles.change_standing(number, Standing::Barred) == Some(Standing::Registered) {
+            doors.registered = doors.registered.saturating_sub(1);
+        }
+        doors.made += 1;
+        self.close_to_guests(&handle.body, &mut doors)
+    }
+}

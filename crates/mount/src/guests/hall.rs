@@ -1,0 +1,112 @@
+//! Where processes that want to work on files directly are received: whom to let in, tickets, and files to be opened to them.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+
+use farpool_wire::TICKET_BYTES;
+use fuser::{Errno, INodeNo};
+use parking_lot::Mutex;
+
+use crate::body::Body;
+use crate::fs::Kernel;
+use crate::namespace::Ino;
+
+/// Tickets that were given out and not used yet; beyond that the oldest are void.
+const MAX_TICKETS: usize = 4096;
+
+type Ticket = [u8; TICKET_BYTES];
+type Wish = (Ino, Weak<Body>);
+
+/// Shared by the file system, which registers openings, and the server of guests.
+pub(crate) struct Hall {
+    name: String,
+    trusted: Vec<u32>,
+    tickets: Mutex<VecDeque<(Ticket, Weak<Body>)>>,
+    wishes: Sender<Wish>,
+}
+
+/// The thread that opens files to guests; ends with its hall.
+pub(crate) struct Opener(
+    #[expect(dead_code, reason = "its end is the end of the hall's sender")] JoinHandle<()>,
+);
+
+impl Hall {
+    /// Trusts these users. Files are opened to guests once the kernel, as it is known by then, has forgotten their pages.
+    pub(crate) fn open(trusted: Vec<u32>, kernel: Kernel) -> std::io::Result<(Arc<Hall>, Opener)> {
+        let mut name = [0; 16];
+        getrandom::fill(&mut name).map_err(std::io::Error::other)?;
+        let name = name.iter().fold("farpool-".to_owned(), |name, byte| format!("{name}{byte:02x}"));
+        let (wishes, wished) = channel();
+        let opener = std::thread::Builder::new().name("guests-opener".into());
+        let opener = Opener(opener.spawn(move || open_files(&wished, &kernel))?);
+        Ok((Arc::new(Hall { name, trusted, tickets: Mutex::default(), wishes }), opener))
+    }
+
+    /// Of the socket, in the abstract namespace.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn trusts(&self, uid: u32) -> bool {
+        uid == 0 || self.trusted.contains(&uid)
+    }
+
+    /// What opens a file's layout at the socket, once.
+    pub(super) fn ticket(&self, body: &Arc<Body>) -> Result<Ticket, Errno> {
+        let mut ticket = [0; TICKET_BYTES];
+        getrandom::fill(&mut ticket).map_err(|_| Errno::EAGAIN)?;
+        let mut tickets = self.tickets.lock();
+        if tickets.len() == MAX_TICKETS {
+            tickets.pop_front();
+        }
+        tickets.push_back((ticket, Arc::downgrade(body)));
+        Ok(ticket)
+    }
+
+    /// Takes a ticket back for what it opens.
+    pub(super) fn redeem(&self, ticket: &[u8]) -> Option<Arc<Body>> {
+        let mut tickets = self.tickets.lock();
+        let place = tickets.iter().position(|(known, _)| known == ticket)?;
+        tickets.remove(place)?.1.upgrade()
+    }
+
+    /// All openings of a file are registered now.
+    pub(super) fn wants_open(&self, ino: Ino, body: &Arc<Body>) {
+        let _ = self.wishes.send((ino, Arc::downgrade(body))); // nobody listens: the mount is ending
+    }
+}
+
+/// In a thread of its own: forgetting pages may wait for requests that other workers answer.
+fn open_files(wished: &Receiver<Wish>, kernel: &Kernel) {
+    while let Ok((ino, body)) = wished.recv() {
+        if let Some(body) = body.upgrade()
+            && let Err(error) = open_file(ino, &body, kernel)
+        {
+            tracing::warn!(%error, "a file cannot be worked on directly; the kernel does it all");
+        }
+    }
+}
+
+fn open_file(ino: Ino, body: &Body, kernel: &Kernel) -> std::io::Result<()> {
+    let Some(kernel) = kernel.get() else { return Ok(()) };
+    let before = {
+        let doors = body.doors.lock();
+        if !doors.all_registered() || doors.is_open {
+            return Ok(());
+        }
+        doors.made
+    };
+    const ALL: i64 = 0;
+    if let Err(error) = kernel.inval_inode(INodeNo(ino.0), ALL, ALL) {
+        tracing::debug!(%error, "the kernel had no pages of the file");
+    }
+    let mut doors = body.doors.lock();
+    // Else somebody opened it meanwhile, and the kernel may have pages again. It asks again when that is over.
+    if doors.made == before && doors.all_registered() && !doors.is_open {
+        body.far.core().open_to_guests()?;
+        doors.is_open = true;
+    }
+    Ok(())
+}

@@ -1,0 +1,236 @@
+//! The socket at which guests join, ask for files and regions; and the watch over their lives (H4).
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use farpool_file::guest::{GuestId, line};
+use farpool_file::{FileStore, Session};
+use farpool_wire::GUEST_VERSION;
+use farpool_wire::control::{GuestAnswer, GuestRequest, guest_request::Ask};
+use prost::Message;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::hall::Hall;
+
+/// Most processes at a time, and most that wait to be received.
+const MAX_PROCESSES: usize = 4096;
+const BACKLOG: i32 = 64;
+/// `SO_PEERPIDFD`, since Linux 6.5; elsewhere the process is found by its number.
+const SO_PEERPIDFD: i32 = 77;
+
+/// The running server; ends when dropped.
+pub(crate) struct Server {
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A process that connected.
+struct Visitor {
+    /// `None`: it has hung up, and we wait for its end.
+    socket: Option<OwnedFd>,
+    process: OwnedFd,
+    guest: Option<GuestId>,
+}
+
+impl Server {
+    pub(crate) fn start(hall: Arc<Hall>, store: FileStore) -> io::Result<Self> {
+        let address = SocketAddrUnix::new_abstract_name(hall.name().as_bytes())?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        rustix::net::bind(&listener, &address)?;
+        rustix::net::listen(&listener, BACKLOG)?;
+        let stop = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
+        let stopped = stop.clone();
+        let run = move || {
+            let session = store.session();
+            let mut desk = Desk { hall, store, session, visitors: Vec::new() };
+            if let Err(error) = desk.serve(&listener, &stopped) {
+                tracing::error!(%error, "no more processes can work on files directly");
+            }
+        };
+        let thread = std::thread::Builder::new().name("guests".into()).spawn(run)?;
+        Ok(Server { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes()); // cannot fail: the counter is not full
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the server of processes that work on files directly panicked");
+        }
+    }
+}
+
+struct Desk {
+    hall: Arc<Hall>,
+    store: FileStore,
+    session: Session,
+    visitors: Vec<Visitor>,
+}
+
+impl Desk {
+    fn serve(&mut self, listener: &OwnedFd, stop: &OwnedFd) -> io::Result<()> {
+        loop {
+            let (ready, arrived) = {
+                let mut wanted = vec![
+                    PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
+                    PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
+                ];
+                for visitor in &self.visitors {
+                    wanted.push(PollFd::from_borrowed_fd(visitor.process.as_fd(), PollFlags::IN));
+                    // One that has hung up is represented by its process, twice.
+                    let socket = visitor.socket.as_ref().unwrap_or(&visitor.process);
+                    wanted.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
+                }
+                match poll(&mut wanted, None) {
+                    Ok(_) => {}
+                    Err(Errno::INTR) => continue,
+                    Err(errno) => return Err(errno.into()),
+                }
+                if !wanted[0].revents().is_empty() {
+                    return Ok(());
+                }
+                let arrived = !wanted[1].revents().is_empty();
+                let ready = wanted[2..].chunks_exact(2);
+                let ready = ready.map(|pair| (!pair[0].revents().is_empty(), !pair[1].revents().is_empty()));
+                (ready.collect::<Vec<_>>(), arrived)
+            };
+            let visitors = std::mem::take(&mut self.visitors);
+            for (mut visitor, (dead, asks)) in visitors.into_iter().zip(ready) {
+                if dead {
+                    self.bury(&visitor);
+                    continue;
+                }
+                if asks {
+                    self.attend(&mut visitor);
+                }
+                // Who has hung up and was never let in leaves nothing.
+                if visitor.socket.is_some() || visitor.guest.is_some() {
+                    self.visitors.push(visitor);
+                }
+            }
+            if arrived {
+                self.receive(listener);
+            }
+        }
+    }
+
+    /// Lets a process connect.
+    fn receive(&mut self, listener: &OwnedFd) {
+        let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+        else {
+            return;
+        };
+        let known = rustix::net::sockopt::socket_peercred(&socket).ok();
+        let trusted = known.is_some_and(|peer| self.hall.trusts(peer.uid.as_raw()));
+        if !trusted || self.visitors.len() >= MAX_PROCESSES {
+            return;
+        }
+        if let (Some(peer), socket) = (known, socket)
+            && let Ok(process) = process_of(&socket, peer.pid)
+        {
+            self.visitors.push(Visitor { socket: Some(socket), process, guest: None });
+        }
+    }
+
+    fn attend(&mut self, visitor: &mut Visitor) {
+        let Some(socket) = visitor.socket.take() else { return };
+        match line::receive(socket.as_fd()) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => visitor.socket = Some(socket),
+            Ok((bytes, _)) if !bytes.is_empty() => {
+                let sent = match GuestRequest::decode(&bytes[..]).ok().and_then(|request| request.ask) {
+                    Some(ask) => self.answer(visitor, &socket, ask),
+                    None => send(&socket, &line::refusal(Errno::INVAL), &[]),
+                };
+                // One that does not take its answers has to do without us.
+                if sent.is_ok() {
+                    visitor.socket = Some(socket);
+                }
+            }
+            _ => {} // it has hung up
+        }
+    }
+
+    fn answer(&self, visitor: &mut Visitor, socket: &OwnedFd, ask: Ask) -> io::Result<()> {
+        match ask {
+            Ask::Join(join) if join.version != GUEST_VERSION => {
+                send(socket, &line::refusal(Errno::PROTO), &[])
+            }
+            Ask::Join(_) => {
+                let core = self.store.core();
+                if visitor.guest.is_none() {
+                    visitor.guest = core.add_guest().ok();
+                }
+                let Some(guest) = visitor.guest else {
+                    return send(socket, &line::refusal(Errno::USERS), &[]);
+                };
+                let memory = core.guest_memory();
+                let answer = GuestAnswer {
+                    guest: guest.number().into(),
+                    extents_per_region: core.extents_per_region(),
+                    ..GuestAnswer::default()
+                };
+                send(socket, &answer, &[memory.words, memory.table])
+            }
+            _ if visitor.guest.is_none() => send(socket, &line::refusal(Errno::PERM), &[]),
+            Ask::Open(open) => {
+                // An answer is never empty: a packet without bytes looks like the end of the connection.
+                let guest = visitor.guest.map_or(0, |guest| guest.number().into());
+                let memory = self.hall.redeem(&open.ticket).map(|body| body.far.core().guest_memory());
+                match memory {
+                    Some(Ok(memory)) => {
+                        let answer = GuestAnswer { guest, ..GuestAnswer::default() };
+                        send(socket, &answer, &[memory.as_fd()])
+                    }
+                    Some(Err(_)) => send(socket, &line::refusal(Errno::NOMEM), &[]),
+                    None => send(socket, &line::refusal(Errno::STALE), &[]),
+                }
+            }
+            Ask::Region(region) => match self.store.core().region_of(region.number) {
+                Some(region) => {
+                    let answer = GuestAnswer { region: Some(region.to_wire()), ..GuestAnswer::default() };
+                    send(socket, &answer, &[])
+                }
+                None => send(socket, &line::refusal(Errno::NOENT), &[]),
+            },
+        }
+    }
+
+    fn bury(&self, visitor: &Visitor) {
+        if let Some(guest) = visitor.guest {
+            self.store.bury_guest(&self.session, guest);
+        }
+    }
+}
+
+fn send(socket: &OwnedFd, answer: &GuestAnswer, beside: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<()> {
+    line::send(socket.as_fd(), &answer.encode_to_vec(), beside)
+}
+
+/// A descriptor of the process at the other end.
+fn process_of(socket: &OwnedFd, pid: rustix::process::Pid) -> io::Result<OwnedFd> {
+    let mut fd: libc::c_int = -1;
+    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes into `fd`, which is as large and ours alone.
+    let got = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &raw mut length,
+        )
+    };
+    if got == 0 && fd >= 0 {
+        // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
+        return Ok(unsafe { OwnedFd::from_raw_fd(fd) });
+    }
+    Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
+}

@@ -1,0 +1,215 @@
+//! Processes that work on files of a mount directly, beside others that ask the kernel.
+
+mod support;
+
+use std::fs::{File, OpenOptions};
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use farpool_file::guest::{GuestFile, GuestSession, Host};
+use farpool_wire::{REGISTER, Registered, UNREGISTER};
+use support::{TestMount, eventually};
+
+const MIB: u64 = 1 << 20;
+const BLOCK: usize = 8192;
+/// Names the file on which a process that a test has started writes directly.
+const WRITE_AT: &str = "FARPOOL_TEST_WRITE_AT";
+
+/// A file that is open, registered and worked on directly.
+struct Direct {
+    file: File,
+    _host: Arc<Host>,
+    session: GuestSession,
+    guest: GuestFile,
+}
+
+fn control(fd: RawFd, command: u32, answer: *mut u8) -> std::io::Result<()> {
+    // SAFETY: the kernel writes as many bytes as the command says to `answer`, which the callers see to.
+    let done = unsafe { libc::ioctl(fd, command.into(), answer) };
+    if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+fn register(file: &File) -> std::io::Result<Registered> {
+    // SAFETY: a call without memory.
+    assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_DIRECT) }, 0);
+    let mut answer = [0; Registered::BYTES];
+    control(file.as_raw_fd(), REGISTER, answer.as_mut_ptr())?;
+    Ok(Registered::decode(&answer).expect("an answer of this daemon"))
+}
+
+fn open(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+}
+
+impl Direct {
+    fn open(path: &Path) -> Self {
+        let file = open(path);
+        let registered = register(&file).unwrap();
+        let host = Host::join(&registered.socket).unwrap();
+        let (session, guest) = (host.session().unwrap(), host.open(&registered.ticket).unwrap());
+        Direct { file, _host: host, session, guest }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Option<usize> {
+        self.guest.write_at(&self.session, offset, &[IoSlice::new(data)])
+    }
+
+    fn read(&self, offset: u64, length: usize) -> Option<Vec<u8>> {
+        let mut bytes = vec![0xEE; length];
+        let read = self.guest.read_at(&self.session, offset, &mut [IoSliceMut::new(&mut bytes)])?;
+        bytes.truncate(read);
+        Some(bytes)
+    }
+
+    /// Until the file is open to guests: the daemon opens it soon after its last opening was registered.
+    fn until_open(&self) {
+        eventually("the file is open to guests", || self.read(0, 1).is_some());
+    }
+}
+
+#[test]
+fn what_is_written_directly_and_through_the_kernel_is_one_file() {
+    let mount = TestMount::with_guests(64 * MIB);
+    let path = mount.path().join("shared");
+    let direct = Direct::open(&path);
+    direct.until_open();
+    assert_eq!(direct.write(0, &[1; BLOCK]), None, "only the daemon takes extents");
+    direct.file.write_all_at(&[1; BLOCK], 0).unwrap();
+    assert_eq!(direct.write(100, &[2; 3 * BLOCK]), Some(3 * BLOCK), "the file grows");
+    assert_eq!(direct.file.metadata().unwrap().len(), 100 + 3 * BLOCK as u64);
+    let mut through_the_kernel = vec![0; 4 * BLOCK];
+    let read = direct.file.read_at(&mut through_the_kernel, 0).unwrap();
+    assert_eq!(through_the_kernel[..read], direct.read(0, 4 * BLOCK).unwrap());
+    assert_eq!((read, through_the_kernel[99], through_the_kernel[100]), (100 + 3 * BLOCK, 1, 2));
+    direct.file.write_all_at(&[3; 10], 5).unwrap();
+    assert_eq!(direct.read(4, 12).unwrap(), [1, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 1]);
+    direct.file.set_len(50).unwrap();
+    assert_eq!(direct.read(0, BLOCK).unwrap().len(), 50);
+}
+
+#[test]
+fn several_pieces_of_memory_are_read_and_written_in_order() {
+    let mount = TestMount::with_guests(64 * MIB);
+    let direct = Direct::open(&mount.path().join("pieces"));
+    direct.file.write_all_at(&[0; 2 * BLOCK], 0).unwrap();
+    direct.until_open();
+    let pieces = [IoSlice::new(b"one"), IoSlice::new(b""), IoSlice::new(b"two")];
+    assert_eq!(direct.guest.write_at(&direct.session, 8190, &pieces), Some(6));
+    let (mut first, mut second) = ([0; 4], [0; 20_000]);
+    let mut to = [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)];
+    assert_eq!(direct.guest.read_at(&direct.session, 8190, &mut to), Some(2 * BLOCK - 8190));
+    assert_eq!((&first, &second[..3]), (b"onet", &b"wo\0"[..]));
+}
+
+#[test]
+fn an_opening_that_is_not_registered_ends_the_work_on_a_file_until_it_is_closed() {
+    let mount = TestMount::with_guests(64 * MIB);
+    let path = mount.path().join("revoked");
+    let direct = Direct::open(&path);
+    direct.file.write_all_at(&[1; BLOCK], 0).unwrap();
+    direct.until_open();
+    assert_eq!(direct.write(0, &[2; BLOCK]), Some(BLOCK));
+    let plain = open(&path);
+    assert_eq!((direct.read(0, 1), direct.write(0, &[3; BLOCK])), (None, None));
+    let mut seen = [0; BLOCK];
+    plain.read_exact_at(&mut seen, 0).unwrap();
+    assert_eq!(seen, [2; BLOCK]);
+    plain.write_all_at(&[4; BLOCK], 0).unwrap();
+    drop(plain);
+    direct.until_open();
+    assert_eq!(direct.read(0, BLOCK).unwrap(), [4; BLOCK]);
+    control(direct.file.as_raw_fd(), UNREGISTER, std::ptr::null_mut()).unwrap();
+    assert_eq!(direct.read(0, 1), None);
+    let again = register(&direct.file).unwrap_err();
+    assert_eq!(again.raw_os_error(), Some(libc::EPERM), "for good");
+}
+
+#[test]
+fn a_mapping_made_after_the_work_on_a_file_shows_what_was_written_directly() {
+    let mount = TestMount::with_guests(64 * MIB);
+    let path = mount.path().join("mapped");
+    let direct = Direct::open(&path);
+    direct.file.write_all_at(&[1; 4 * BLOCK], 0).unwrap();
+    direct.until_open();
+    assert_eq!(direct.write(BLOCK as u64, &[7; BLOCK]), Some(BLOCK));
+    control(direct.file.as_raw_fd(), UNREGISTER, std::ptr::null_mut()).unwrap();
+    let mapped = support::mapped::Mapped::new(&direct.file, 4 * BLOCK, rustix::mm::MapFlags::SHARED);
+    assert_eq!(mapped.read(BLOCK - 1, 2), [1, 7]);
+}
+
+#[test]
+fn times_change_with_direct_writes() {
+    let mount = TestMount::with_guests(64 * MIB);
+    let direct = Direct::open(&mount.path().join("times"));
+    direct.file.write_all_at(&[1; BLOCK], 0).unwrap();
+    direct.until_open();
+    let before = direct.file.metadata().unwrap();
+    eventually("the file's time has changed", || {
+        assert_eq!(direct.write(0, &[2; BLOCK]), Some(BLOCK));
+        let after = direct.file.metadata().unwrap();
+        (after.mtime(), after.mtime_nsec()) > (before.mtime(), before.mtime_nsec())
+    });
+}
+
+#[test]
+fn mounts_without_acceleration_let_nobody_in() {
+    let mount = TestMount::start(64 * MIB);
+    let file = open(&mount.path().join("plain"));
+    assert_eq!(register(&file).unwrap_err().raw_os_error(), Some(libc::ENOTTY));
+}
+
+/// Not a test: writes the same blocks over and over, directly, until it is killed.
+#[test]
+fn write_when_another_test_asks() {
+    let Some(path) = std::env::var_os(WRITE_AT) else { return };
+    let direct = Direct::open(Path::new(&path));
+    direct.until_open();
+    println!("\nwriting");
+    for round in 0u64.. {
+        let data = vec![1 + (round % 200) as u8; 8 * BLOCK];
+        let _until_revoked = direct.write((round % 4) * 8 * BLOCK as u64, &data);
+    }
+}
+
+fn start_writer(path: &Path) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["write_when_another_test_asks", "--exact", "--nocapture"]).env(WRITE_AT, path);
+    let mut writer = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(writer.stdout.take().unwrap()));
+    assert!(lines.any(|line| line.unwrap() == "writing"));
+    writer
+}
+
+#[test]
+fn writers_that_are_killed_leave_whole_files_that_others_read_and_write() {
+    let mount = TestMount::with_guests(64 * MIB);
+    let path = mount.path().join("killed");
+    open(&path).write_all_at(&[1; 32 * BLOCK], 0).unwrap();
+    for round in 0..20 {
+        let mut writer = start_writer(&path);
+        std::thread::sleep(std::time::Duration::from_millis(round)); // anywhere in its work
+        writer.kill().unwrap();
+        writer.wait().unwrap();
+        let plain = open(&path);
+        let mut bytes = vec![0; 32 * BLOCK];
+        plain.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes.iter().all(|&byte| byte != 0), "round {round}: what was never written");
+        plain.write_all_at(&bytes, 0).unwrap();
+    }
+}
+
+#[test]
+fn guests_of_a_daemon_that_is_killed_ask_the_kernel_at_once() {
+    let mut mount = TestMount::with_guests(64 * MIB);
+    let direct = Direct::open(&mount.path().join("orphan"));
+    direct.file.write_all_at(&[1; BLOCK], 0).unwrap();
+    direct.until_open();
+    mount.kill();
+    eventually("the guest has noticed", || direct.read(0, 1).is_none());
+    let errno = direct.file.read_at(&mut [0; 1], 0).unwrap_err().raw_os_error();
+    assert!(matches!(errno, Some(libc::ENOTCONN | libc::EIO | libc::ECONNABORTED)), "{errno:?}");
+}
