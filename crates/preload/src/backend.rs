@@ -32,8 +32,8 @@ pub trait Backend: Sync {
     /// its file is not to be accelerated.
     fn register(&self, fd: RawFd) -> Option<Registration>;
 
-    /// Gives acceleration of the description up for good; returns when no operation on it is in flight. Plain
-    /// system calls only: a `vfork` child calls it.
+    /// Gives acceleration of the description up for good, also of one that was never registered; returns when no
+    /// operation on it is in flight. Plain system calls only: a `vfork` child calls it.
     fn unregister(&self, fd: RawFd);
 
     /// Connects to the host of a mount.

@@ -78,10 +78,7 @@ impl Engine {
         }
         let (offset, end) = range(offset, from.iter().map(|piece| piece.len()))?;
         within(|| {
-            let pin = self.usable(fd, flag::WRITABLE)?;
-            if pin.has(flag::APPENDING) || end > pin.write_limit() {
-                return None;
-            }
+            let pin = self.usable(fd, flag::WRITABLE).filter(|pin| end <= pin.write_limit())?;
             self.operate(fd, &pin, |file, session| file.write_at(session, offset, from))
         })
     }
@@ -187,13 +184,16 @@ impl Engine {
 
     /// Registers a description with its mount.
     ///
+    /// Not one with `O_APPEND`: the kernel finds the end of a file by what it remembers of its size, which goes stale
+    /// where a file grows by accelerated writes.
+    ///
     /// `O_DIRECT` comes first: from then on nothing that the kernel does for this description leaves anything in its
     /// page cache. The guard comes last, because closing it again would drop the program's record locks.
     fn register(&self, backend: &dyn Backend, fd: RawFd, right: &Right<'_>) -> Option<Pin<'_>> {
         let (id, status) = (sys::file_id(fd)?, sys::status_flags(fd)?);
         let limit = sys::soft_limit(libc::RLIMIT_NOFILE);
         let room = u64::from(self.table.live()) < limit / GUARDS_PART;
-        if status & libc::O_PATH != 0 || !room || !same(fd, fd) {
+        if status & (libc::O_PATH | libc::O_APPEND) != 0 || !room || !same(fd, fd) {
             return None;
         }
         let wants_direct = status & libc::O_DIRECT != 0;
@@ -271,7 +271,6 @@ fn allowed(status: i32) -> u32 {
         libc::O_RDWR => flag::READABLE | flag::WRITABLE,
         _ => 0,
     };
-    let appending = if status & libc::O_APPEND == 0 { 0 } else { flag::APPENDING };
     let direct = if status & libc::O_DIRECT == 0 { 0 } else { flag::WANTS_DIRECT };
-    access | appending | direct
+    access | direct
 }

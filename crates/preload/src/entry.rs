@@ -61,6 +61,14 @@ pub fn within<T>(work: impl FnOnce() -> Option<T>) -> Option<T> {
     })
 }
 
+/// As [`within`], for work without an answer.
+pub fn do_within(work: impl FnOnce()) {
+    within(|| {
+        work();
+        Some(())
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 use crate::engine::Engine;
-use crate::entry::within;
+use crate::entry::{do_within, within};
 use crate::sys;
 use crate::table::{Pin, Slot, flag};
 
@@ -56,15 +56,14 @@ impl Engine {
             self.table.forget_plain(new, new);
         }
         if !self.is_ours(old) && !self.table.is_known(new) {
+            if self.table.is_plain(old) {
+                self.table.set_plain(new);
+            }
             return;
         }
         within(|| {
-            if !self.is_ready() {
+            if !self.is_ready() || !self.process.is_owner() {
                 return None;
-            }
-            if !self.process.is_owner() {
-                // In a `vfork` child, which will leave it to another program.
-                return self.described(old).map(|pin| self.give_up(new, &pin));
             }
             if let Slot::Known(stale) = self.table.look(new) {
                 self.lost(new, &stale);
@@ -113,10 +112,7 @@ impl Engine {
 
     fn ended(&self, pin: Option<Pin<'_>>) {
         if let Some(pin) = pin {
-            within(|| {
-                self.drop_closed(pin);
-                Some(())
-            });
+            do_within(|| self.drop_closed(pin));
         }
     }
 
@@ -151,13 +147,14 @@ impl Engine {
     }
 
     /// Gives acceleration of a description up for good: first here, then with the mount, which waits for operations
-    /// in flight.
+    /// in flight; then the kernel hears of the size to which they have brought the file.
     pub(crate) fn give_up(&self, fd: RawFd, pin: &Pin<'_>) {
         if pin.has(flag::GIVEN_UP) {
             return;
         }
         pin.set(flag::ENDING);
         self.backend().unregister(fd);
+        sys::refresh(fd);
         if !pin.has(flag::WANTS_DIRECT)
             && let Some(status) = sys::status_flags(fd)
         {
@@ -166,34 +163,36 @@ impl Engine {
         pin.set(flag::GIVEN_UP);
     }
 
-    /// The descriptor is about to be mapped, or passed to another process.
+    /// The descriptor is about to be mapped, passed to another process, or written to at the end that the kernel
+    /// remembers. A description that is not registered yet must not be later, so the mount is told of that one, too.
     pub fn give_away(&self, fd: RawFd) {
-        if self.table.live() != 0 {
-            within(|| self.described(fd).map(|pin| self.give_up(fd, &pin)));
+        do_within(|| self.bar(fd));
+    }
+
+    fn bar(&self, fd: RawFd) {
+        if let Some(pin) = self.described(fd) {
+            self.give_up(fd, &pin);
+        } else if self.backend().recognises(fd) {
+            self.backend().unregister(fd);
         }
     }
 
     /// Another program is about to inherit what is not closed for it.
     pub fn leave(&self) {
-        if self.table.live() != 0 {
-            within(|| self.is_ready().then(|| self.give_up_all(|fd| sys::ends_at_exec(fd) == Some(false))));
-        }
+        do_within(|| self.bar_all(|fd| sys::ends_at_exec(fd) == Some(false)));
     }
 
     /// Another program is about to be spawned, with copies of descriptors made for it.
     pub fn leave_with_copies(&self) {
-        if self.table.live() != 0 {
-            let leaves = |fd| sys::ends_at_exec(fd) == Some(false) || self.is_copied(fd);
-            within(|| self.is_ready().then(|| self.give_up_all(leaves)));
-        }
+        do_within(|| self.bar_all(|fd| sys::ends_at_exec(fd) == Some(false) || self.is_copied(fd)));
     }
 
-    fn give_up_all(&self, leaves: impl Fn(RawFd) -> bool) {
-        for (fd, pin) in self.table.known() {
-            if leaves(fd) && self.is_still(fd, &pin) {
-                self.give_up(fd, &pin);
+    fn bar_all(&self, leaves: impl Fn(RawFd) -> bool) {
+        sys::each_open(|fd| {
+            if leaves(fd) {
+                self.bar(fd);
             }
-        }
+        });
     }
 
     /// The program said that a spawned program shall have a copy of this number. It is never forgotten: acceleration
@@ -228,25 +227,19 @@ impl Engine {
     pub fn set_flags(&self, fd: RawFd, wanted: i32, real: impl FnOnce(i32) -> i32) -> i32 {
         let pin = if self.table.is_plain(fd) { None } else { within(|| self.found(fd)) };
         let Some(pin) = pin else { return real(wanted) };
-        let appends = wanted & libc::O_APPEND != 0;
-        if appends && !pin.has(flag::APPENDING) {
-            // Other processes that have this description would not hear of it.
-            within(|| {
-                self.give_up(fd, &pin);
-                Some(())
-            });
+        if wanted & libc::O_APPEND != 0 {
+            do_within(|| self.give_up(fd, &pin));
         }
         let needed = if pin.has(flag::ENDING) { 0 } else { libc::O_DIRECT };
         let answer = real(wanted | needed);
         if answer == 0 {
-            let note = |on: bool, flag| if on { pin.set(flag) } else { pin.clear(flag) };
-            note(wanted & libc::O_DIRECT != 0, flag::WANTS_DIRECT);
-            note(appends, flag::APPENDING);
+            if wanted & libc::O_DIRECT != 0 {
+                pin.set(flag::WANTS_DIRECT)
+            } else {
+                pin.clear(flag::WANTS_DIRECT)
+            }
         }
-        within(|| {
-            drop(pin);
-            Some(())
-        });
+        do_within(|| drop(pin));
         answer
     }
 

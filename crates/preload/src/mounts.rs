@@ -14,7 +14,7 @@ use crate::sys;
 
 /// `FUSE_SUPER_MAGIC` of `linux/magic.h`.
 const FUSE: i64 = 0x6573_5546;
-/// File systems by FUSE that are not ours and are remembered; a further one takes the place of the oldest.
+/// File systems by FUSE that let us in nowhere, as remembered; a further one takes the place of the oldest.
 const OTHERS_MAX: usize = 16;
 
 /// All mounts that there are.
@@ -54,7 +54,8 @@ impl Backend for Mounts {
         // SAFETY: the number says how many bytes the answer has at most; the buffer has as many, and nobody else has it.
         let done = unsafe { libc::syscall(libc::SYS_ioctl, fd, REGISTER, answer.as_mut_ptr()) };
         if done != 0 {
-            if matches!(sys::last_error(), libc::ENOTTY | libc::ENOSYS) {
+            // Another file system; or a mount that lets nobody in, or not this user.
+            if matches!(sys::last_error(), libc::ENOTTY | libc::ENOSYS | libc::EACCES) {
                 self.note_other(fd);
             }
             return None;
@@ -71,7 +72,10 @@ impl Backend for Mounts {
 
     fn unregister(&self, fd: RawFd) {
         // SAFETY: takes no memory.
-        unsafe { libc::syscall(libc::SYS_ioctl, fd, UNREGISTER, 0) };
+        let done = unsafe { libc::syscall(libc::SYS_ioctl, fd, UNREGISTER, 0) };
+        if done != 0 && matches!(sys::last_error(), libc::ENOTTY | libc::ENOSYS) {
+            self.note_other(fd);
+        }
     }
 
     fn join(&self, registration: &Registration) -> Option<Arc<dyn Host>> {

@@ -91,6 +91,60 @@ pub fn facts(fd: RawFd) -> Option<Facts> {
     Some(Facts { id: FileId { device, inode: stat.stx_ino }, is_regular })
 }
 
+/// Bytes of folder entries taken at a time; they lie on the stack.
+const ENTRIES_BYTES: usize = 2048;
+/// In an entry of a folder (`linux_dirent64`): where its length is, and where its name begins.
+const ENTRY_LENGTH: usize = 16;
+const ENTRY_NAME: usize = 19;
+/// Where there is no `/proc`, numbers below this one are tried.
+const NUMBERS_TRIED: RawFd = 1024;
+
+/// All open descriptors, without allocating: this runs in the children of forks.
+pub fn each_open(mut visit: impl FnMut(RawFd)) {
+    let how = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    // SAFETY: the path is a C string.
+    let folder = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, c"/proc/self/fd".as_ptr(), how) };
+    let Ok(folder) =
+        RawFd::try_from(folder).map_err(drop).and_then(|fd| if fd < 0 { Err(()) } else { Ok(fd) })
+    else {
+        return (0..NUMBERS_TRIED).for_each(visit);
+    };
+    let mut entries = [0_u8; ENTRIES_BYTES];
+    loop {
+        // SAFETY: the buffer is as long as it says, alive, and nobody else has it.
+        let filled =
+            unsafe { libc::syscall(libc::SYS_getdents64, folder, entries.as_mut_ptr(), ENTRIES_BYTES) };
+        let Ok(filled @ 1..) = usize::try_from(filled) else { break };
+        let mut rest = entries.get(..filled).unwrap_or_default();
+        while let Some((entry, behind)) = first_entry(rest) {
+            if let Some(fd) = number(entry).filter(|fd| *fd != folder) {
+                visit(fd);
+            }
+            rest = behind;
+        }
+    }
+    close(folder);
+}
+
+fn first_entry(entries: &[u8]) -> Option<(&[u8], &[u8])> {
+    let length = entries.get(ENTRY_LENGTH..ENTRY_LENGTH + 2)?;
+    entries.split_at_checked(u16::from_ne_bytes(length.try_into().ok()?).max(1).into())
+}
+
+/// The name of an entry, if it is a number.
+fn number(entry: &[u8]) -> Option<RawFd> {
+    let name = entry.get(ENTRY_NAME..)?.split(|byte| *byte == 0).next()?;
+    std::str::from_utf8(name).ok()?.parse().ok()
+}
+
+/// Makes the kernel ask the mount for the file's size, where its own may be stale.
+pub fn refresh(fd: RawFd) {
+    let mut stat = std::mem::MaybeUninit::<libc::statx>::uninit();
+    let how = libc::AT_EMPTY_PATH | libc::AT_STATX_FORCE_SYNC;
+    // SAFETY: as in `facts`; what is filled in is not looked at.
+    unsafe { libc::syscall(libc::SYS_statx, fd, c"".as_ptr(), how, libc::STATX_SIZE, stat.as_mut_ptr()) };
+}
+
 /// The calling process, as the kernel says now.
 pub fn process_id() -> i32 {
     // SAFETY: takes nothing.
@@ -104,4 +158,21 @@ pub fn soft_limit(resource: libc::__rlimit_resource_t) -> u64 {
     // SAFETY: the buffer is one `rlimit`, and alive; no new limit is given.
     let answer = unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, nothing, &raw mut limit) };
     if answer == 0 { limit.rlim_cur } else { u64::MAX }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn open_descriptors_are_all_found_and_closed_ones_are_not() {
+        let files: Vec<_> = (0..200).map(|_| tempfile::tempfile().unwrap()).collect();
+        let closed = files[150].try_clone().unwrap().as_raw_fd();
+        let mut found = Vec::new();
+        each_open(|fd| found.push(fd));
+        assert!(files.iter().all(|file| found.contains(&file.as_raw_fd())));
+        assert!(!found.contains(&closed) || files.iter().any(|file| file.as_raw_fd() == closed));
+    }
 }

@@ -31,14 +31,12 @@ pub mod flag {
     pub const READABLE: u32 = 1;
     /// Opened for writing.
     pub const WRITABLE: u32 = 2;
-    /// `O_APPEND`: the kernel finds the end, so the kernel writes.
-    pub const APPENDING: u32 = 4;
     /// The program itself asked for `O_DIRECT`.
-    pub const WANTS_DIRECT: u32 = 8;
+    pub const WANTS_DIRECT: u32 = 4;
     /// Nothing is accelerated from now on.
-    pub const ENDING: u32 = 16;
+    pub const ENDING: u32 = 8;
     /// Acceleration was given up, for good, and the mount knows.
-    pub const GIVEN_UP: u32 = 64;
+    pub const GIVEN_UP: u32 = 16;
     /// Lost sight of while the program may hold record locks, which closing the guard would drop.
     pub const KEPT: u32 = 32;
 }
@@ -328,14 +326,6 @@ impl Table {
     /// All descriptions that are in use.
     pub fn pins(&self) -> impl Iterator<Item = Pin<'_>> {
         self.all().filter_map(|description| Pin::take(self, description))
-    }
-
-    /// All numbers with their descriptions.
-    pub fn known(&self) -> impl Iterator<Item = (RawFd, Pin<'_>)> {
-        self.numbers(0, RawFd::MAX).filter_map(|fd| match self.look(fd) {
-            Slot::Known(pin) => Some((fd, pin)),
-            Slot::Unknown | Slot::Plain => None,
-        })
     }
 
     /// How many descriptions, and so guards, there are.

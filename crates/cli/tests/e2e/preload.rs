@@ -1,13 +1,16 @@
 //! `farpool run`: which library is loaded into which program, and what is said when that is impossible.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::support::{Mount, Output, Pool, PoolOptions, assert_complaint, farpool, run, run_command};
+use crate::support::{
+    Mount, Output, Pool, PoolOptions, Process, assert_complaint, eventually, farpool, run, run_command, tied,
+};
 
 /// A library that answers for itself when asked, in the place of the real one.
 fn stand_in(dir: &Path) -> PathBuf {
@@ -125,7 +128,7 @@ fn random_calls_on_a_mount_answer_the_same_with_the_interposer_as_without() {
     let dir = TempDir::new().unwrap();
     let (library, program) = (interposer(), test_program("sequence", dir.path()));
     let pool = Pool::start(PoolOptions::default());
-    let mount = Mount::of(&pool, &[]);
+    let mount = Mount::of(&pool, &["--accelerate"]);
     for seed in ["1", "2", "3"] {
         let args = [seed, "1500"];
         let plain = seen_in(mount.path(), &program, &args, None);
@@ -140,10 +143,95 @@ fn threads_handlers_and_children_of_an_interposed_program_find_their_files_on_a_
     let dir = TempDir::new().unwrap();
     let library = interposer();
     let pool = Pool::start(PoolOptions::default());
-    let mount = Mount::of(&pool, &[]);
+    let mount = Mount::of(&pool, &["--accelerate"]);
     for name in ["threads", "children"] {
         let program = test_program(name, dir.path());
         seen_in(mount.path(), &program, &[], None);
         seen_in(mount.path(), &program, &[], Some(&library));
+    }
+}
+
+#[test]
+fn positional_calls_on_a_mount_need_no_kernel() {
+    let dir = TempDir::new().unwrap();
+    let (library, program) = (interposer(), test_program("unaided", dir.path()));
+    let pool = Pool::start(PoolOptions::default());
+    let mount = Mount::of(&pool, &["--accelerate"]);
+    seen_in(mount.path(), &program, &[], Some(&library));
+}
+
+/// What the processes of `stress.c` share: a word to end by, progress of each, what was last written to each block.
+struct Control {
+    file: File,
+    path: PathBuf,
+}
+
+const ROLES: [&str; 6] = ["keeping", "keeping", "keeping", "reopening", "keeping", "mapping"];
+/// It keeps the file open without the interposer: while it lives, nobody is accelerated.
+const BYSTANDER: usize = 4;
+/// These run without the interposer.
+const PLAIN: [usize; 2] = [3, BYSTANDER];
+const SHARED_BYTES: u64 = 24 * 8192;
+const CONTROL_BYTES: u64 = 8 * (1 + 6 + 24);
+/// Rounds that a process lives for before it is killed.
+const ROUNDS: u64 = 60;
+
+impl Control {
+    fn new(dir: &Path) -> Self {
+        let path = dir.join("control");
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        file.set_len(CONTROL_BYTES).unwrap();
+        Control { file, path }
+    }
+
+    fn progress(&self, process: usize) -> u64 {
+        let mut word = [0; 8];
+        self.file.read_exact_at(&mut word, 8 * (1 + process as u64)).unwrap();
+        u64::from_ne_bytes(word)
+    }
+
+    fn end(&self) {
+        self.file.write_all_at(&1_u64.to_ne_bytes(), 0).unwrap();
+    }
+}
+
+#[test]
+fn accelerated_plain_and_mapping_processes_agree_on_one_file_while_they_are_killed() {
+    let dir = TempDir::new().unwrap();
+    let (library, program) = (interposer(), test_program("stress", dir.path()));
+    let control = Control::new(dir.path());
+    let pool = Pool::start(PoolOptions::default());
+    let mount = Mount::of(&pool, &["--accelerate"]);
+    fs::write(mount.file("shared"), vec![0; SHARED_BYTES as usize]).unwrap();
+    let start = |process: usize| {
+        let folder = mount.path().to_str().unwrap();
+        let number = process.to_string();
+        let mut command = tied(&program, [folder, ROLES[process], &number, control.path.to_str().unwrap()]);
+        if !PLAIN.contains(&process) {
+            command.env("LD_PRELOAD", &library);
+        }
+        Process::start(format!("stress {process}"), command)
+    };
+    let works = |process: usize| {
+        let from = control.progress(process);
+        eventually("the process works", || control.progress(process) >= from + ROUNDS);
+    };
+    let mut processes: Vec<Option<Process>> = (0..ROLES.len()).map(|process| Some(start(process))).collect();
+    for _ in 0..3 {
+        for process in 0..ROLES.len() {
+            works(process);
+            processes[process].take().unwrap().kill();
+            if process == BYSTANDER {
+                // While it is gone, and the one that opens the file anew has it closed, the others are accelerated.
+                (0..BYSTANDER).for_each(works);
+            }
+            processes[process] = Some(start(process));
+        }
+    }
+    control.end();
+    for process in processes.into_iter().flatten() {
+        let mut process = process;
+        let output = process.wait();
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     }
 }

@@ -29,17 +29,15 @@ mmap!(mmap, mmap64);
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    if engine().table.live() != 0 {
-        // SAFETY: the program's message, which `sendmsg` is about to read as well.
-        unsafe { give_away_passed(message) };
-    }
+    // SAFETY: the program's message, which `sendmsg` is about to read as well.
+    unsafe { give_away_passed(message) };
     // SAFETY: what the program asked for.
     unsafe { next::sendmsg(socket, message, flags) }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn sendmmsg(socket: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    if engine().table.live() != 0 && !messages.is_null() {
+    if !messages.is_null() {
         for index in 0..count as usize {
             // SAFETY: the program vouches for `count` messages, which `sendmmsg` is about to read as well.
             unsafe { give_away_passed(&raw const (*messages.add(index)).msg_hdr) };

@@ -7,8 +7,9 @@ use libc::{iovec, off_t, size_t, ssize_t};
 
 use super::{engine, next};
 
-/// Most pieces of one call (`UIO_MAXIOV`).
-const PIECES_MAX: usize = 1024;
+/// Most pieces of one call; PostgreSQL's most. The kernel takes up to 1024, but they are put down on the stack here, and
+/// threads may have little of it.
+const PIECES_MAX: usize = 128;
 
 unsafe fn read_here(fd: c_int, to: *mut c_void, bytes: size_t, offset: off_t) -> Option<ssize_t> {
     if to.is_null() || isize::try_from(bytes).is_err() || engine().table.is_plain(fd) {
@@ -131,6 +132,9 @@ unsafe fn writev2_here(
     offset: off_t,
     flags: c_int,
 ) -> Option<ssize_t> {
+    if flags & libc::RWF_APPEND != 0 {
+        engine().give_away(fd);
+    }
     // SAFETY: the arguments are the program's.
     if flags != 0 { None } else { unsafe { writev_here(fd, from, count, offset) } }
 }

@@ -47,13 +47,6 @@ static inline int stands_in(void) { return dlsym(RTLD_DEFAULT, "farpool_double_s
 static inline uint64_t served(void) { return count("farpool_double_served"); }
 static inline uint64_t given_up(void) { return count("farpool_double_given_up"); }
 
-/* The number of descriptors that the program has, as far as it should know: guards and the stand-in's lie above. */
-static inline int open_descriptors(void) {
-    int found = 0;
-    for (int fd = 0; fd < 500; fd++) found += fcntl(fd, F_GETFD) >= 0;
-    return found;
-}
-
 /* How many descriptors lie where guards do. */
 static inline int guards(void) {
     int found = 0;

@@ -20,7 +20,8 @@ static void report(int step, const char *call, long answer, const char *bytes, s
     printf("%d %s %ld %d %llx\n", step, call, answer, error, (unsigned long long)(count ? hash(bytes, count) : 0));
 }
 
-static int some_fd(void) { return below(40) == 0 ? (int)below(500) : fds[below(OPEN_MAX_HERE)]; }
+/* Mostly an open one; else a number that nobody uses. */
+static int some_fd(void) { return below(40) == 0 ? 300 + (int)below(200) : fds[below(OPEN_MAX_HERE)]; }
 
 static off_t some_offset(void) { return below(30) == 0 ? -1 - (off_t)below(3) : (off_t)below(40000); }
 
@@ -28,7 +29,7 @@ static int open_one(void) {
     static const int access[] = {O_RDONLY, O_WRONLY, O_RDWR, O_RDWR, O_RDWR};
     char name[PATH_MAX];
     snprintf(name, sizeof name, "%s/file%d", dir, (int)below(FILES));
-    int flags = access[below(5)] | O_CREAT | (below(4) == 0 ? O_APPEND : 0) | (below(2) ? O_CLOEXEC : 0);
+    int flags = access[below(5)] | O_CREAT | (below(20) == 0 ? O_APPEND : 0) | (below(2) ? O_CLOEXEC : 0);
     return open(name, flags, 0600);
 }
 
@@ -60,7 +61,7 @@ static long one_write(int fd, char *from, size_t bytes, off_t offset) {
     struct iovec pieces[3] = {{from, bytes / 3}, {from + bytes / 3, bytes / 3}, {from + 2 * (bytes / 3), bytes % 3}};
     switch (below(8)) {
     case 0: return pwritev(fd, pieces, 3, offset);
-    case 1: return pwritev2(fd, pieces, 3, offset, below(2) ? 0 : RWF_APPEND);
+    case 1: return pwritev2(fd, pieces, 3, offset, below(10) ? 0 : RWF_APPEND);
     case 2: return pwritev64(fd, pieces, (int)below(4), offset);
     case 3: return pwrite64(fd, from, bytes, offset);
     case 4: return pwritev64v2(fd, pieces, 3, offset, 0);
@@ -68,15 +69,21 @@ static long one_write(int fd, char *from, size_t bytes, off_t offset) {
     }
 }
 
-static long copy_one(int slot) {
-    int old = some_fd(), into = fds[slot], new;
-    switch (below(4)) {
+/* Each number is in one slot at most: which numbers there are is nobody's business. */
+static int copy_one(int slot) {
+    int old = some_fd(), into = fds[slot], new = -1;
+    switch (into < 0 ? 3 : below(4)) {
     case 0: new = dup2(old, into); break;
     case 1: new = old == into ? dup2(old, into) : dup3(old, into, O_CLOEXEC); break;
-    case 2: new = into >= 0 && below(2) ? (close(into), dup(old)) : -2; break;
-    default: new = (close(into), fcntl(old, F_DUPFD, (int)below(50)));
+    case 2:
+        close(into), fds[slot] = -1;
+        new = dup(old);
+        break;
+    default:
+        if (into >= 0) close(into), fds[slot] = -1;
+        new = fcntl(old, F_DUPFD, (int)below(50));
     }
-    if (new != -2) fds[slot] = new >= 0 ? new : fds[slot];
+    if (new >= 0) fds[slot] = new;
     return new;
 }
 
@@ -104,6 +111,9 @@ static long first_byte_mapped(int fd) {
     return first;
 }
 
+/* A mount's line takes numbers as well, so only whether one was given is told. */
+static int made(int fd) { return fd < 0 ? fd : 0; }
+
 static void step(int number) {
     static char buffer[BUFFER];
     int slot = (int)below(OPEN_MAX_HERE), fd = some_fd();
@@ -114,16 +124,16 @@ static void step(int number) {
     switch (below(16)) {
     case 0: case 1:
         if (fds[slot] >= 0) report(number, "close", close_one(fds[slot]), NULL, 0);
-        report(number, "open", fds[slot] = open_one(), NULL, 0);
+        report(number, "open", made(fds[slot] = open_one()), NULL, 0);
         break;
-    case 2: report(number, "copy", copy_one(slot), NULL, 0); break;
+    case 2: report(number, "copy", made(copy_one(slot)), NULL, 0); break;
     case 3: case 4: case 5: case 6:
         for (size_t i = 0; i < bytes; i++) buffer[i] = (char)next_random(&state);
         report(number, "write", one_write(fd, buffer, bytes, offset), NULL, 0);
         break;
     case 7: report(number, "getfl", fcntl(fd, F_GETFL), NULL, 0); break;
     case 8:
-        report(number, "setfl", fcntl(fd, F_SETFL, (below(3) ? 0 : O_APPEND) | (below(3) ? 0 : O_DIRECT)), NULL, 0);
+        report(number, "setfl", fcntl(fd, F_SETFL, (below(8) ? 0 : O_APPEND) | (below(3) ? 0 : O_DIRECT)), NULL, 0);
         break;
     case 9: report(number, "truncate", ftruncate(fd, (off_t)below(40000)), NULL, 0); break;
     case 10:
@@ -152,7 +162,6 @@ int main(int count_of, char **arguments) {
     for (int i = 0; i < OPEN_MAX_HERE; i++) fds[i] = open_one();
     int steps = atoi(arguments[3]);
     for (int i = 0; i < steps; i++) step(i);
-    printf("%d open\n", open_descriptors());
     if (stands_in()) CHECK(served() > (uint64_t)steps / 20);
     return 0;
 }
