@@ -9,6 +9,8 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 # The demo is measured as it would be used; CI, which measures nothing, shares the build of the tests instead.
 DEMO_PROFILE ?= release
 DEMO_BINARY = target/$(subst dev,debug,$(DEMO_PROFILE))/farpool
+# The scale factor of TPC-H and TPC-DS in bench-databases.
+DATABASES_SCALE ?= 1
 # The newest that was tried with the workspace's rust-version.
 CARGO_DENY_VERSION := 0.20.2
 
@@ -28,15 +30,51 @@ demo: setup ## a real PostgreSQL sorts in far memory, on disk and on a throttled
 	cargo build --locked --profile $(DEMO_PROFILE) --package farpool-cli
 	$(DEMO_BINARY) demo
 
+PREFIX ?= /usr/local
+INSTALLED_BINARY = $(DESTDIR)$(PREFIX)/bin/farpool
+
+.PHONY: build
+build: setup ## the binary and the C library, as they are installed
+	cargo build --locked --release --package farpool-cli --package farpool-capi
+
+# Builds nothing, so that it can be run as root.
+.PHONY: install
+install: ## put what `make build` made under PREFIX (/usr/local), below DESTDIR if that is set
+	@[[ -x target/release/farpool && -e target/release/libfarpool.so ]] || { echo "run \`make build\` first" >&2; exit 1; }
+	install -D -m 755 target/release/farpool $(INSTALLED_BINARY)
+	DESTDIR=$(DESTDIR) crates/capi/install target/release/libfarpool.so $(PREFIX)
+
+.PHONY: uninstall
+uninstall: ## remove that again
+	rm -f $(INSTALLED_BINARY)
+	DESTDIR=$(DESTDIR) crates/capi/install --remove $(PREFIX)
+
 .PHONY: bench-io
 bench-io: ## the fabric beside its floors and beside nbdkit, memcached and redis: docs/bench/io.md, six minutes
 	@scripts/setup bench
 	FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli
 	target/release/farpool bench io-table --out docs/bench
 
+.PHONY: bench-files
+bench-files: ## files in far memory beside floors, peers and disks, as the papers' figures show them: docs/bench/files.md
+	@scripts/setup bench
+	FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli
+	target/release/farpool bench paper files --figure all --out docs/bench
+
 .PHONY: test
 test: setup ## everything that needs no special hardware
 	cargo test --locked --no-fail-fast
+
+.PHONY: test-databases
+test-databases: setup ## PostgreSQL, DuckDB, SQLite and a mapping program in far memory and on disk: same results
+	@scripts/setup databases
+	cargo test --locked --test databases
+
+.PHONY: bench-databases
+bench-databases: setup ## their times in far memory beside the local disk, at full scale: an hour, 12 GiB of memory
+	@scripts/setup databases
+	cargo build --locked --release --package farpool-cli
+	target/release/farpool bench databases --scale $(DATABASES_SCALE)
 
 .PHONY: sim
 sim: setup ## 10,000 seeds of each simulation, then each of them broken on purpose

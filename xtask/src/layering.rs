@@ -19,6 +19,7 @@ const FLOORS: [(&str, u8); 15] = [
     ("farpool-node", 3),
     ("farpool-pool", 3),
     ("farpool-file", 4),
+    ("farpool-capi", 5),
     ("farpool-mount", 5),
     ("farpool-preload", 5),
     ("farpool-sim", 5),

@@ -6,13 +6,13 @@
 //! C3. One made from this very program ends with us, however we end (option `--end-with`); start it on the main
 //!     thread, since the kernel ties it to the thread.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -30,9 +30,18 @@ const NO_THREAD: &str = "cannot start a thread that reads what a child says: rai
 const READY: &str = "ready";
 
 /// A command that dies with the thread that starts it, for programs that are not ours.
-pub fn tied(program: &str) -> Command {
+pub fn tied(program: impl AsRef<OsStr>) -> Command {
+    tied_by("KILL", program)
+}
+
+/// As [`tied`], for programs that have something to put in order first: those that mount.
+pub fn tied_politely(program: impl AsRef<OsStr>) -> Command {
+    tied_by("TERM", program)
+}
+
+fn tied_by(signal: &str, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL", "--", program]).stdin(Stdio::null());
+    command.args(["--pdeathsig", signal, "--"]).arg(program).stdin(Stdio::null());
     command
 }
 
@@ -48,6 +57,35 @@ pub fn check_stop(stop: &AtomicBool) -> Result<()> {
 /// Prints a line on standard error. One that is closed or full does not end a measurement.
 pub fn complain(line: &str) {
     let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
+}
+
+/// The ends of a child's standard input and output, line by line.
+#[derive(Debug)]
+pub struct Talk {
+    name: String,
+    input: ChildStdin,
+    said: Receiver<String>,
+}
+
+impl Talk {
+    /// Sends a line.
+    pub fn tell(&mut self, line: &str) -> Result<()> {
+        let told = self.input.write_all(format!("{line}\n").as_bytes());
+        told.with_context(|| format!("{} has ended", self.name))
+    }
+
+    /// Waits for a line; an error once `stop` is raised.
+    pub fn hear(&self, patience: Duration, stop: &AtomicBool) -> Result<String> {
+        let (name, started) = (&self.name, Instant::now());
+        loop {
+            match self.said.recv_timeout(POLL) {
+                Ok(line) => return Ok(line),
+                Err(RecvTimeoutError::Disconnected) => bail!("{name} ended without an answer"),
+                Err(RecvTimeoutError::Timeout) => check_stop(stop)?,
+            }
+            ensure!(started.elapsed() < patience, "{name} did not answer within {} s", patience.as_secs());
+        }
+    }
 }
 
 /// A running child; see the rules at the head of this module.
@@ -79,11 +117,29 @@ impl Child {
         Ok(Child { name, process })
     }
 
-    fn start_ready(
+    /// Starts a command that says `ready`, as ours do. Returns what it said with that.
+    pub fn ready(name: impl Into<String>, command: Command) -> Result<(Self, String)> {
+        Self::start_ready(name, command, READY_DEADLINE)
+    }
+
+    /// Starts a command that answers lines by lines, once it has said `ready`.
+    pub fn talking(name: impl Into<String>, mut command: Command) -> Result<(Self, Talk)> {
+        command.stdin(Stdio::piped());
+        let (mut child, _, said) = Self::start_heard(name, command, READY_DEADLINE)?;
+        let input = child.process.stdin.take().context("a child without input")?;
+        let name = child.name.clone();
+        Ok((child, Talk { name, input, said }))
+    }
+
+    fn start_ready(name: impl Into<String>, command: Command, deadline: Duration) -> Result<(Self, String)> {
+        Self::start_heard(name, command, deadline).map(|(child, rest, _)| (child, rest))
+    }
+
+    fn start_heard(
         name: impl Into<String>,
         mut command: Command,
         deadline: Duration,
-    ) -> Result<(Self, String)> {
+    ) -> Result<(Self, String, Receiver<String>)> {
         command.stdout(Stdio::piped());
         let mut child = Self::start(name, command)?;
         let (say, said) = channel();
@@ -100,7 +156,8 @@ impl Child {
             match said.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
                     if let Some(rest) = line.strip_prefix(READY) {
-                        return Ok((child, rest.trim().to_owned()));
+                        let rest = rest.trim().to_owned();
+                        return Ok((child, rest, said));
                     }
                 }
                 Err(RecvTimeoutError::Disconnected) => bail!("{name} ended before it was ready"),
@@ -198,6 +255,21 @@ mod tests {
         let id = child.id();
         drop(child);
         assert!(!Path::new(&format!("/proc/{id}")).exists());
+    }
+
+    #[test]
+    fn child_that_talks_answers_until_it_ends() {
+        let script = shell("echo ready; read line; echo heard $line; read line");
+        let (child, mut talk) = Child::talking("the child", script).unwrap();
+        talk.tell("a word").unwrap();
+        let hear =
+            |stop| talk.hear(READY_DEADLINE, &AtomicBool::new(stop)).map_err(|error| error.to_string());
+        assert_eq!(hear(false).unwrap(), "heard a word");
+        assert!(hear(true).unwrap_err().contains("interrupted"));
+        talk.tell("the end").unwrap();
+        let error = talk.hear(READY_DEADLINE, &AtomicBool::new(false)).unwrap_err().to_string();
+        assert!(error.contains("ended"), "{error}");
+        drop(child);
     }
 
     #[test]

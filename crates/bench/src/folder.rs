@@ -33,7 +33,8 @@ impl Folder {
         Self::make_in(&std::env::temp_dir())
     }
 
-    fn make_in(parent: &Path) -> Result<Self> {
+    /// As [`make`](Self::make), in another folder.
+    pub fn make_in(parent: &Path) -> Result<Self> {
         remove_leftovers(parent);
         for _ in 0..ATTEMPTS {
             let dir = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent);

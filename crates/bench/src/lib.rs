@@ -10,7 +10,9 @@
 // They panic when the stream is closed or full; see `child::complain`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod chart;
 mod child;
+mod files;
 mod floors;
 mod folder;
 mod footprint;
@@ -21,13 +23,20 @@ mod meeting;
 mod options;
 mod pages;
 mod places;
+mod progress;
 mod reach;
 mod report;
 mod room;
 mod run;
+mod spread;
 mod table;
 mod tally;
 
+pub use chart::{Bar, Chart, Course, FLOOR, Line, OURS, PEER, draw_all};
+pub use files::{
+    Figure, FilesOptions, Section, conditions, is_about_files_alone, run_files, serve_file_client,
+    serve_fuse_floor, write_sections,
+};
 pub use floors::{serve_ping_pong, serve_tcp};
 pub use machine::Machine;
 pub use options::{IoOp, IoOptions, IoTransport, Pattern, THREADS_MAX};
@@ -35,4 +44,5 @@ pub use pages::Pages as FloorPages;
 pub use report::{FloorReport, IoReport};
 pub use room::check as check_room;
 pub use run::{Source, run_io};
+pub use spread::{Spread, middle, ratio};
 pub use table::{TableOptions, run_table};

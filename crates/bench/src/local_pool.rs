@@ -1,4 +1,4 @@
-//! A pool for one measurement: a broker and a node of this program on loopback, gone with the value.
+//! A pool for one measurement: a broker and nodes of this program on loopback, gone with the value.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -17,51 +17,81 @@ const SMALLEST_REGION_BYTES: u64 = 1 << 20;
 /// Longest path of a Unix socket without its final zero (unix(7)).
 const SOCKET_PATH_MAX: usize = 107;
 
-/// A running broker and node. They are dropped before their folder.
+/// What nodes lend.
+#[derive(Clone, Copy, Debug)]
+pub struct Lend {
+    /// How many nodes there are.
+    pub nodes: u32,
+    /// What each lends, rounded up to whole regions.
+    pub bytes_each: u64,
+    /// Size of a region: a power of two.
+    pub region_bytes: u64,
+}
+
+/// A running broker and its nodes. They are dropped before their folder.
 #[derive(Debug)]
 pub struct LocalPool {
     /// Where the broker listens.
     pub broker: String,
-    node: Child,
+    nodes: Vec<Child>,
     _broker: Child,
     _dir: Folder,
 }
 
 impl LocalPool {
-    /// Starts both from `farpool`, this program's file. The node lends `footprint_bytes`, rounded up to whole
-    /// regions; over a network card as well where that is what is measured.
+    /// Starts a broker and a node from `farpool`, this program's file. The node lends `footprint_bytes`, rounded up to
+    /// whole regions; over a network card as well where that is what is measured.
     pub fn start(farpool: &Path, footprint_bytes: u64, transport: TransportChoice) -> Result<Self> {
+        let lend =
+            Lend { nodes: 1, bytes_each: footprint_bytes, region_bytes: region_bytes(footprint_bytes) };
+        Self::lending(farpool, lend, transport)
+    }
+
+    /// As [`start`](Self::start), with several nodes.
+    pub fn lending(farpool: &Path, lend: Lend, transport: TransportChoice) -> Result<Self> {
         let dir = Folder::make().context("there is no place for the pool")?;
-        let socket = socket_in(dir.path())?;
-        let region = region_bytes(footprint_bytes);
-        let memory = footprint_bytes.div_ceil(region) * region;
         let store = dir.path().join("broker.redb").into_os_string();
         let args: [OsString; 5] =
             ["broker".into(), "--listen".into(), "127.0.0.1:0".into(), "--store".into(), store];
         let (broker_process, broker) = Child::of_this_program(farpool, "the broker", args, Stdio::null())?;
-        let numbers = [("--memory", memory), ("--region-size", region)];
-        let mut args: Vec<OsString> = vec!["node".into(), "--broker".into(), broker.clone().into()];
-        args.extend(
-            numbers.into_iter().flat_map(|(option, bytes)| [option.into(), bytes.to_string().into()]),
-        );
-        // Prefaulted either way; locking would only ask for a higher limit.
-        args.extend(["--no-lock".into(), "--shm-socket".into(), socket.into()]);
-        if transport == TransportChoice::Verbs {
-            args.extend(["--listen-rdma".into(), "auto".into()]);
-        }
-        let (node, _) = Child::of_this_program(farpool, "the node", args, Stdio::null())?;
-        Ok(LocalPool { broker, node, _broker: broker_process, _dir: dir })
+        let node = |number| {
+            let args = node_args(&broker, dir.path(), number, lend, transport)?;
+            Ok(Child::of_this_program(farpool, "the node", args, Stdio::null())?.0)
+        };
+        let nodes = (0..lend.nodes).map(node).collect::<Result<_>>()?;
+        Ok(LocalPool { broker, nodes, _broker: broker_process, _dir: dir })
     }
 
-    /// Process id of the node.
+    /// Process id of the first node.
     pub fn node_id(&self) -> u32 {
-        self.node.id()
+        self.nodes[0].id()
     }
 }
 
+fn node_args(
+    broker: &str,
+    dir: &Path,
+    number: u32,
+    lend: Lend,
+    transport: TransportChoice,
+) -> Result<Vec<OsString>> {
+    let region = lend.region_bytes;
+    let memory = lend.bytes_each.div_ceil(region) * region;
+    let mut args: Vec<OsString> = vec!["node".into(), "--broker".into(), broker.into()];
+    for (option, bytes) in [("--memory", memory), ("--region-size", region)] {
+        args.extend([option.into(), bytes.to_string().into()]);
+    }
+    // Prefaulted either way; locking would only ask for a higher limit.
+    args.extend(["--no-lock".into(), "--shm-socket".into(), socket_in(dir, number)?.into()]);
+    if transport == TransportChoice::Verbs {
+        args.extend(["--listen-rdma".into(), "auto".into()]);
+    }
+    Ok(args)
+}
+
 /// Where the node listens, in a folder whose place the environment chose.
-fn socket_in(dir: &Path) -> Result<PathBuf> {
-    let socket = dir.join("node.sock");
+fn socket_in(dir: &Path, number: u32) -> Result<PathBuf> {
+    let socket = dir.join(format!("node{number}.sock"));
     let bytes = socket.as_os_str().len();
     if bytes > SOCKET_PATH_MAX {
         let path = socket.display();

@@ -1,4 +1,8 @@
-//! `farpool bench`: how fast the fabric is.
+//! `farpool bench`: how fast the fabric is, and files and databases on it.
+
+mod databases;
+mod paper;
+mod paper_databases;
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -28,7 +32,8 @@ use crate::tether::{self, Tether};
 #[command(after_long_help = "\
 Examples:
   farpool bench io --transport shm --op read --pattern random --seconds 5 --floor
-  farpool bench io --transport tcp --op read --depth 32 --seconds 5 --floor --json")]
+  farpool bench io --transport tcp --op read --depth 32 --seconds 5 --floor --json
+  farpool bench paper files --figure damon3 --out docs/bench")]
 pub struct BenchArgs {
     #[command(subcommand)]
     what: What,
@@ -38,8 +43,14 @@ pub struct BenchArgs {
 enum What {
     Io(IoArgs),
     IoTable(IoTableArgs),
+    Paper(paper::PaperArgs),
+    Databases(databases::DatabasesArgs),
+    #[command(hide = true)]
+    Columns(databases::ColumnsArgs),
     #[command(hide = true)]
     Floor(FloorArgs),
+    #[command(hide = true)]
+    FileClient(paper::FileClientArgs),
 }
 
 /// Measure one operation of the fabric, beside the least that it could cost on this machine
@@ -151,6 +162,8 @@ enum FloorKind {
     Tcp(TcpFloorArgs),
     /// Answers pings on the memory that is its standard input
     PingPong(Tether),
+    /// Serves a file of its own memory by FUSE
+    Fuse(paper::FuseFloorArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -180,6 +193,11 @@ pub fn run(args: BenchArgs) -> Result<()> {
     match args.what {
         What::Io(args) => io(&args),
         What::IoTable(args) => io_table(args),
+        What::Paper(args) => paper::run(args),
+        What::FileClient(args) => paper::serve_client(&args),
+        What::Floor(FloorArgs { kind: FloorKind::Fuse(floor) }) => paper::serve_floor(&floor),
+        What::Databases(args) => databases::run_databases(args),
+        What::Columns(args) => databases::run_columns(args),
         What::Floor(FloorArgs { kind: FloorKind::Tcp(floor) }) => {
             tether::fasten(&floor.tether)?;
             serve_tcp(floor.bytes, floor.pages, |address| say(format!("ready {address}")))

@@ -77,11 +77,18 @@ impl MemoryLimit {
         }
         let dir = hierarchy.root.join(name);
         fs::create_dir(&dir).with_context(|| format!("cannot make the group {}", dir.display()))?;
-        let group = Self { dir, version: hierarchy.version, limit_mib, removed: false };
-        let file = group.dir.join(group.version.limit_file());
-        fs::write(&file, (limit_mib << 20).to_string())
-            .with_context(|| format!("cannot write {}", file.display()))?;
+        let mut group = Self { dir, version: hierarchy.version, limit_mib, removed: false };
+        group.change(limit_mib)?;
         Ok(group)
+    }
+
+    /// Sets another limit; the kernel takes back what is above it.
+    pub fn change(&mut self, limit_mib: u64) -> Result<()> {
+        let file = self.dir.join(self.version.limit_file());
+        fs::write(&file, (limit_mib << 20).to_string())
+            .with_context(|| format!("cannot limit memory to {limit_mib} MiB: {}", file.display()))?;
+        self.limit_mib = limit_mib;
+        Ok(())
     }
 
     /// The limit.
@@ -194,8 +201,10 @@ mod tests {
             let root = tempfile::tempdir().unwrap();
             let hierarchy = Hierarchy { version, root: root.path().into() };
             let mut group = MemoryLimit::create_in(&hierarchy, "db", 1024).unwrap();
-            let written = fs::read_to_string(root.path().join("db").join(file)).unwrap();
-            assert_eq!(written, "1073741824");
+            let written = || fs::read_to_string(root.path().join("db").join(file)).unwrap();
+            assert_eq!(written(), "1073741824");
+            group.change(2048).unwrap();
+            assert_eq!((written().as_str(), group.limit_mib()), ("2147483648", 2048));
             group.removed = true; // the stand-in holds files, which the kernel's directories do not
         }
     }

@@ -15,8 +15,10 @@
 
 pub mod cgroup;
 pub mod child;
+pub mod databases;
 mod demo;
 pub mod machine;
+pub mod paper;
 pub mod pool;
 pub mod postgres;
 pub mod progress;

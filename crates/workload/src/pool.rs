@@ -108,6 +108,16 @@ impl FarMemory {
         &self.mount_point
     }
 
+    /// Process id of `farpool up`, whose children the nodes are.
+    pub fn pool_id(&self) -> u32 {
+        self.up.id()
+    }
+
+    /// Process id of `farpool mount`.
+    pub fn mount_id(&self) -> u32 {
+        self.mount.id()
+    }
+
     /// An error, with the last lines of its log, if the pool or the mount has ended.
     pub fn check_alive(&mut self) -> Result<()> {
         for (name, child) in [("farpool up", &mut self.up), ("farpool mount", &mut self.mount)] {
@@ -175,6 +185,7 @@ fn start_up(options: &PoolOptions<'_>) -> Result<ChildProcess> {
         user: None,
         group_file: None,
         stop_signal: Signal::TERM,
+        wrapper: &[],
     };
     ChildProcess::spawn(&launch, &options.log_dir.join("up.log"))
 }
@@ -200,6 +211,7 @@ fn start_mount(options: &PoolOptions<'_>, broker: &str) -> Result<ChildProcess> 
         user: None,
         group_file: None,
         stop_signal: Signal::TERM,
+        wrapper: &[],
     };
     ChildProcess::spawn(&launch, &options.log_dir.join("mount.log"))
 }

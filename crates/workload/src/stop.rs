@@ -21,6 +21,11 @@ impl StopFlag {
         Ok(flag)
     }
 
+    /// The flag itself, for those who know no more than that.
+    pub fn flag(&self) -> &AtomicBool {
+        &self.0
+    }
+
     /// Asks everybody who shares the flag to stop.
     pub fn raise(&self) {
         // Relaxed: the flag carries no data, so there is no access it would have to be paired with.

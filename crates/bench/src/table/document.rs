@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use super::TableOptions;
 use super::lines::{LINES, Line, PEER_LINES};
-use super::results::{Figures, Results, Spread, Verdict};
+use super::results::{Figures, Results, Verdict};
 use crate::machine::Machine;
 use crate::report::IoReport;
+use crate::spread::{Spread, middle, ratio};
 
 /// What all figures have in common.
 pub struct About {
@@ -141,30 +142,6 @@ fn figures(spread: impl Fn(fn(&Figures) -> Option<f64>) -> Option<Spread>) -> St
     format!("{} | {}", middle(spread(|it| Some(it.p50_us)), 3), middle(spread(|it| Some(it.p99_us)), 3))
 }
 
-/// A figure's middle alone: its range would drown the table.
-fn middle(spread: Option<Spread>, digits: usize) -> String {
-    spread.map_or("–".into(), |spread| grouped(spread.middle, digits))
-}
-
-fn ratio(spread: Option<Spread>) -> String {
-    spread.map_or("–".into(), |it| format!("{:.2} ({:.2}–{:.2})", it.middle, it.least, it.most))
-}
-
-/// A number with spaces between thousands, and fewer digits the larger it is.
-fn grouped(value: f64, digits: usize) -> String {
-    let digits = if value >= 10.0 { digits.min(1) } else { digits };
-    let text = format!("{value:.digits$}");
-    let (whole, rest) = text.split_at(text.find('.').unwrap_or(text.len()));
-    let mut grouped = String::new();
-    for (place, digit) in whole.chars().enumerate() {
-        if place > 0 && (whole.len() - place).is_multiple_of(3) {
-            grouped.push('\u{202f}'); // a narrow space that does not break
-        }
-        grouped.push(digit);
-    }
-    grouped + rest
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::results::tests::figures;
@@ -193,12 +170,5 @@ mod tests {
             let columns: BTreeSet<usize> = table.lines().map(|line| line.matches('|').count()).collect();
             assert_eq!(columns.len(), 1, "rows of different length in {table}");
         }
-    }
-
-    #[test]
-    fn numbers_are_grouped_and_shortened() {
-        assert_eq!(grouped(1_234_567.8, 0), "1\u{202f}234\u{202f}568");
-        assert_eq!(grouped(0.7312, 3), "0.731");
-        assert_eq!(grouped(123.456, 3), "123.5");
     }
 }

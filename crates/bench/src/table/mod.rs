@@ -6,20 +6,19 @@
 
 mod document;
 mod lines;
-mod peers;
+pub mod peers;
 mod plot;
 mod results;
 
 use std::fs;
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, ensure};
-use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::child::{Child, check_stop, complain};
+use crate::child::{Child, check_stop};
+use crate::progress::Progress;
 use crate::report::IoReport;
 
 use document::About;
@@ -89,41 +88,4 @@ fn measure(line: &Line, options: &TableOptions, farpool: &Path, stop: &AtomicBoo
 
 fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
-}
-
-/// A moving bar on a terminal, lines elsewhere.
-struct Progress {
-    bar: Option<ProgressBar>,
-}
-
-impl Progress {
-    fn start(steps: usize) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| ProgressBar::new(steps as u64));
-        if let Some(bar) = &bar {
-            let style = ProgressStyle::with_template("[{wide_bar}] {percent} % {eta} {msg}");
-            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        }
-        Progress { bar }
-    }
-
-    fn step(&mut self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.set_message(text.to_owned()),
-            None => complain(text),
-        }
-    }
-
-    fn done(&self) {
-        if let Some(bar) = &self.bar {
-            bar.inc(1);
-        }
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
-    }
 }

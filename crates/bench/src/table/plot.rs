@@ -1,25 +1,11 @@
 //! The plot: bars with their figures, one panel per question.
 
-use std::fmt::Write;
-
 use super::lines::{
     MEMCACHED_1, MEMCACHED_32, NBDKIT_1, NBDKIT_32, NBDKIT_STREAM, REDIS_1, REDIS_32, SHM_READ, TCP_READ,
     TCP_READ_32, TCP_STREAM,
 };
-use super::results::{Figures, Results, Spread};
-
-const WIDTH: f64 = 880.0;
-/// Where bars begin: names stand to the left.
-const LEFT: f64 = 250.0;
-/// Where the longest bar ends: figures stand to the right.
-const RIGHT: f64 = WIDTH - 130.0;
-const ROW: f64 = 26.0;
-const BAR: f64 = 16.0;
-const TITLE: f64 = 44.0;
-
-const OURS: &str = "#2563a8";
-const FLOOR: &str = "#9aa5b1";
-const PEER: &str = "#d08a2e";
+use super::results::{Figures, Results};
+use crate::chart::{self, Bar, Chart, FLOOR, OURS, PEER};
 
 type Figure = fn(&Figures) -> Option<f64>;
 
@@ -67,53 +53,24 @@ const PANELS: &[Panel] = &[
     },
 ];
 
-/// An SVG of all panels; the lines on the bars reach from the smallest to the largest round.
+/// An SVG of all panels.
 pub fn draw(results: &Results) -> String {
-    let height: f64 = PANELS.iter().map(|panel| TITLE + ROW * panel.bars.len() as f64).sum::<f64>() + 20.0;
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
-         font-family=\"sans-serif\" font-size=\"13\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-    );
-    let mut top = 0.0;
-    for panel in PANELS {
-        // Writing to a string does not fail.
-        let _ =
-            writeln!(svg, "<text x=\"16\" y=\"{}\" font-weight=\"bold\">{}</text>", top + 30.0, panel.title);
-        top += TITLE;
-        let bars = panel.bars.iter().map(|bar| (bar, results.spread(bar.1, bar.2)));
-        let bars: Vec<_> = bars.collect();
-        let largest = bars.iter().filter_map(|(_, spread)| spread.map(|it| it.most)).fold(0.0, f64::max);
-        for (&(name, _, _, colour), spread) in bars {
-            if let Some(spread) = spread {
-                svg.push_str(&bar(top, name, colour, spread, largest, panel.digits));
-            }
-            top += ROW;
-        }
-    }
-    svg.push_str("</svg>\n");
-    svg
-}
-
-fn bar(top: f64, name: &str, colour: &str, spread: Spread, largest: f64, digits: usize) -> String {
-    let place = |value: f64| LEFT + (RIGHT - LEFT) * value / largest;
-    let (middle, least, most) = (place(spread.middle), place(spread.least), place(spread.most));
-    let (baseline, centre) = (top + 13.0, top + BAR / 2.0);
-    format!(
-        "<text x=\"{}\" y=\"{baseline}\" text-anchor=\"end\">{name}</text>\n\
-         <rect x=\"{LEFT}\" y=\"{top}\" width=\"{:.1}\" height=\"{BAR}\" fill=\"{colour}\"/>\n\
-         <path d=\"M{least:.1} {centre}H{most:.1}\" stroke=\"black\" stroke-width=\"1.5\"/>\n\
-         <text x=\"{:.1}\" y=\"{baseline}\">{:.digits$}</text>\n",
-        LEFT - 8.0,
-        middle - LEFT,
-        most.max(middle) + 8.0,
-        spread.middle,
-    )
+    let bar = |&(name, id, figure, colour): &(&'static str, &str, Figure, &'static str)| {
+        Some(Bar { name: name.into(), colour, spread: results.spread(id, figure)? })
+    };
+    let charts = PANELS.iter().map(|panel| Chart {
+        title: panel.title.into(),
+        digits: panel.digits,
+        bars: panel.bars.iter().filter_map(bar).collect(),
+    });
+    chart::draw(&charts.collect::<Vec<_>>())
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::results::tests::figures;
     use super::*;
+    use crate::chart::LONGEST;
 
     #[test]
     fn bars_are_as_long_as_their_figures_and_name_them() {
@@ -121,8 +78,8 @@ mod tests {
         results.add(TCP_STREAM, figures(128_000.0, 1.0, 1.0));
         results.add(NBDKIT_STREAM, figures(64_000.0, 1.0, 1.0));
         let svg = draw(&results);
-        assert!(svg.contains(&format!("width=\"{:.1}\"", RIGHT - LEFT)), "{svg}");
-        assert!(svg.contains(&format!("width=\"{:.1}\"", (RIGHT - LEFT) / 2.0)), "{svg}");
+        assert!(svg.contains(&format!("width=\"{:.1}\"", LONGEST)), "{svg}");
+        assert!(svg.contains(&format!("width=\"{:.1}\"", LONGEST / 2.0)), "{svg}");
         assert!(svg.contains(">1000<") && svg.contains(">500<") && svg.ends_with("</svg>\n"), "{svg}");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::lines::Target;
 use crate::report::{FloorReport, IoReport};
-use crate::tally::median;
+use crate::spread::Spread;
 
 /// One measurement of a line or a peer.
 #[derive(Clone, Debug)]
@@ -35,27 +35,6 @@ impl From<IoReport> for Figures {
 /// Rounds by line or peer; every one has as many.
 #[derive(Clone, Debug, Default)]
 pub struct Results(pub BTreeMap<&'static str, Vec<Figures>>);
-
-/// The middle and the range of a figure over the rounds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Spread {
-    /// Median.
-    pub middle: f64,
-    /// Smallest.
-    pub least: f64,
-    /// Largest.
-    pub most: f64,
-}
-
-impl Spread {
-    /// Of some values; `None` of none.
-    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
-        let values: Vec<f64> = values.into_iter().collect();
-        let least = values.iter().copied().reduce(f64::min)?;
-        let most = values.iter().copied().reduce(f64::max)?;
-        Some(Spread { middle: median(values)?, least, most })
-    }
-}
 
 /// A promise beside what came of it.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,6 +12,7 @@ mod garbage;
 mod leases;
 mod mounts;
 mod nodes;
+mod paper;
 mod postgres;
 mod preload;
 mod sim;

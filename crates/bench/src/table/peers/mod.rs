@@ -1,7 +1,7 @@
 //! The peers: `nbdkit memory`, memcached and redis, started by us, filled like the footprint, ended with the value.
 
 mod cache;
-mod nbd;
+pub mod nbd;
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -32,7 +32,7 @@ pub struct Peers {
 impl Peers {
     /// Starts and fills them with `bytes` each.
     pub fn start(bytes: u64, stop: &AtomicBool) -> Result<Self> {
-        check_installed(is_in_path)?;
+        check_installed(&PROGRAMS, "the peers")?;
         let dir =
             tempfile::Builder::new().prefix("farpool-bench-").tempdir().context("cannot make a folder")?;
         let nbdkit = Nbdkit::start(bytes, stop)?;
@@ -57,10 +57,15 @@ impl Peers {
     }
 }
 
-fn check_installed(is_there: impl Fn(&str) -> bool) -> Result<()> {
-    let missing: Vec<&str> = PROGRAMS.into_iter().filter(|program| !is_there(program)).collect();
+/// An error that names what is not installed of what is needed, and the fix.
+pub fn check_installed(programs: &[&str], what: &str) -> Result<()> {
+    check(programs, what, is_in_path)
+}
+
+fn check(programs: &[&str], what: &str, is_there: impl Fn(&str) -> bool) -> Result<()> {
+    let missing: Vec<&str> = programs.iter().copied().filter(|program| !is_there(program)).collect();
     if !missing.is_empty() {
-        bail!("{} is missing: run `scripts/setup bench`, which installs the peers", missing.join(", "));
+        bail!("{} is missing: run `scripts/setup bench`, which installs {what}", missing.join(", "));
     }
     Ok(())
 }
@@ -86,12 +91,12 @@ mod tests {
 
     #[test]
     fn missing_peers_are_named_with_the_fix() {
-        let error = check_installed(|program| program != "memcached").unwrap_err().to_string();
+        let error = check(&PROGRAMS, "the peers", |program| program != "memcached").unwrap_err().to_string();
         assert!(
             error.starts_with("memcached is missing") && error.contains("scripts/setup bench"),
             "{error}"
         );
-        check_installed(|_| true).unwrap();
+        check(&PROGRAMS, "the peers", |_| true).unwrap();
     }
 
     #[test]

@@ -26,6 +26,15 @@ pub struct Nbdkit {
 impl Nbdkit {
     /// Starts it and writes all of it once: reading what was never written touches no memory.
     pub fn start(bytes: u64, stop: &AtomicBool) -> Result<Self> {
+        let nbdkit = Self::start_empty(bytes)?;
+        let mut fill = nbdkit.fio("write", "512k", 4);
+        fill.arg("--output-format=json");
+        Child::output("fio", fill, stop).context("cannot fill nbdkit's memory")?;
+        Ok(nbdkit)
+    }
+
+    /// Starts it.
+    pub fn start_empty(bytes: u64) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen on loopback")?;
         let address = listener.local_addr()?;
         // As for the fabric: BBR, where it is the system's default, would cost nbdkit a third.
@@ -34,11 +43,12 @@ impl Nbdkit {
         command.args(["-c", ACTIVATED, "nbdkit", "--foreground", "--exit-with-parent", "memory"]);
         command.arg(bytes.to_string()).stdin(OwnedFd::from(listener)).stdout(Stdio::null());
         let child = Child::start("nbdkit", command)?;
-        let nbdkit = Nbdkit { address, bytes, _child: child };
-        let mut fill = nbdkit.fio("write", "512k", 4);
-        fill.arg("--output-format=json");
-        Child::output("fio", fill, stop).context("cannot fill nbdkit's memory")?;
-        Ok(nbdkit)
+        Ok(Nbdkit { address, bytes, _child: child })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Reads for some time.

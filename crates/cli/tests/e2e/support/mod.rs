@@ -9,7 +9,7 @@ mod up;
 use std::time::{Duration, Instant};
 
 pub use client::Client;
-pub use mount::{Mount, is_mounted};
+pub use mount::{Mount, is_mounted, is_mounted_below};
 pub use pool::{Pool, PoolOptions};
 pub use process::{
     Output, Process, assert_complaint, children_of, farpool, is_running, root, run, run_command, tied,

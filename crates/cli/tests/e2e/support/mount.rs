@@ -88,3 +88,9 @@ pub fn is_mounted(dir: &Path) -> bool {
     let dir = dir.to_str().expect("test folders have plain names");
     mounts.lines().any(|line| line.split(' ').nth(4) == Some(dir))
 }
+
+/// Whether the kernel has a mount anywhere below this folder.
+pub fn is_mounted_below(dir: &Path) -> bool {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    mounts.lines().any(|line| line.split(' ').nth(4).is_some_and(|place| Path::new(place).starts_with(dir)))
+}

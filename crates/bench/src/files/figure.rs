@@ -1,0 +1,113 @@
+//! The figures by name.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A figure or table of the papers, as we measure it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Figure {
+    /// Throughput of large transfers.
+    Damon2,
+    /// Latency of small transfers.
+    Damon3,
+    /// Temporary bytes per query.
+    DamonTable1,
+    /// TPC-H with temporary storage in several places.
+    Damon4,
+    /// Traffic while a query runs.
+    Damon5,
+    /// Throughput under load.
+    Sigmod3,
+    /// Latency under load.
+    Sigmod4,
+    /// One client over several nodes.
+    Sigmod5,
+    /// Several clients on one node.
+    Sigmod6,
+    /// What lending costs the lender.
+    Sigmod13,
+    /// Hash+Sort, and its traffic.
+    Sigmod14,
+    /// What verifying costs; not of a paper.
+    Checksum,
+}
+
+impl Figure {
+    /// In the order of the document.
+    pub const ALL: [Figure; 12] = [
+        Figure::Damon2,
+        Figure::Damon3,
+        Figure::DamonTable1,
+        Figure::Damon4,
+        Figure::Damon5,
+        Figure::Sigmod3,
+        Figure::Sigmod4,
+        Figure::Sigmod5,
+        Figure::Sigmod6,
+        Figure::Sigmod13,
+        Figure::Sigmod14,
+        Figure::Checksum,
+    ];
+
+    /// What stands over it.
+    pub fn title(self) -> &'static str {
+        match self {
+            Figure::Damon2 => "throughput of large transfers",
+            Figure::Damon3 => "latency of small transfers",
+            Figure::DamonTable1 => "temporary bytes per query",
+            Figure::Damon4 => "TPC-H by where temporary files lie",
+            Figure::Damon5 => "temporary traffic while a query runs",
+            Figure::Sigmod3 => "throughput under load",
+            Figure::Sigmod4 => "latency under load",
+            Figure::Sigmod5 => "one client, one to eight nodes",
+            Figure::Sigmod6 => "one node, one to eight clients",
+            Figure::Sigmod13 => "what lending costs the lender",
+            Figure::Sigmod14 => "Hash+Sort by where temporary files lie",
+            Figure::Checksum => "what verifying costs",
+        }
+    }
+}
+
+impl fmt::Display for Figure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Figure::Damon2 => "damon2",
+            Figure::Damon3 => "damon3",
+            Figure::DamonTable1 => "damon-table1",
+            Figure::Damon4 => "damon4",
+            Figure::Damon5 => "damon5",
+            Figure::Sigmod3 => "sigmod3",
+            Figure::Sigmod4 => "sigmod4",
+            Figure::Sigmod5 => "sigmod5",
+            Figure::Sigmod6 => "sigmod6",
+            Figure::Sigmod13 => "sigmod13",
+            Figure::Sigmod14 => "sigmod14",
+            Figure::Checksum => "checksum",
+        })
+    }
+}
+
+impl FromStr for Figure {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Figure::ALL.into_iter().find(|figure| figure.to_string() == name);
+        found.ok_or_else(|| {
+            let names = Figure::ALL.map(|figure| figure.to_string()).join(", ");
+            format!("there is no figure '{name}': choose all, {names}")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_read_as_they_are_shown() {
+        for figure in Figure::ALL {
+            assert_eq!(figure.to_string().parse(), Ok(figure));
+        }
+        assert!("damon1".parse::<Figure>().unwrap_err().contains("sigmod14"));
+    }
+}

@@ -1,0 +1,162 @@
+//! The floor of a mount: a FUSE file system with one file, which lies in the daemon's own memory.
+//!
+//! It has what costs nothing to have (several threads, a device each, large requests) and does what cannot be left out: it
+//! is asked by the kernel, and copies. What a mount of far memory takes beyond it is far memory's.
+
+use std::ffi::OsStr;
+use std::io;
+use std::path::Path;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use fuser::{
+    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, InitFlags, KernelConfig,
+    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyWrite, Request, Session, WriteFlags,
+};
+use parking_lot::RwLock;
+use rustix::mm::Advice;
+
+use super::aligned::Aligned;
+
+/// Name of the file.
+pub const FILE: &str = "data";
+const FILE_INODE: INodeNo = INodeNo(2);
+/// Attributes do not change: the kernel need not ask again while this runs.
+const FOR_EVER: Duration = Duration::from_secs(1 << 20);
+/// Largest request, as of the mount.
+const MAX_REQUEST_BYTES: u32 = farpool_wire::MAX_TRANSFER_BYTES as u32;
+
+/// Mounts it on `dir` with `bytes` in its file, calls `on_ready`, and serves with so many threads until `stop` says so or
+/// somebody unmounts.
+pub fn serve_fuse_floor(
+    dir: &Path,
+    bytes: usize,
+    threads: usize,
+    on_ready: impl FnOnce() -> Result<()>,
+    stop: &Receiver<()>,
+) -> Result<()> {
+    let mut config = Config::default();
+    config.n_threads = Some(threads);
+    config.clone_fd = true;
+    let session = Session::new(MemoryFile::new(bytes), dir, &config);
+    let session = session.with_context(|| format!("cannot mount on {}", dir.display()))?;
+    let running = session.spawn().context("cannot start threads")?;
+    on_ready()?;
+    let _ = stop.recv(); // an error: nobody will say so any more, which is the same
+    running.umount_and_join().context("cannot unmount")
+}
+
+struct MemoryFile {
+    /// Shared by readers: a lock that nobody else holds costs a few nanoseconds.
+    memory: RwLock<Aligned>,
+    bytes: usize,
+}
+
+impl MemoryFile {
+    fn new(bytes: usize) -> Self {
+        let mut memory = Aligned::new(bytes);
+        // Large pages, as the nodes' memory lies on; without them the floor is a little higher.
+        // SAFETY: the range is the memory's own; the advice changes no contents.
+        let _ = unsafe { rustix::mm::madvise(memory.as_mut_ptr().cast(), bytes, Advice::LinuxHugepage) };
+        MemoryFile { memory: RwLock::new(memory), bytes }
+    }
+
+    fn attributes(&self, inode: INodeNo) -> Option<FileAttr> {
+        let (kind, perm, size) = match inode {
+            INodeNo::ROOT => (FileType::Directory, 0o755, 0),
+            FILE_INODE => (FileType::RegularFile, 0o644, self.bytes as u64),
+            _ => return None,
+        };
+        Some(FileAttr {
+            ino: inode,
+            size,
+            blocks: size / 512,
+            atime: UNIX_EPOCH,
+            mtime: UNIX_EPOCH,
+            ctime: UNIX_EPOCH,
+            crtime: UNIX_EPOCH,
+            kind,
+            perm,
+            nlink: 1,
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        })
+    }
+
+    fn range(&self, offset: u64, length: usize) -> std::ops::Range<usize> {
+        let start = usize::try_from(offset).map_or(self.bytes, |offset| offset.min(self.bytes));
+        start..start.saturating_add(length).min(self.bytes)
+    }
+}
+
+impl Filesystem for MemoryFile {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // An older kernel does without, or with the nearest that it has.
+        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
+        let _ = config.set_max_write(MAX_REQUEST_BYTES);
+        Ok(())
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match self.attributes(FILE_INODE).filter(|_| parent == INodeNo::ROOT && name == FILE) {
+            Some(attributes) => reply.entry(&FOR_EVER, &attributes, Generation(0)),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+        match self.attributes(inode) {
+            Some(attributes) => reply.attr(&FOR_EVER, &attributes),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        reply.data(&self.memory.read()[self.range(offset, size as usize)]);
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _origin: WriteFlags,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let range = self.range(offset, data.len());
+        let written = range.len();
+        self.memory.write()[range].copy_from_slice(&data[..written]);
+        reply.written(written as u32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_end_where_the_file_does() {
+        let file = MemoryFile::new(10_000);
+        assert_eq!(file.range(8192, 8192), 8192..10_000);
+        assert_eq!(file.range(u64::MAX, 1), 10_000..10_000);
+        assert_eq!(file.range(0, 512), 0..512);
+    }
+}

@@ -1,0 +1,109 @@
+//! The papers' figures about files in far memory, measured by us beside floors, peers and disks.
+//!
+//! F1. Volumes that are compared run at the same time and are measured by turns; every figure names its question, its
+//!     floor, its method and its machine.
+//! F2. What is read is what was written, or there is no figure.
+//! F3. A figure that is asked for alone renews its part of the document.
+//! Not here: the figures for which a database runs, and the throttled disk: both are given to us.
+
+mod aligned;
+mod checksum;
+mod client;
+mod figure;
+mod fuse_floor;
+mod plain;
+mod rounds;
+mod scaling;
+mod section;
+mod volume;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Result, ensure};
+
+use crate::table::peers::check_installed;
+pub use client::serve_file_client;
+pub use figure::Figure;
+pub use fuse_floor::serve_fuse_floor;
+pub use section::{Section, conditions, write as write_sections};
+use volume::Surroundings;
+
+/// Smallest file: as many blocks as make places random.
+const BYTES_MIN: u64 = 16 << 20;
+
+/// What `scripts/setup bench` installs.
+const PROGRAMS: [&str; 3] = ["nbdkit", "nbdfuse", "setpriv"];
+
+/// How much to measure, and where.
+#[derive(Clone, Debug)]
+pub struct FilesOptions {
+    /// How often everything is measured.
+    pub rounds: usize,
+    /// How long each time.
+    pub seconds: f64,
+    /// Size of each file.
+    pub bytes: u64,
+    /// A folder on the machine's disk.
+    pub disk: PathBuf,
+    /// A folder on a throttled disk, where there is one.
+    pub throttled: Option<PathBuf>,
+    /// Whether peers are measured: those that `scripts/setup bench` installs.
+    pub peers: bool,
+}
+
+/// How much to measure.
+#[derive(Clone, Copy, Debug)]
+struct Effort {
+    rounds: usize,
+    seconds: f64,
+}
+
+fn document_rounds(effort: &Effort) -> String {
+    let Effort { rounds, seconds } = effort;
+    format!(
+        "{rounds} rounds, in each of which all take turns for {seconds} s; medians over the rounds, ratios paired by \
+         round, with the smallest and the largest."
+    )
+}
+
+/// Whether [`run_files`] measures this figure; the others need a database.
+pub fn is_about_files_alone(figure: Figure) -> bool {
+    plain::has(figure) || matches!(figure, Figure::Sigmod5 | Figure::Sigmod6 | Figure::Checksum)
+}
+
+/// Measures figures. `farpool` is this program's file; call it on the main thread, to which child processes are tied.
+pub fn run_files(
+    figures: &[Figure],
+    options: &FilesOptions,
+    farpool: &Path,
+    stop: &AtomicBool,
+) -> Result<Vec<Section>> {
+    ensure!(options.rounds > 0, "nothing is measured in no rounds: give --rounds 1 or more");
+    ensure!(options.bytes >= BYTES_MIN, "files of at least {} MiB: raise --footprint", BYTES_MIN >> 20);
+    let around = Surroundings {
+        farpool,
+        disk: &options.disk,
+        throttled: options.throttled.as_deref(),
+        peers: options.peers,
+        bytes: options.bytes,
+    };
+    if options.peers {
+        check_installed(&PROGRAMS, "the peers")?;
+    }
+    let effort = Effort { rounds: options.rounds, seconds: options.seconds };
+    let mut sections = Vec::new();
+    if figures.iter().any(|&figure| plain::has(figure)) {
+        sections.extend(plain::measure(figures, &around, &effort, stop)?);
+    }
+    if figures.contains(&Figure::Sigmod5) {
+        sections.push(scaling::nodes(&around, &effort, stop)?);
+    }
+    if figures.contains(&Figure::Sigmod6) {
+        sections.push(scaling::clients(&around, &effort, stop)?);
+    }
+    if figures.contains(&Figure::Checksum) {
+        sections.push(checksum::checksum(&around, &effort, stop)?);
+    }
+    Ok(sections)
+}

@@ -1,0 +1,289 @@
+//! Where a file may lie: far memory over a mount, floors below it, peers and disks beside it.
+//!
+//! V1. A volume is gone with its value: its client first, then what is mounted, then what serves it.
+//! V2. All clients are processes of this program and read and write alike, whatever the volume.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use farpool_fabric::TransportChoice;
+
+use super::client::{Answer, Ask, answer_of, ask_line};
+use super::fuse_floor;
+use crate::child::{Child, Talk, tied_politely};
+use crate::folder::Folder;
+use crate::local_pool::{Lend, LocalPool};
+use crate::table::peers::nbd::Nbdkit;
+
+/// What serves a file has nothing to do before it does.
+const MOUNT_DEADLINE: Duration = Duration::from_secs(30);
+/// Longest that a client takes for a slice beyond its time: a disk that is busy with what others wrote.
+const ANSWER_SLACK: Duration = Duration::from_secs(60);
+/// Regions in a file's share of a node.
+const REGIONS_PER_SHARE: u64 = 8;
+/// What a mount may lease of a node beyond that: the file's share begins anywhere.
+const SPARE_REGIONS: u64 = 3;
+/// Smallest region that a node lends, and the usual one.
+const REGION_MIN_BYTES: u64 = 1 << 20;
+const REGION_MAX_BYTES: u64 = 64 << 20;
+/// Threads that serve a FUSE file system, as of the mount.
+const FUSE_THREADS_MIN: usize = 4;
+
+/// A kind of volume. A row for another redundancy, or for programs that run with the interposer, is one more of these.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Spec {
+    /// How ratios and promises refer to it.
+    pub id: &'static str,
+    /// What people call it.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// What stands between `farpool` and the client's own arguments: `run --` runs it with the interposer.
+    pub launcher: &'static [&'static str],
+}
+
+/// What a volume is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A bare FUSE file in the daemon's own memory.
+    Floor,
+    /// A mount of a pool with so many nodes on this machine.
+    Far {
+        /// How the mount reaches them: shm or tcp.
+        transport: &'static str,
+        /// How many.
+        nodes: u32,
+        /// Far memory that the file takes, in so many per cent of its bytes: more than 100 with redundancy.
+        percent: u64,
+        /// Further options of `farpool mount`.
+        mount_args: &'static [&'static str],
+    },
+    /// A folder in the machine's memory.
+    Tmpfs,
+    /// A folder on the machine's disk.
+    Disk,
+    /// A folder on the throttled volume, where there is one.
+    Throttled,
+    /// A FUSE file in the memory of nbdkit, reached through a Unix socket.
+    NbdfuseUnix,
+    /// The same over TCP.
+    NbdfuseTcp,
+}
+
+/// Where volumes find what they need.
+#[derive(Clone, Copy, Debug)]
+pub struct Surroundings<'a> {
+    /// This program's file.
+    pub farpool: &'a Path,
+    /// A folder on the machine's disk.
+    pub disk: &'a Path,
+    /// A folder on a throttled volume.
+    pub throttled: Option<&'a Path>,
+    /// Whether peers are to be measured.
+    pub peers: bool,
+    /// Size of each file.
+    pub bytes: u64,
+}
+
+/// A running volume with a filled file and a client of it. Dropped in this order.
+pub struct Volume {
+    spec: Spec,
+    talk: Talk,
+    _client: Child,
+    _ground: Ground,
+}
+
+/// What lies below a file. Dropped in this order.
+#[derive(Default)]
+struct Ground {
+    _server: Option<Child>,
+    _nbdkit: Option<Nbdkit>,
+    _pool: Option<MountablePool>,
+    /// Mounts are made in it, not on it: it is locked, so that no other run takes it for a leftover.
+    _folder: Option<Folder>,
+}
+
+impl Spec {
+    /// Whether it can be had here, and is to be.
+    pub fn is_wanted(&self, around: &Surroundings<'_>) -> bool {
+        match self.kind {
+            Kind::Throttled => around.throttled.is_some(),
+            Kind::NbdfuseUnix | Kind::NbdfuseTcp => around.peers,
+            _ => true,
+        }
+    }
+
+    /// Starts it and fills its file.
+    pub fn start(&self, around: &Surroundings<'_>) -> Result<Volume> {
+        self.occupy(around, self.ground(around))
+    }
+
+    /// A mount of a pool that others use as well, and that outlives them.
+    pub fn start_on(
+        &self,
+        pool: &MountablePool,
+        transport: &str,
+        around: &Surroundings<'_>,
+    ) -> Result<Volume> {
+        self.occupy(around, Ground::mount(around.farpool, pool, transport, &[]))
+    }
+
+    fn occupy(&self, around: &Surroundings<'_>, ground: Result<(Ground, PathBuf)>) -> Result<Volume> {
+        let (ground, file) = ground.with_context(|| format!("cannot start {}", self.name))?;
+        let (client, talk) = self.client(around, &file)?;
+        Ok(Volume { spec: *self, talk, _client: client, _ground: ground })
+    }
+
+    fn ground(&self, around: &Surroundings<'_>) -> Result<(Ground, PathBuf)> {
+        match self.kind {
+            Kind::Floor => Ground::floor(around),
+            Kind::Far { transport, nodes, percent, mount_args } => {
+                let pool = MountablePool::start(around.farpool, nodes, around.bytes * percent / 100, 1)?;
+                let (mut ground, file) = Ground::mount(around.farpool, &pool, transport, mount_args)?;
+                ground._pool = Some(pool);
+                Ok((ground, file))
+            }
+            Kind::Tmpfs => Ground::folder(Path::new("/dev/shm")),
+            Kind::Disk => Ground::folder(around.disk),
+            Kind::Throttled => Ground::folder(around.throttled.context("there is no throttled volume")?),
+            Kind::NbdfuseUnix => {
+                let bytes = around.bytes.to_string();
+                Ground::nbdfuse(around, &["[", "nbdkit", "--exit-with-parent", "memory", &bytes, "]"], None)
+            }
+            Kind::NbdfuseTcp => {
+                let nbdkit = Nbdkit::start_empty(around.bytes)?;
+                Ground::nbdfuse(around, &[&format!("nbd://{}", nbdkit.address())], Some(nbdkit))
+            }
+        }
+    }
+
+    fn client(&self, around: &Surroundings<'_>, file: &Path) -> Result<(Child, Talk)> {
+        let mut command = tied_politely(around.farpool);
+        if !self.launcher.is_empty() {
+            command.args(self.launcher).arg(around.farpool);
+        }
+        command.args(["bench", "file-client", "--bytes"]).arg(around.bytes.to_string()).arg(file);
+        Child::talking(format!("the client of {}", self.name), command)
+    }
+}
+
+/// A pool for some mounts with a file of `bytes` each.
+pub struct MountablePool {
+    pool: LocalPool,
+    /// Most that a mount leases: they would lease ahead of what they need, as far as there is memory.
+    limit_bytes: u64,
+}
+
+impl MountablePool {
+    /// With so many nodes of this machine.
+    pub fn start(farpool: &Path, nodes: u32, bytes: u64, mounts: u64) -> Result<Self> {
+        let share = bytes.div_ceil(u64::from(nodes));
+        // Of many, so that what a mount leases beyond its file is little.
+        let wanted = 1 << (share / REGIONS_PER_SHARE).max(1).ilog2();
+        let region_bytes = u64::clamp(wanted, REGION_MIN_BYTES, REGION_MAX_BYTES);
+        let each = share.next_multiple_of(region_bytes) + SPARE_REGIONS * region_bytes;
+        let lend = Lend { nodes, bytes_each: mounts * each, region_bytes };
+        let pool = LocalPool::lending(farpool, lend, TransportChoice::Auto)?;
+        Ok(MountablePool { pool, limit_bytes: u64::from(nodes) * each })
+    }
+
+    /// Where its broker listens.
+    pub fn broker(&self) -> &str {
+        &self.pool.broker
+    }
+}
+
+/// As many as a mount has.
+pub fn fuse_threads() -> usize {
+    std::thread::available_parallelism().map_or(FUSE_THREADS_MIN, |cores| cores.get().max(FUSE_THREADS_MIN))
+}
+
+impl Ground {
+    fn floor(around: &Surroundings<'_>) -> Result<(Self, PathBuf)> {
+        let (folder, dir) = mountpoint()?;
+        let mut command = tied_politely(around.farpool);
+        command.args(["bench", "floor", "fuse", "--bytes"]).arg(around.bytes.to_string());
+        command.arg("--threads").arg(fuse_threads().to_string()).arg(&dir);
+        let (server, _) = Child::ready("the bare FUSE file", command)?;
+        let file = dir.join(fuse_floor::FILE);
+        Ok((Ground { _server: Some(server), _folder: Some(folder), ..Ground::default() }, file))
+    }
+
+    fn mount(
+        farpool: &Path,
+        pool: &MountablePool,
+        transport: &str,
+        mount_args: &[&str],
+    ) -> Result<(Self, PathBuf)> {
+        let (folder, dir) = mountpoint()?;
+        let server = mount(farpool, pool, &dir, transport, mount_args)?;
+        Ok((Ground { _server: Some(server), _folder: Some(folder), ..Ground::default() }, dir.join("data")))
+    }
+
+    fn folder(parent: &Path) -> Result<(Self, PathBuf)> {
+        let folder = Folder::make_in(parent)?;
+        let file = folder.path().join("data");
+        Ok((Ground { _folder: Some(folder), ..Ground::default() }, file))
+    }
+
+    fn nbdfuse(
+        around: &Surroundings<'_>,
+        source: &[&str],
+        nbdkit: Option<Nbdkit>,
+    ) -> Result<(Self, PathBuf)> {
+        let (folder, dir) = mountpoint()?;
+        let file = dir.join("data");
+        let mut command = tied_politely("nbdfuse");
+        // It complains of being ended.
+        command.arg(&file).args(source).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut server = Child::start("nbdfuse", command)?;
+        let serves = || fs::metadata(&file).is_ok_and(|file| file.len() == around.bytes);
+        server.wait_until(MOUNT_DEADLINE, serves)?;
+        let ground =
+            Ground { _server: Some(server), _nbdkit: nbdkit, _folder: Some(folder), ..Ground::default() };
+        Ok((ground, file))
+    }
+}
+
+/// An empty folder in a locked one.
+fn mountpoint() -> Result<(Folder, PathBuf)> {
+    let folder = Folder::make()?;
+    let dir = folder.path().join("mnt");
+    fs::create_dir(&dir)?;
+    Ok((folder, dir))
+}
+
+/// Mounts a pool.
+fn mount(farpool: &Path, pool: &MountablePool, dir: &Path, transport: &str, args: &[&str]) -> Result<Child> {
+    let mut command: Command = tied_politely(farpool);
+    command.arg("mount").arg(dir).args(["--broker", pool.broker()]);
+    command.arg("--limit").arg(pool.limit_bytes.to_string());
+    command.args(["--transport", transport]).args(args);
+    let (child, _) = Child::ready("the mount", command)?;
+    let parent = dir.parent().context("a mount on the root folder")?;
+    let is_mounted = fs::metadata(dir)?.dev() != fs::metadata(parent)?.dev();
+    ensure!(is_mounted, "the mount was ready, and nothing is mounted on {}", dir.display());
+    Ok(child)
+}
+
+impl Volume {
+    /// What it is.
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    /// Has the client begin a slice.
+    pub fn begin(&mut self, ask: &Ask) -> Result<()> {
+        self.talk.tell(&ask_line(ask)?)
+    }
+
+    /// What came of the slice.
+    pub fn end(&mut self, ask: &Ask, stop: &AtomicBool) -> Result<Answer> {
+        answer_of(&self.talk.hear(Duration::from_secs_f64(ask.seconds) + ANSWER_SLACK, stop)?)
+    }
+}

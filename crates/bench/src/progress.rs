@@ -1,0 +1,47 @@
+//! How far a long measurement is.
+
+use std::io::IsTerminal;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::child::complain;
+
+/// A moving bar on a terminal, lines elsewhere.
+pub struct Progress {
+    bar: Option<ProgressBar>,
+}
+
+impl Progress {
+    /// Of so many steps.
+    pub fn start(steps: usize) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| ProgressBar::new(steps as u64));
+        if let Some(bar) = &bar {
+            let style = ProgressStyle::with_template("[{wide_bar}] {percent} % {eta} {msg}");
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        }
+        Progress { bar }
+    }
+
+    /// What is being done now.
+    pub fn step(&mut self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.set_message(text.to_owned()),
+            None => complain(text),
+        }
+    }
+
+    /// A step is done.
+    pub fn done(&self) {
+        if let Some(bar) = &self.bar {
+            bar.inc(1);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Error numbers for C, and words for people.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use farpool_control::ControlError;
+use farpool_file::FileError;
+use farpool_pool::PoolError;
+
+/// Why a call failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) errno: i32,
+    text: String,
+}
+
+impl Failure {
+    pub(crate) fn new(errno: i32, text: impl Into<String>) -> Self {
+        Failure { errno, text: text.into() }
+    }
+
+    pub(crate) fn invalid(text: impl Into<String>) -> Self {
+        Failure::new(libc::EINVAL, text)
+    }
+}
+
+impl From<FileError> for Failure {
+    fn from(error: FileError) -> Self {
+        let errno = match error {
+            FileError::NoSpace => libc::ENOSPC,
+            FileError::TooLarge => libc::EFBIG,
+            FileError::Short => libc::ENFILE,
+            // Lost, damaged, unavailable: the data cannot be had.
+            _ => libc::EIO,
+        };
+        Failure::new(errno, error.to_string())
+    }
+}
+
+impl From<PoolError> for Failure {
+    fn from(error: PoolError) -> Self {
+        let errno = match error {
+            PoolError::BrokerUnreachable { .. } => libc::EHOSTUNREACH,
+            PoolError::Start(_) => libc::EAGAIN,
+            PoolError::Control(_) | PoolError::LimitTooSmall { .. } | PoolError::RegionSize { .. } => {
+                libc::EINVAL
+            }
+        };
+        Failure::new(errno, error.to_string())
+    }
+}
+
+impl From<ControlError> for Failure {
+    fn from(error: ControlError) -> Self {
+        Failure::invalid(error.to_string())
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Failure::new(error.raw_os_error().unwrap_or(libc::EIO), error.to_string())
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Runs a call's body: its number, or the negative error number, with the words kept for this thread (C2).
+pub(crate) fn answer(body: impl FnOnce() -> Result<i64, Failure>) -> i64 {
+    // Nothing of a call is looked at after it has panicked but what other threads share under locks that do not poison.
+    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        Err(Failure::new(libc::EIO, "a fault of the library; its standard error has the details"))
+    });
+    outcome.unwrap_or_else(|failure| {
+        let number = -i64::from(failure.errno);
+        LAST.with_borrow_mut(|last| *last = CString::new(failure.text).unwrap_or_default());
+        number
+    })
+}
+
+/// The words of this thread's last failure.
+pub(crate) fn last() -> *const c_char {
+    LAST.with_borrow(|last| last.as_ptr())
+}
+
+/// A string that C has passed.
+///
+/// # Safety
+/// `text` is null, or a string that ends with a zero byte and stays unchanged for `'a`.
+pub(crate) unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<Option<&'a str>, Failure> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { CStr::from_ptr(text) };
+    bytes.to_str().map(Some).map_err(|_| Failure::invalid(format!("{what} is not UTF-8")))
+}

@@ -1,0 +1,124 @@
+//! An open file: what C reads and writes through.
+
+use std::sync::Arc;
+
+use farpool_file::{FarFile, FileError};
+use farpool_wire::MAX_TRANSFER_BYTES;
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::Failure;
+use crate::pool::Files;
+use crate::workers::{Job, Queue};
+
+/// What a handle of type `farpool_file` stands for.
+pub struct OpenFile {
+    file: FarFile,
+    files: Arc<Files>,
+    queue: Arc<Queue>,
+    /// Asynchronous operations.
+    under_way: Mutex<u64>,
+    ended: Condvar,
+}
+
+/// Bytes of the caller's, for as long as an operation lasts.
+#[derive(Clone, Copy)]
+pub(crate) struct Memory {
+    start: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: an address and a length; who made it has promised that the bytes are the operation's alone, on any thread.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    /// # Safety
+    /// Until the operation ends, `bytes` bytes at `start` are valid for what it does (writes of a read, reads of a write), and
+    /// nobody else changes them, nor looks at those of a read.
+    pub(crate) unsafe fn new(start: *mut u8, bytes: usize) -> Result<Self, Failure> {
+        match () {
+            () if start.is_null() && bytes > 0 => Err(Failure::invalid("the buffer is a null pointer")),
+            () if bytes > isize::MAX as usize => Err(Failure::invalid("impossible number of bytes")),
+            () => Ok(Memory { start, bytes }),
+        }
+    }
+}
+
+impl OpenFile {
+    pub(crate) fn new(file: FarFile, files: Arc<Files>, queue: Arc<Queue>) -> Self {
+        OpenFile { file, files, queue, under_way: Mutex::new(0), ended: Condvar::new() }
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.file.size()
+    }
+
+    pub(crate) fn resize(&self, size: u64) -> Result<(), FileError> {
+        self.files.with_session(|session| self.file.set_size(session, size))
+    }
+
+    /// Reads up to as many bytes as there is room for; says how many.
+    pub(crate) fn read(&self, to: Memory, offset: u64) -> Result<i64, Failure> {
+        self.files.with_session(|session| {
+            let mut read = 0;
+            while read < to.bytes {
+                let wanted = (to.bytes - read).min(MAX_TRANSFER_BYTES);
+                let at = offset.checked_add(read as u64).ok_or(FileError::TooLarge)?;
+                let bytes = match self.file.read(session, at, wanted) {
+                    Ok(bytes) => bytes,
+                    Err(error) if read == 0 => return Err(error.into()),
+                    Err(_) => break, // the next call will say so
+                };
+                // SAFETY: `read + bytes.len()` is at most `to.bytes`; the memory is valid for writes and ours (`Memory::new`);
+                // the bytes lie in an arena of the library.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.start.add(read), bytes.len()) };
+                read += bytes.len();
+                if bytes.len() < wanted {
+                    break; // the end of the file
+                }
+            }
+            Ok(read as i64)
+        })
+    }
+
+    /// Writes all bytes; says how many went before an error.
+    pub(crate) fn write(&self, from: Memory, offset: u64) -> Result<i64, Failure> {
+        self.files.with_session(|session| {
+            let mut written = 0;
+            while written < from.bytes {
+                let bytes = (from.bytes - written).min(MAX_TRANSFER_BYTES);
+                let at = offset.checked_add(written as u64).ok_or(FileError::TooLarge)?;
+                // SAFETY: in bounds; valid for reads and changed by nobody until the operation ends (`Memory::new`).
+                let data = unsafe { std::slice::from_raw_parts(from.start.add(written), bytes) };
+                match self.file.write(session, at, data) {
+                    Ok(()) => written += bytes,
+                    Err(error) if written == 0 => return Err(error.into()),
+                    Err(_) => break, // the next call will say so
+                }
+            }
+            Ok(written as i64)
+        })
+    }
+
+    /// Has a worker do it.
+    pub(crate) fn start(self: Arc<Self>, job: impl FnOnce(Arc<Self>) -> Job) -> Result<(), Failure> {
+        *self.under_way.lock() += 1;
+        let queue = self.queue.clone();
+        queue.put(job(self.clone())).inspect_err(|_| self.operation_ended())
+    }
+
+    pub(crate) fn operation_ended(&self) {
+        let mut under_way = self.under_way.lock();
+        *under_way -= 1;
+        if *under_way == 0 {
+            self.ended.notify_all();
+        }
+    }
+
+    /// Waits until nothing is under way.
+    pub(crate) fn wait_for_its_operations(&self) {
+        let mut under_way = self.under_way.lock();
+        while *under_way > 0 {
+            self.ended.wait(&mut under_way);
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Handles: what C holds. They look like pointers and are numbers.
+//!
+//! H1. A number is given out once: a handle that was closed, or that the library never gave, is refused and never followed.
+//! H2. A child made by fork(2) begins with no handles: those of its parent are refused there.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+
+use parking_lot::RwLock;
+
+use crate::error::Failure;
+use crate::file::OpenFile;
+use crate::pool::Connection;
+
+/// A handle of a connection as C passes it, checked when it is used.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct ConnectionHandle(usize);
+
+/// A handle of an open file, likewise.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct FileHandle(usize);
+
+/// What the handles of this process stand for.
+#[derive(Default)]
+struct Handles {
+    connections: HashMap<ConnectionHandle, Arc<Connection>>,
+    files: HashMap<FileHandle, (ConnectionHandle, Arc<OpenFile>)>,
+}
+
+/// Null until the first handle of a process.
+static HANDLES: AtomicPtr<RwLock<Handles>> = AtomicPtr::new(std::ptr::null_mut());
+/// The next number. Not null, and shared by parent and child, so that they differ from each other's too.
+static NEXT: AtomicUsize = AtomicUsize::new(1);
+static MINDS_FORKS: AtomicBool = AtomicBool::new(false);
+
+/// A lock that a thread of the parent held stays locked in the child for ever, so the child leaves the parent's alone.
+extern "C" fn begin_anew() {
+    // Relaxed: the child has one thread.
+    HANDLES.store(std::ptr::null_mut(), Ordering::Relaxed);
+}
+
+fn handles() -> &'static RwLock<Handles> {
+    // Acquire: pairs with the release below, which publishes the lock's own bytes.
+    let mut found = HANDLES.load(Ordering::Acquire);
+    if found.is_null() {
+        // Relaxed: whoever comes first registers, and the first fork that matters comes after a connection.
+        if !MINDS_FORKS.swap(true, Ordering::Relaxed) {
+            // SAFETY: a function that stores one word, which is allowed in a child.
+            unsafe { libc::pthread_atfork(None, None, Some(begin_anew)) };
+        }
+        let fresh = Box::into_raw(Box::default());
+        match HANDLES.compare_exchange(
+            std::ptr::null_mut(),
+            fresh,
+            Ordering::AcqRel, // acquire: pairs with itself in another thread
+            Ordering::Acquire,
+        ) {
+            Ok(_) => found = fresh,
+            Err(faster) => {
+                // SAFETY: it came from `Box::into_raw` just now, and nobody has seen it.
+                drop(unsafe { Box::from_raw(fresh) });
+                found = faster;
+            }
+        }
+    }
+    // SAFETY: it came from `Box::into_raw` and is never freed; all access goes through its lock.
+    unsafe { &*found }
+}
+
+fn next() -> usize {
+    // Relaxed: only that no two get the same matters.
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn not_open(what: &str) -> Failure {
+    Failure::new(libc::EBADF, format!("this is no open {what} of this process"))
+}
+
+fn not_null(number: usize, what: &str) -> Result<(), Failure> {
+    if number == 0 { Err(Failure::invalid(format!("the {what} is a null pointer"))) } else { Ok(()) }
+}
+
+impl ConnectionHandle {
+    /// Gives out a handle.
+    pub(crate) fn of(connection: Connection) -> Self {
+        let handle = ConnectionHandle(next());
+        handles().write().connections.insert(handle, Arc::new(connection));
+        handle
+    }
+
+    pub(crate) fn is_null(self) -> bool {
+        self.0 == 0
+    }
+
+    /// What it stands for; a share, so that it stays while it is used.
+    pub(crate) fn get(self) -> Result<Arc<Connection>, Failure> {
+        not_null(self.0, "connection")?;
+        handles().read().connections.get(&self).cloned().ok_or_else(|| not_open("connection"))
+    }
+
+    /// Takes it back, with those of all its files.
+    pub(crate) fn take_back(self) -> Result<(Arc<Connection>, Vec<Arc<OpenFile>>), Failure> {
+        let mut handles = handles().write();
+        let connection = handles.connections.remove(&self).ok_or_else(|| not_open("connection"))?;
+        let files = handles.files.extract_if(|_, (of, _)| *of == self).map(|(_, (_, file))| file).collect();
+        Ok((connection, files))
+    }
+}
+
+impl FileHandle {
+    /// Gives out a handle, unless the connection has gone meanwhile.
+    pub(crate) fn of(connection: ConnectionHandle, file: OpenFile) -> Result<Self, Failure> {
+        let mut handles = handles().write();
+        if !handles.connections.contains_key(&connection) {
+            return Err(not_open("connection"));
+        }
+        let handle = FileHandle(next());
+        handles.files.insert(handle, (connection, Arc::new(file)));
+        Ok(handle)
+    }
+
+    /// What it stands for; a share, so that it stays while it is used.
+    pub(crate) fn get(self) -> Result<Arc<OpenFile>, Failure> {
+        not_null(self.0, "file")?;
+        let file = handles().read().files.get(&self).map(|(_, file)| file.clone());
+        file.ok_or_else(|| not_open("file"))
+    }
+
+    /// Takes it back.
+    pub(crate) fn take_back(self) -> Result<Arc<OpenFile>, Failure> {
+        not_null(self.0, "file")?;
+        let taken = handles().write().files.remove(&self);
+        taken.map(|(_, file)| file).ok_or_else(|| not_open("file"))
+    }
+}

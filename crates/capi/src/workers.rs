@@ -1,0 +1,159 @@
+//! Threads that carry out asynchronous operations.
+//!
+//! W1. What was accepted is carried out and reported once, also when the connection ends.
+//! W2. At most [`MAX_QUEUED`] operations wait; the next are refused.
+//! W3. These threads wait for no operation, whatever the functions that they call ask for.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::{Failure, answer};
+use crate::file::{Memory, OpenFile};
+
+/// Threads of a connection: as many operations are under way at once.
+const WORKERS: usize = 4;
+/// Operations that wait: far more than keep the threads busy.
+const MAX_QUEUED: usize = 1024;
+
+/// Tells C what became of an operation.
+pub(crate) type Done = unsafe extern "C" fn(context: *mut c_void, result: libc::ssize_t);
+
+thread_local! {
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Refuses to wait on a thread of the library: what it waits for may be its own to do (W3).
+pub(crate) fn must_not_wait() -> Result<(), Failure> {
+    if IS_WORKER.get() {
+        return Err(Failure::new(libc::EDEADLK, "this would wait, and is called by a `done` function"));
+    }
+    Ok(())
+}
+
+/// What an operation does.
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    Read,
+    Write,
+}
+
+/// An operation that was accepted.
+pub(crate) struct Job {
+    pub(crate) file: Arc<OpenFile>,
+    pub(crate) kind: Kind,
+    pub(crate) memory: Memory,
+    pub(crate) offset: u64,
+    pub(crate) done: Done,
+    pub(crate) context: Context,
+}
+
+/// The caller's own pointer, handed back to it.
+#[derive(Clone, Copy)]
+pub(crate) struct Context(pub(crate) *mut c_void);
+
+// SAFETY: never followed here; that the callback may run on another thread is its contract.
+unsafe impl Send for Context {}
+
+impl Job {
+    fn carry_out(self) {
+        let Job { file, kind, memory, offset, done, context } = self;
+        let result = answer(|| match kind {
+            Kind::Read => file.read(memory, offset),
+            Kind::Write => file.write(memory, offset),
+        });
+        // SAFETY: a function of the signature that the header demands, with the pointer that came with it.
+        unsafe { done(context.0, result as libc::ssize_t) };
+        file.operation_ended();
+    }
+}
+
+/// Operations that wait for a thread.
+#[derive(Default)]
+pub(crate) struct Queue {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    jobs: VecDeque<Job>,
+    is_closed: bool,
+}
+
+impl Queue {
+    pub(crate) fn put(&self, job: Job) -> Result<(), Failure> {
+        let mut waiting = self.waiting.lock();
+        if waiting.is_closed || waiting.jobs.len() >= MAX_QUEUED {
+            let text = format!("{MAX_QUEUED} operations wait already: let some end first");
+            return Err(Failure::new(libc::EAGAIN, text));
+        }
+        waiting.jobs.push_back(job);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// The next job; `None` when there will be no more.
+    fn take(&self) -> Option<Job> {
+        let mut waiting = self.waiting.lock();
+        loop {
+            if let Some(job) = waiting.jobs.pop_front() {
+                return Some(job);
+            }
+            if waiting.is_closed {
+                return None;
+            }
+            self.changed.wait(&mut waiting);
+        }
+    }
+
+    fn close(&self) {
+        self.waiting.lock().is_closed = true;
+        self.changed.notify_all();
+    }
+}
+
+/// The threads.
+pub(crate) struct Workers {
+    queue: Arc<Queue>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Workers {
+    pub(crate) fn start() -> io::Result<Self> {
+        let workers = Workers { queue: Arc::default(), threads: Mutex::default() };
+        for _ in 0..WORKERS {
+            let queue = workers.queue.clone();
+            let run = move || {
+                IS_WORKER.set(true);
+                std::iter::from_fn(|| queue.take()).for_each(Job::carry_out);
+            };
+            workers.threads.lock().push(std::thread::Builder::new().name("farpool-io".into()).spawn(run)?);
+        }
+        Ok(workers)
+    }
+
+    pub(crate) fn queue(&self) -> Arc<Queue> {
+        self.queue.clone()
+    }
+
+    /// Waits until everything accepted is done (W1).
+    pub(crate) fn finish(&self) {
+        self.queue.close();
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
+            let _ = thread.join(); // a callback that panicked has ended the process
+        }
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}

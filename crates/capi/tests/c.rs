@@ -1,0 +1,228 @@
+//! The library as C programs see it: installed, compiled against, linked, and run on a real pool.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use farpool_broker::BrokerConfig;
+use farpool_node::NodeConfig;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+const REGION_BYTES: u64 = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A broker and two nodes of this process.
+struct Pool {
+    runtime: Runtime,
+    broker: SocketAddr,
+    directory: TempDir,
+}
+
+fn any_port() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+impl Pool {
+    fn start(regions_each: u64) -> Self {
+        let runtime = Runtime::new().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let (ready, is_ready) = mpsc::channel();
+        let config =
+            BrokerConfig { listen: any_port(), store: directory.path().join("broker.redb"), tls: None };
+        runtime.spawn(async move {
+            let on_ready = |address| ready.send(address).unwrap();
+            farpool_broker::run(config, on_ready, std::future::pending()).await.unwrap();
+        });
+        let broker = is_ready.recv_timeout(PATIENCE).unwrap();
+        let pool = Pool { runtime, broker, directory };
+        (0..2).for_each(|number| pool.start_node(number, regions_each));
+        pool
+    }
+
+    fn start_node(&self, number: u32, regions: u64) {
+        let config = NodeConfig {
+            broker: self.broker.to_string(),
+            control_listen: any_port(),
+            data_listen: any_port(),
+            shm_socket: Some(self.directory.path().join(format!("node{number}.sock"))),
+            card: None,
+            memory_bytes: regions * REGION_BYTES,
+            region_bytes: REGION_BYTES,
+            lock_memory: false,
+            state_dir: None,
+            tls: None,
+        };
+        let (ready, is_ready) = mpsc::channel();
+        self.runtime.spawn(async move {
+            let on_ready = |_: &_| ready.send(()).unwrap();
+            farpool_node::run(config, on_ready, std::future::pending()).await.unwrap();
+        });
+        is_ready.recv_timeout(PATIENCE).unwrap();
+    }
+}
+
+/// The library installed in a folder, and programs built against it.
+struct Installed {
+    prefix: TempDir,
+}
+
+fn crate_folder() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The shared library that was built with these tests.
+fn library() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let found = test.ancestors().map(|folder| folder.join("libfarpool.so")).find(|path| path.exists());
+    found.expect("cargo builds the library beside its tests")
+}
+
+fn run(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+impl Installed {
+    fn new() -> Self {
+        let prefix = tempfile::tempdir().unwrap();
+        run(Command::new(crate_folder().join("install")).arg(library()).arg(prefix.path()));
+        Installed { prefix }
+    }
+
+    /// Builds a C program as its manual says.
+    fn build(&self, source: &Path) -> PathBuf {
+        let flags = run(Command::new("pkg-config")
+            .args(["--cflags", "--libs", "farpool"])
+            .env("PKG_CONFIG_PATH", self.prefix.path().join("lib/pkgconfig")));
+        let program = self.prefix.path().join(source.file_stem().unwrap());
+        run(Command::new("cc")
+            .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-D_DEFAULT_SOURCE", "-o"])
+            .arg(&program)
+            .arg(source)
+            .args(String::from_utf8(flags.stdout).unwrap().split_whitespace())
+            .arg("-lpthread"));
+        program
+    }
+
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command.env("LD_LIBRARY_PATH", self.prefix.path().join("lib"));
+        command
+    }
+}
+
+#[test]
+fn the_example_builds_with_what_is_installed_and_spills_to_a_pool() {
+    let pool = Pool::start(24);
+    let installed = Installed::new();
+    let spill = installed.build(&crate_folder().join("example/spill.c"));
+    let output = run(installed.command(&spill).args([&pool.broker.to_string(), "20"]));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "80 blocks went to far memory and came back\n");
+    let nobody = installed.command(&spill).args(["127.0.0.1:1", "1"]).output().unwrap();
+    assert_eq!(nobody.status.code(), Some(1));
+    let complaint = String::from_utf8(nobody.stderr).unwrap();
+    assert!(complaint.contains("127.0.0.1:1") && complaint.contains("farpool up"), "{complaint}");
+}
+
+#[test]
+fn the_program_on_the_page_for_newcomers_says_hello() {
+    let pool = Pool::start(4);
+    let installed = Installed::new();
+    let page = std::fs::read_to_string(crate_folder().join("../../docs/src/how-to/c-library.md")).unwrap();
+    let program = page.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let source = pool.directory.path().join("hello.c");
+    std::fs::write(&source, program.replace("127.0.0.1:7117", &pool.broker.to_string())).unwrap();
+    let output = run(&mut installed.command(&installed.build(&source)));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "hello\n");
+}
+
+#[test]
+fn every_call_does_what_the_header_says_and_refuses_what_it_cannot_do() {
+    let pool = Pool::start(4);
+    let installed = Installed::new();
+    let calls = installed.build(&crate_folder().join("tests/calls.c"));
+    run(installed.command(&calls).arg(pool.broker.to_string()).env_remove("FARPOOL_BROKER"));
+}
+
+#[test]
+fn what_was_installed_below_destdir_is_gone_after_removing_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let install = |what: &std::ffi::OsStr| {
+        let mut command = Command::new(crate_folder().join("install"));
+        run(command.arg(what).arg("/opt/far/").env("DESTDIR", dir.path()));
+    };
+    let files = || {
+        let found = run(Command::new("find").arg(dir.path()).args(["-not", "-type", "d", "-printf", "%P\n"]));
+        String::from_utf8(found.stdout).unwrap().lines().map(str::to_owned).collect::<BTreeSet<_>>()
+    };
+    install(library().as_os_str());
+    let version = env!("CARGO_PKG_VERSION");
+    let expected = [
+        "include/farpool.h",
+        "lib/libfarpool.so",
+        "lib/libfarpool.so.0",
+        &format!("lib/libfarpool.so.{version}"),
+        "lib/pkgconfig/farpool.pc",
+        "share/man/man3/farpool.3",
+    ];
+    assert_eq!(files(), expected.map(|name| format!("opt/far/{name}")).into());
+    let described = std::fs::read_to_string(dir.path().join("opt/far/lib/pkgconfig/farpool.pc")).unwrap();
+    assert!(described.contains("prefix=/opt/far\n") && described.contains(version), "{described}");
+    install("--remove".as_ref());
+    assert_eq!(files(), BTreeSet::new());
+}
+
+#[test]
+fn the_header_is_strict_c99_and_cpp() {
+    let dir = tempfile::tempdir().unwrap();
+    for (compiler, standard, source) in [("cc", "-std=c99", "c.c"), ("c++", "-std=c++11", "c.cpp")] {
+        let source = dir.path().join(source);
+        std::fs::write(
+            &source,
+            "#include <farpool.h>\nconst char *version(void) { return farpool_version(); }\n",
+        )
+        .unwrap();
+        run(Command::new(compiler)
+            .args([standard, "-pedantic-errors", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I"])
+            .arg(crate_folder().join("include"))
+            .arg(&source));
+    }
+}
+
+#[test]
+fn the_library_exports_what_its_header_declares_and_nothing_else() {
+    let header = std::fs::read_to_string(crate_folder().join("include/farpool.h")).unwrap();
+    let without_comments =
+        header.split("/*").map(|part| part.split("*/").last().unwrap()).collect::<String>();
+    let declared: BTreeSet<String> = without_comments
+        .split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '('))
+        .filter_map(|word| word.split_once('(').map(|(name, _)| name))
+        .filter(|name| name.starts_with("farpool_"))
+        .map(str::to_owned)
+        .collect();
+    assert!(declared.len() > 10, "{declared:?}");
+    let symbols = run(Command::new("nm").args(["-D", "--defined-only"]).arg(library()));
+    let exported: BTreeSet<String> = String::from_utf8(symbols.stdout)
+        .unwrap()
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(2).map(str::to_owned))
+        .collect();
+    assert_eq!(exported, declared);
+}
+
+#[test]
+fn the_manual_names_every_function_and_error_of_the_library() {
+    let header = std::fs::read_to_string(crate_folder().join("include/farpool.h")).unwrap();
+    let manual = std::fs::read_to_string(crate_folder().join("man/farpool.3")).unwrap();
+    for name in header.split(|c: char| !(c.is_ascii_lowercase() || c == '_')) {
+        assert!(!name.starts_with("farpool_") || manual.contains(name), "{name} is not in the manual");
+    }
+    for name in header.split(|c: char| !c.is_ascii_uppercase()).filter(|name| name.len() > 4) {
+        assert!(!name.starts_with('E') || manual.contains(name), "{name} is not in the manual");
+    }
+}

@@ -1,0 +1,246 @@
+//! `farpool bench paper`: the papers' figures, ours.
+
+use std::fs;
+use std::io::stdin;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Subcommand;
+use farpool_bench::{
+    Figure, FilesOptions, Section, is_about_files_alone, run_files, serve_file_client, serve_fuse_floor,
+    write_sections,
+};
+use farpool_workload::StopFlag;
+use farpool_workload::machine::scratch_dir;
+use farpool_workload::throttle::ThrottledVolume;
+
+use super::paper_databases::{self, Effort};
+use super::parse_seconds;
+use crate::errors::UsageError;
+use crate::output::{complain, tell};
+use crate::size::ByteSize;
+
+/// Measure what the papers' figures show, and write it down
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool bench paper files --figure all --out docs/bench
+  farpool bench paper files --figure damon3 --out /tmp/bench --rounds 3 --footprint 64MiB")]
+pub struct PaperArgs {
+    #[command(subcommand)]
+    what: Paper,
+}
+
+#[derive(Debug, Subcommand)]
+enum Paper {
+    Files(FilesArgs),
+}
+
+/// Files in far memory: over mounts, beside floors, peers and disks
+///
+/// What `make bench-files` runs. Each figure renews its part of files.md and its drawing in the folder. Volumes that are
+/// compared run at the same time and take turns. The throttled disk needs root and control groups; without them its rows
+/// are missing, and the document says so. Needs some ten times the footprint of memory.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool bench paper files --figure all --out docs/bench
+  farpool bench paper files --figure damon2,damon3 --out /tmp/bench --rounds 3 --seconds 0.2")]
+struct FilesArgs {
+    /// all, or which: damon2, damon3, sigmod3, sigmod4, sigmod5, sigmod6, sigmod13, sigmod14, checksum
+    #[arg(long, value_name = "NAME", value_delimiter = ',', required = true)]
+    figure: Vec<Wanted>,
+
+    /// Folder for files.md and its drawings
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+
+    /// How often everything is measured; medians are shown
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+
+    /// How long each time
+    #[arg(long, value_name = "N", default_value = "0.3", value_parser = parse_seconds)]
+    seconds: Duration,
+
+    /// Size of each file
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    footprint: ByteSize,
+
+    /// How often the figures with a database are measured
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
+    database_rounds: u16,
+
+    /// TPC-H's scale factor for the figures with a database: 1 is 6 million line items
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = parse_scale)]
+    scale: f64,
+
+    /// Leave out what scripts/setup bench installs
+    #[arg(long)]
+    without_peers: bool,
+
+    /// Folder on the machine's disk, for files that lie there and for the image of the throttled one
+    #[arg(long, value_name = "DIR", default_value = farpool_workload::DEFAULT_WORK_DIR)]
+    work_dir: PathBuf,
+}
+
+/// Beyond it a machine would be busy for hours.
+const SCALE_MAX: f64 = 100.0;
+
+fn parse_scale(text: &str) -> Result<f64, String> {
+    let scale = text.parse().ok().filter(|&scale| scale > 0.0 && scale <= SCALE_MAX);
+    scale.ok_or_else(|| format!("give a number above 0, up to {SCALE_MAX}, for instance 0.05"))
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Wanted {
+    All,
+    One(Figure),
+}
+
+impl FromStr for Wanted {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        if name == "all" {
+            return Ok(Wanted::All);
+        }
+        let figure = name.parse::<Figure>()?;
+        if !is_measured(figure) {
+            return Err(format!("{figure} is not measured yet"));
+        }
+        Ok(Wanted::One(figure))
+    }
+}
+
+/// A file that somebody else asks to be read and written.
+#[derive(Debug, clap::Args)]
+pub struct FileClientArgs {
+    /// The file, made if it is not there
+    file: PathBuf,
+    /// How far it is filled
+    #[arg(long)]
+    bytes: u64,
+}
+
+/// A bare FUSE file.
+#[derive(Debug, clap::Args)]
+pub struct FuseFloorArgs {
+    /// An empty directory
+    dir: PathBuf,
+    /// Size of the file
+    #[arg(long)]
+    bytes: usize,
+    /// Threads that serve it
+    #[arg(long)]
+    threads: usize,
+}
+
+/// Measures and writes.
+pub fn run(args: PaperArgs) -> Result<()> {
+    let Paper::Files(args) = args.what;
+    let figures: Vec<Figure> = Figure::ALL.into_iter().filter(|&figure| args.wants(figure)).collect();
+    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
+    let stop = StopFlag::on_signals()?;
+    let mut sections = Vec::new();
+    if figures.iter().any(|&figure| is_about_files_alone(figure)) {
+        sections.extend(about_files(&figures, &args, &farpool, &stop)?);
+        write_sections(&args.out, &sections)?; // the others take long
+    }
+    if figures.iter().any(|&figure| paper_databases::has(figure)) {
+        let effort = Effort {
+            rounds: usize::from(args.database_rounds),
+            scale: args.scale,
+            slice: args.seconds * SCANS_PER_FILE_SLICE,
+            work_dir: &args.work_dir,
+            farpool: &farpool,
+        };
+        let about_databases = paper_databases::measure(&figures, &effort, &stop)?;
+        write_sections(&args.out, &about_databases)?;
+        sections.extend(about_databases);
+    }
+    let bodies: Vec<String> =
+        sections.iter().map(|section| format!("{}\n\n{}", section.figure, section.body)).collect();
+    tell(bodies.join("\n"))
+}
+
+fn about_files(
+    figures: &[Figure],
+    args: &FilesArgs,
+    farpool: &Path,
+    stop: &StopFlag,
+) -> Result<Vec<Section>> {
+    check_memory(args.footprint)?;
+    let work = scratch_dir(&args.work_dir, "farpool-bench-files-")?;
+    let volume = throttled(work.path(), args.footprint);
+    if let Err(error) = &volume {
+        complain(format!("farpool bench: there is no throttled disk to compare with: {error:#}"));
+    }
+    let options = FilesOptions {
+        rounds: usize::from(args.rounds),
+        seconds: args.seconds.as_secs_f64(),
+        bytes: args.footprint.0,
+        peers: !args.without_peers,
+        disk: work.path().into(),
+        throttled: volume.as_ref().ok().map(|volume| volume.mount_point().to_owned()),
+    };
+    let sections = run_files(figures, &options, farpool, stop.flag())?;
+    if let Ok(mut volume) = volume {
+        volume.remove()?;
+    }
+    Ok(sections)
+}
+
+fn is_measured(figure: Figure) -> bool {
+    is_about_files_alone(figure) || paper_databases::has(figure)
+}
+
+impl FilesArgs {
+    fn wants(&self, figure: Figure) -> bool {
+        is_measured(figure)
+            && self.figure.iter().any(|&wanted| wanted == Wanted::All || wanted == Wanted::One(figure))
+    }
+}
+
+/// A throttled volume with room for one file, in a folder that goes with it.
+fn throttled(work: &Path, footprint: ByteSize) -> Result<ThrottledVolume> {
+    let mount_point = work.join("throttled");
+    fs::create_dir(&mount_point)?;
+    ThrottledVolume::make(&work.join("image"), &mount_point, 2 * (footprint.0 >> 20) + VOLUME_MIB, None)
+}
+
+/// A server at work is measured so many times as long as a file: a scan takes milliseconds.
+const SCANS_PER_FILE_SLICE: u32 = 10;
+/// What a file system takes for itself, and then some.
+const VOLUME_MIB: u64 = 256;
+/// Files that lie in memory at the same time, at most, and what their nodes keep beyond them.
+const FILES_IN_MEMORY: u64 = 16;
+
+fn check_memory(footprint: ByteSize) -> Result<()> {
+    let room = farpool_node::available_memory().context("cannot read how much memory there is")?;
+    let wanted = footprint.0.saturating_mul(FILES_IN_MEMORY);
+    if wanted > room {
+        let (wanted, room) = (ByteSize(wanted), ByteSize(room));
+        let text = format!("this takes up to {wanted} and {room} are available: lower --footprint");
+        return Err(UsageError(text).into());
+    }
+    Ok(())
+}
+
+/// Reads and writes as it is told on standard input.
+pub fn serve_client(args: &FileClientArgs) -> Result<()> {
+    serve_file_client(&args.file, args.bytes, stdin().lock(), tell)
+}
+
+/// Serves until asked to stop.
+pub fn serve_floor(args: &FuseFloorArgs) -> Result<()> {
+    let (asked, stop) = mpsc::sync_channel(1);
+    ctrlc::set_handler(move || {
+        let _ = asked.try_send(()); // full: it was asked before
+    })
+    .context("cannot install signal handlers")?;
+    serve_fuse_floor(&args.dir, args.bytes, args.threads, || tell("ready"), &stop)
+}

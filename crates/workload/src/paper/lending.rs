@@ -1,0 +1,293 @@
+//! Figure 13 of paper 1: how fast a processor-bound PostgreSQL is on a machine whose memory another machine uses.
+//!
+//! Both machines are processors of one: the lender has the first, with the server and the nodes, the borrower has the
+//! second, with the mount and the program that reads. So what lending costs the lender is told from what borrowing costs
+//! the borrower. The server's work is the paper's RangeScan without updates, on tables that fit in its memory.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use postgres::Client;
+use serde_json::Value;
+
+use super::process::confine;
+use crate::child::run;
+use crate::machine;
+use crate::pool::{FarMemory, PoolOptions, Transport};
+use crate::postgres::{Server, ServerOptions};
+use crate::progress::Progress;
+use crate::stop::StopFlag;
+use crate::tpch;
+
+/// The lender's processor, and the borrower's.
+const LENDER: usize = 0;
+const BORROWER: usize = 1;
+/// As many as keep the lender's processor busy while one of them has its answer.
+const SESSIONS: usize = 2;
+/// Keys of a scan, as in the paper.
+const RANGE: i64 = 10_000;
+/// The borrower's file.
+const BORROWED_MIB: u64 = 128;
+const NODE_MIB: u64 = 320;
+/// From the borrower's start until it reads at its speed; not counted.
+const SETTLE: Duration = Duration::from_millis(700);
+/// How much longer it reads than the server is measured.
+const SURPLUS: Duration = Duration::from_millis(300);
+/// For a borrower that does not end by itself.
+const BORROWER_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Whether, and how, the lender's memory is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Nobody uses it.
+    Nobody,
+    /// By shared memory: the borrower's loads.
+    Shm,
+    /// Over TCP: the lender's processor answers.
+    Tcp,
+}
+
+impl Use {
+    /// The one to compare with first.
+    pub const ALL: [Self; 3] = [Self::Nobody, Self::Shm, Self::Tcp];
+
+    /// What people call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nobody => "nobody borrows",
+            Self::Shm => "borrowed over shm",
+            Self::Tcp => "borrowed over tcp",
+        }
+    }
+}
+
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct LendingOptions<'a> {
+    /// TPC-H's scale factor; tables should fit in the server's buffers.
+    pub scale: f64,
+    /// How often each use is measured.
+    pub rounds: usize,
+    /// How long each time.
+    pub slice: Duration,
+    /// Where the database lives meanwhile.
+    pub work_dir: &'a Path,
+    /// The `farpool` binary.
+    pub farpool: &'a Path,
+}
+
+/// The server's work in a slice.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slice {
+    /// Whether the memory was used meanwhile.
+    pub usage: Use,
+    /// Counted from 0.
+    pub round: usize,
+    /// Scans per second.
+    pub per_second: f64,
+    /// What they took on average.
+    pub mean_ms: f64,
+    /// What 99 % of them took at most.
+    pub p99_ms: f64,
+    /// What the borrower read.
+    pub borrowed_mib_s: f64,
+}
+
+/// Measures.
+pub fn measure(options: &LendingOptions<'_>, stop: &StopFlag) -> Result<Vec<Slice>> {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    ensure!(processors >= 2, "lender and borrower need a processor each, and this machine has one");
+    let progress = Progress::on_stderr();
+    let work = machine::scratch_dir(options.work_dir, "farpool-paper-")?;
+    let dir = &work.path().join("postgres");
+    std::fs::create_dir(dir)?;
+    let log = &work.path().join("postgres.log");
+    let mut server = Server::start(&ServerOptions::new(dir, log), stop)?;
+    let step = progress.step(format!("loading TPC-H at scale factor {}", options.scale));
+    let mut client = server.connect()?;
+    let loaded = tpch::load(&mut client, options.scale, stop, |done, all| step.advance(done, all))?;
+    // No vacuum: rows are loaded frozen.
+    client.batch_execute("CREATE INDEX ON lineitem (l_orderkey); CHECKPOINT")?;
+    step.done("loaded");
+    let mut shm = start_pool(options.farpool, work.path(), Transport::Shm, stop)?;
+    let mut tcp = start_pool(options.farpool, work.path(), Transport::Tcp, stop)?;
+    confine(server.id(), LENDER)?;
+    for far in [&shm, &tcp] {
+        confine(far.pool_id(), LENDER)?;
+        confine(far.mount_id(), BORROWER)?;
+        fio(&borrowed(far), &["--rw=write", "--bs=512k"])?;
+    }
+    let mut scans = Scans::new(&server, loaded.orders)?;
+    scans.run(options.slice, stop)?; // warms up
+    let mut slices = Vec::new();
+    for round in 0..options.rounds {
+        let step = progress.step(format!("round {}", round + 1));
+        for turn in 0..Use::ALL.len() {
+            let usage = Use::ALL[(turn + round) % Use::ALL.len()];
+            let file = match usage {
+                Use::Nobody => None,
+                Use::Shm => Some(borrowed(&shm)),
+                Use::Tcp => Some(borrowed(&tcp)),
+            };
+            let slice = slice(&mut scans, file.as_deref(), options.slice, stop)?;
+            slices.push(Slice { usage, round, ..slice });
+        }
+        step.done("measured");
+    }
+    drop(scans);
+    drop(client);
+    let ended = [server.stop(), shm.stop(), tcp.stop()];
+    ended.into_iter().collect::<Result<Vec<()>>>()?;
+    Ok(slices)
+}
+
+fn borrowed(far: &FarMemory) -> PathBuf {
+    far.mount_point().join("borrowed")
+}
+
+/// A pool of one node, with a mount.
+fn start_pool(farpool: &Path, work: &Path, transport: Transport, stop: &StopFlag) -> Result<FarMemory> {
+    let dir = &work.join(transport.to_string());
+    let mount_point = &dir.join("far");
+    std::fs::create_dir_all(mount_point)?;
+    let options = PoolOptions {
+        farpool,
+        run_dir: &dir.join("pool"),
+        mount_point,
+        log_dir: dir,
+        nodes: 1,
+        memory_per_node_mib: NODE_MIB,
+        transport,
+        allow_other: false,
+    };
+    FarMemory::start(&options, stop)
+}
+
+/// The server at work while a borrower reads a file, or nobody does.
+fn slice(scans: &mut Scans, file: Option<&Path>, time: Duration, stop: &StopFlag) -> Result<Slice> {
+    thread::scope(|scope| {
+        let reading = file.map(|file| {
+            let runtime = format!("--runtime={}ms", (SETTLE + time + SURPLUS).as_millis());
+            scope.spawn(move || fio(file, &["--rw=randread", "--bs=8k", "--time_based", &runtime]))
+        });
+        scans.run(SETTLE, stop)?;
+        let mut slice = scans.run(time, stop)?;
+        if let Some(reading) = reading {
+            slice.borrowed_mib_s =
+                reading.join().map_err(|_| anyhow!("the borrower's thread panicked"))??;
+        }
+        Ok(slice)
+    })
+}
+
+/// One thread of the borrower reads or fills its file past the kernel's cache. Returns what it read, in MiB per second.
+fn fio(file: &Path, args: &[&str]) -> Result<f64> {
+    let mut all: Vec<OsString> = ["--name=borrower", "--ioengine=psync", "--direct=1", "--norandommap"]
+        .into_iter()
+        .chain(["--randrepeat=0", "--output-format=json"])
+        .chain(args.iter().copied())
+        .map(OsString::from)
+        .collect();
+    all.push(format!("--size={BORROWED_MIB}m").into());
+    all.push(format!("--cpus_allowed={BORROWER}").into());
+    all.push([OsString::from("--filename="), file.into()].into_iter().collect());
+    let args: Vec<_> = all.iter().map(OsString::as_os_str).collect();
+    let said = run("fio", &args, BORROWER_DEADLINE)?;
+    read_mib_s(&said).context("cannot understand what fio gave")
+}
+
+/// Warnings may stand before the JSON.
+fn read_mib_s(said: &str) -> Option<f64> {
+    let json: Value = serde_json::from_str(&said[said.find('{')?..]).ok()?;
+    Some(json["jobs"][0]["read"]["bw_bytes"].as_f64()? / f64::from(1 << 20))
+}
+
+/// Sessions that scan ranges.
+struct Scans {
+    sessions: Vec<Client>,
+    /// Keys go up to about so many.
+    last_key: i64,
+    /// Counts slices, so that each scans other ranges.
+    seed: u64,
+}
+
+/// Of every 32 keys TPC-H uses eight.
+const KEYS_PER_ORDER: u64 = 4;
+
+impl Scans {
+    fn new(server: &Server, orders: u64) -> Result<Self> {
+        let connect = |_| {
+            let mut client = server.connect()?;
+            client.batch_execute("SET enable_seqscan = off")?;
+            Ok(client)
+        };
+        let sessions = (0..SESSIONS).map(connect).collect::<Result<_>>()?;
+        Ok(Scans { sessions, last_key: i64::try_from(orders * KEYS_PER_ORDER)?, seed: 1 })
+    }
+
+    /// All sessions scan for some time.
+    fn run(&mut self, time: Duration, stop: &StopFlag) -> Result<Slice> {
+        self.seed += 1;
+        let (last_key, seed) = (self.last_key, self.seed);
+        let mut took_ms: Vec<f64> = thread::scope(|scope| {
+            let threads: Vec<_> = self
+                .sessions
+                .iter_mut()
+                .zip(1..)
+                .map(|(client, number)| {
+                    scope.spawn(move || scan(client, last_key, seed * 1000 + number, time, stop))
+                })
+                .collect();
+            let joined = threads
+                .into_iter()
+                .map(|thread| thread.join().map_err(|_| anyhow!("a session's thread panicked"))?);
+            joined.collect::<Result<Vec<_>>>().map(|all| all.concat())
+        })?;
+        took_ms.sort_by(f64::total_cmp);
+        let count = took_ms.len();
+        ensure!(count > 0, "no scan ended: give more --seconds");
+        Ok(Slice {
+            usage: Use::Nobody,
+            round: 0,
+            per_second: count as f64 / time.as_secs_f64(),
+            mean_ms: took_ms.iter().sum::<f64>() / count as f64,
+            p99_ms: took_ms[(count * 99).div_ceil(100) - 1],
+            borrowed_mib_s: 0.0,
+        })
+    }
+}
+
+/// How long each scan took, in milliseconds.
+fn scan(client: &mut Client, last_key: i64, seed: u64, time: Duration, stop: &StopFlag) -> Result<Vec<f64>> {
+    let statement = client.prepare(
+        "SELECT count(*), sum(l_extendedprice * (1 - l_discount)) FROM lineitem \
+         WHERE l_orderkey >= $1 AND l_orderkey < $2",
+    )?;
+    let (began, mut took_ms, mut state) = (Instant::now(), Vec::new(), seed);
+    while began.elapsed() < time {
+        stop.check()?;
+        // A linear congruence spreads well enough over a few million keys (Knuth's MMIX).
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let first = ((state >> 33) as i64) % (last_key - RANGE).max(1);
+        let started = Instant::now();
+        let rows: i64 = client.query_one(&statement, &[&first, &(first + RANGE)])?.try_get(0)?;
+        took_ms.push(started.elapsed().as_secs_f64() * 1000.0);
+        ensure!(rows > 0, "the range from {first} is empty");
+    }
+    Ok(took_ms)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fio_is_understood_behind_its_warnings() {
+        let said = "note: x\n{\"jobs\": [{\"read\": {\"bw_bytes\": 2097152}}]}";
+        assert_eq!(read_mib_s(said), Some(2.0));
+        assert_eq!(read_mib_s("fio: failed"), None);
+    }
+}

@@ -1,0 +1,113 @@
+//! What the kernel tells about a process: what it has read, written and computed, and where it may run.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// What a process has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Done {
+    /// Bytes that system calls gave it.
+    pub read_bytes: u64,
+    /// Bytes that it gave to system calls.
+    pub written_bytes: u64,
+    /// Processor time, in the kernel or not.
+    pub cpu_s: f64,
+}
+
+impl Done {
+    /// By this process; `None` when it has ended, or is not ours to look at.
+    pub fn of(pid: u32) -> Option<Self> {
+        let io = fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let cpu_ticks = cpu_ticks(&stat)?;
+        Some(Done {
+            read_bytes: field(&io, "rchar")?,
+            written_bytes: field(&io, "wchar")?,
+            cpu_s: cpu_ticks as f64 / rustix::param::clock_ticks_per_second() as f64,
+        })
+    }
+}
+
+fn field(io: &str, name: &str) -> Option<u64> {
+    let line = io.lines().find_map(|line| line.strip_prefix(name))?;
+    line.strip_prefix(':')?.trim().parse().ok()
+}
+
+/// `utime` and `stime` (proc(5)). The program's name, in parentheses, may hold anything.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace().skip(11);
+    Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
+}
+
+/// Lets a process, its children and all their threads run on one processor only; those that they start will inherit it.
+pub fn confine(pid: u32, processor: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(processor);
+    for pid in family(Path::new("/proc"), pid)? {
+        for entry in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+            let thread = entry.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
+            // A thread that has ended meanwhile needs no processor.
+            let confined = thread.map(|thread| sched_setaffinity(Some(thread), &set));
+            if let Some(Err(error)) = confined.filter(|result| *result != Err(rustix::io::Errno::SRCH)) {
+                bail!("cannot confine process {pid} to processor {processor}: {error}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A process and all that descend from it.
+fn family(proc: &Path, pid: u32) -> Result<Vec<u32>> {
+    let entries = fs::read_dir(proc).context("cannot read /proc")?.flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let parents: Vec<(u32, u32)> = pids.filter_map(|pid| Some((pid, parent(proc, pid)?))).collect();
+    let mut family = vec![pid];
+    let mut next = 0;
+    while let Some(&elder) = family.get(next) {
+        family.extend(parents.iter().filter(|(_, parent)| *parent == elder).map(|(pid, _)| *pid));
+        next += 1;
+    }
+    Ok(family)
+}
+
+fn parent(proc: &Path, pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(proc.join(pid.to_string()).join("stat")).ok()?;
+    stat[stat.rfind(')')? + 1..].split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_time_is_found_behind_any_name() {
+        let stat = "7 (a) b (c)) S 1 7 7 0 -1 4194304 100 0 0 0 25 17 0 0 20 0 1 0 100";
+        assert_eq!(cpu_ticks(stat), Some(42));
+        assert_eq!(cpu_ticks("7 (x"), None);
+        assert_eq!(field("rchar: 12\nwchar: 34\n", "wchar"), Some(34));
+        assert_eq!(field("rchar 12", "rchar"), None);
+    }
+
+    #[test]
+    fn this_process_has_read_something() {
+        assert!(Done::of(std::process::id()).unwrap().read_bytes > 0);
+        assert_eq!(Done::of(u32::MAX), None);
+    }
+
+    #[test]
+    fn family_is_a_process_with_its_children_and_theirs() {
+        let proc = tempfile::tempdir().unwrap();
+        for (pid, parent) in [(10, 1), (11, 10), (12, 11), (13, 1), (14, 10)] {
+            let dir = proc.path().join(pid.to_string());
+            fs::create_dir(&dir).unwrap();
+            fs::write(dir.join("stat"), format!("{pid} (p) S {parent} 0")).unwrap();
+        }
+        let mut found = family(proc.path(), 10).unwrap();
+        found.sort_unstable();
+        assert_eq!(found, [10, 11, 12, 14]);
+    }
+}
