@@ -216,21 +216,20 @@ fn accelerated_plain_and_mapping_processes_agree_on_one_file_while_they_are_kill
         let from = control.progress(process);
         eventually("the process works", || control.progress(process) >= from + ROUNDS);
     };
-    let mut processes: Vec<Option<Process>> = (0..ROLES.len()).map(|process| Some(start(process))).collect();
+    let mut processes: Vec<Process> = (0..ROLES.len()).map(start).collect();
     for _ in 0..3 {
-        for process in 0..ROLES.len() {
-            works(process);
-            processes[process].take().unwrap().kill();
-            if process == BYSTANDER {
+        for (number, process) in processes.iter_mut().enumerate() {
+            works(number);
+            process.kill();
+            if number == BYSTANDER {
                 // While it is gone, and the one that opens the file anew has it closed, the others are accelerated.
                 (0..BYSTANDER).for_each(works);
             }
-            processes[process] = Some(start(process));
+            *process = start(number);
         }
     }
     control.end();
-    for process in processes.into_iter().flatten() {
-        let mut process = process;
+    for mut process in processes {
         let output = process.wait();
         assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     }
