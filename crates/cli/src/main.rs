@@ -23,6 +23,7 @@ mod size;
 mod status;
 mod tether;
 mod up;
+mod volume;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -51,6 +52,7 @@ Examples:
   farpool mount /mnt/far      far memory as a directory, in another terminal
   farpool run COMMAND         a program that uses that directory without system calls
   farpool status              who lends, who borrows
+  farpool volume status /mnt/far   what of a mount bears the loss of a node, and what was lost
 
 Environment:
   FARPOOL_BROKER, FARPOOL_TLS_DIR, FARPOOL_TRANSPORT   stand in for these options
@@ -64,6 +66,7 @@ enum Command {
     Mount(mount::MountArgs),
     Run(run::RunArgs),
     Status(status::StatusArgs),
+    Volume(volume::VolumeArgs),
     Doctor(doctor::DoctorArgs),
     Demo(demo::DemoArgs),
     Bench(bench::BenchArgs),
@@ -79,6 +82,7 @@ impl Command {
             Command::Mount(args) => mount::run(args),
             Command::Run(args) => run::run(args),
             Command::Status(args) => status::run(args),
+            Command::Volume(args) => volume::run(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Demo(args) => demo::run(args),
             Command::Bench(args) => bench::run(args),

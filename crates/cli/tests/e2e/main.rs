@@ -18,3 +18,4 @@ mod preload;
 mod sim;
 mod support;
 mod up;
+mod volume;
