@@ -15,6 +15,7 @@ mod node;
 mod output;
 mod rdma;
 mod reach;
+mod run;
 mod run_dir;
 mod shutdown;
 mod sim;
@@ -49,6 +50,7 @@ Examples:
   farpool doctor              what this machine lacks, and how to mend it
   farpool up                  a pool on this machine: a broker and two nodes
   farpool mount /mnt/far      far memory as a directory, in another terminal
+  farpool run COMMAND         a program that uses that directory without system calls
   farpool status              who lends, who borrows
   farpool volume status /mnt/far   what of a mount bears the loss of a node, and what was lost
 
@@ -62,6 +64,7 @@ enum Command {
     Broker(broker::BrokerArgs),
     Node(node::NodeArgs),
     Mount(mount::MountArgs),
+    Run(run::RunArgs),
     Status(status::StatusArgs),
     Volume(volume::VolumeArgs),
     Doctor(doctor::DoctorArgs),
@@ -77,6 +80,7 @@ impl Command {
             Command::Broker(args) => broker::run(args),
             Command::Node(args) => node::run(args),
             Command::Mount(args) => mount::run(args),
+            Command::Run(args) => run::run(args),
             Command::Status(args) => status::run(args),
             Command::Volume(args) => volume::run(args),
             Command::Doctor(args) => doctor::run(args),

@@ -14,6 +14,7 @@ mod mounts;
 mod nodes;
 mod paper;
 mod postgres;
+mod preload;
 mod sim;
 mod support;
 mod up;
