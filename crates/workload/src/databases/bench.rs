@@ -80,15 +80,17 @@ pub fn run_bench(
         "a scale and a number of rounds above zero are needed"
     );
     let mut bench = Bench { options, stop, print, lines: Vec::new() };
-    (bench.print)(format!("{:<42}{:>10}{:>10}{:>8}{:>10}", "", "local, s", "far, s", "ratio", "temp, MB"))?;
+    (bench.print)(format!("{:<50}{:>10}{:>10}{:>8}{:>10}", "", "local, s", "far, s", "ratio", "temp, MB"))?;
     for database in &options.databases {
         match database {
             Database::Postgres => {
                 bench.postgres_spills()?;
+                bench.flush()?;
                 bench.postgres_tables()?;
             }
             Database::DuckDb => {
                 bench.duckdb(Benchmark::TpcH)?;
+                bench.flush()?;
                 bench.duckdb(Benchmark::TpcDs)?;
             }
             Database::Sqlite => bench.sqlite()?,
@@ -112,8 +114,9 @@ impl Line {
     fn text(&self) -> String {
         let (local, far) = (median(&self.local), median(&self.far));
         let pairs: Vec<f64> = self.local.iter().zip(&self.far).map(|(local, far)| far / local).collect();
-        let megabytes = self.temp_bytes as f64 / 1e6;
-        format!("{:<42}{local:>10.2}{far:>10.2}{:>8.2}{megabytes:>10.1}", self.what, median(&pairs))
+        let temp =
+            if self.temp_bytes > 0 { format!("{:.1}", self.temp_bytes as f64 / 1e6) } else { "-".into() };
+        format!("{:<50}{local:>10.2}{far:>10.2}{:>8.2}{temp:>10}", self.what, median(&pairs))
     }
 }
 

@@ -12,8 +12,10 @@ use crate::tpch;
 
 /// The tablespace for temporary files.
 const SPACE: &str = "temporary";
-/// Each statement gets less than a thousandth of what it works on; the parallel ones share as much each.
-const WORK_MEM_KIB: u32 = 256;
+/// What each sort and hash table may take at a scale factor of 1, PostgreSQL's default, and at least: with as much per row
+/// everything spills at any scale.
+const WORK_MEM_KIB_PER_SCALE: f64 = 4096.0;
+const WORK_MEM_MIN_KIB: u32 = 128;
 /// All of a table is divided among workers, however small it is and whatever that costs.
 const PARALLEL: &str = "SET max_parallel_workers_per_gather = 2; SET parallel_setup_cost = 0; \
     SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0; SET enable_parallel_hash = on";
@@ -103,6 +105,7 @@ pub struct Ran {
 pub struct Spilled {
     server: Server,
     spaces: [PathBuf; 2],
+    work_mem_kib: u32,
 }
 
 impl Spilled {
@@ -117,7 +120,12 @@ impl Spilled {
         for (place, dir) in Place::BOTH.iter().zip(&spaces) {
             server.create_tablespace(space(*place), dir)?;
         }
-        Ok(Self { server, spaces })
+        let work_mem_kib = ((WORK_MEM_KIB_PER_SCALE * scale).ceil() as u32).max(WORK_MEM_MIN_KIB);
+        Ok(Self { server, spaces, work_mem_kib })
+    }
+
+    fn settings(&self, more: &[&str]) -> String {
+        format!("SET work_mem = {}; SET hash_mem_multiplier = 1; {}", self.work_mem_kib, more.join("; "))
     }
 
     /// The server.
@@ -128,7 +136,7 @@ impl Spilled {
     /// Runs everything that spills. An error if a plan was carried out in another way than it was meant to.
     pub fn run(&self, ground: &Ground, place: Place) -> Result<Vec<Ran>> {
         for spilling in &SPILLS {
-            let settings = settings(spilling.settings);
+            let settings = self.settings(spilling.settings);
             let space = TempSpace::Tablespace(space(place));
             let plan = explain(&self.server, space, &settings, spilling.select, ground.stop(), || ())?;
             ensure!(spilling.proof.holds(&plan), "{}: no {:?} in {plan}", spilling.name, spilling.proof);
@@ -139,7 +147,7 @@ impl Spilled {
     /// The same without a look at the plans.
     pub fn measure(&self, ground: &Ground, place: Place) -> Result<Vec<Ran>> {
         let run = |spilling: &Spilling| {
-            let settings = settings(spilling.settings);
+            let settings = self.settings(spilling.settings);
             let space = TempSpace::Tablespace(space(place));
             let run = copy_out(&self.server, space, &settings, spilling.select, ground.stop(), |_| ())
                 .with_context(|| format!("{} in {place:?}", spilling.name))?;
@@ -153,7 +161,7 @@ impl Spilled {
     pub fn temporary_tables(&self, place: Place) -> Result<Digest> {
         let mut client = self.server.connect()?;
         client.batch_execute(&format!(
-            "SET temp_tablespaces = {}; SET temp_buffers = 100; SET work_mem = {WORK_MEM_KIB}; \
+            "SET temp_tablespaces = {}; SET temp_buffers = 100; SET work_mem = {}; \
              SET maintenance_work_mem = '1MB'; SET max_parallel_maintenance_workers = 2; \
              CREATE TEMPORARY TABLE copied AS SELECT l_orderkey, l_linenumber, l_partkey, l_comment::text FROM lineitem; \
              CREATE INDEX ON copied (l_comment, l_orderkey, l_linenumber); \
@@ -162,7 +170,8 @@ impl Spilled {
              ALTER TABLE lineitem SET (parallel_workers = 2); \
              CREATE INDEX by_comment ON lineitem (l_comment, l_orderkey, l_linenumber); \
              SET enable_seqscan = off; SET enable_sort = off",
-            space(place)
+            space(place),
+            self.work_mem_kib
         ))?;
         client.batch_execute("VACUUM copied")?; // alone, since it must not be part of a transaction
         let lines = "SELECT l_comment, l_orderkey, l_linenumber";
@@ -178,9 +187,10 @@ impl Spilled {
     /// Starts a sort in `place` that has spilled and not ended, in a session of its own.
     pub fn begin_sort(&self, place: Place) -> Result<postgres::Client> {
         let mut client = self.server.connect()?;
-        let space = space(place);
         client.batch_execute(&format!(
-            "SET temp_tablespaces = {space}; SET work_mem = {WORK_MEM_KIB}; BEGIN; DECLARE sorted CURSOR FOR {SORT}"
+            "SET temp_tablespaces = {}; SET work_mem = {}; BEGIN; DECLARE sorted CURSOR FOR {SORT}",
+            space(place),
+            self.work_mem_kib
         ))?;
         // Once the first row is there, everything has been sorted into runs.
         ensure!(client.query("FETCH 100 FROM sorted", &[])?.len() == 100, "there are no rows to sort");
@@ -188,11 +198,11 @@ impl Spilled {
     }
 
     /// The parallel join in `place`, for a session that somebody else watches.
-    pub fn parallel_join(place: Place) -> String {
+    pub fn parallel_join(&self, place: Place) -> String {
         format!(
             "SET temp_tablespaces = {}; {}; SELECT count(*) FROM ({JOIN} OFFSET 0) AS joined",
             space(place),
-            settings(&[HASH_JOINS_ONLY, PARALLEL])
+            self.settings(&[HASH_JOINS_ONLY, PARALLEL])
         )
     }
 
@@ -201,10 +211,6 @@ impl Spilled {
         let dir = &self.spaces[usize::from(place == Place::Far)];
         bytes_below(dir, false).with_context(|| format!("cannot look into {}", dir.display()))
     }
-}
-
-fn settings(more: &[&str]) -> String {
-    format!("SET work_mem = {WORK_MEM_KIB}; SET hash_mem_multiplier = 1; {}", more.join("; "))
 }
 
 fn space(place: Place) -> &'static str {
