@@ -1,6 +1,5 @@
 //! `farpool bench`: how fast the fabric is, and files on it.
 
-mod databases;
 mod paper;
 
 use std::os::fd::AsFd;

@@ -119,18 +119,7 @@ impl HashSort {
         server: &Server,
         place: TempSpace<'_>,
         stop: &StopFlag,
-        mut tick: impl FnMut(),
-    ) -> Result<Run> {
-        self.run_watched(server, place, stop, |_| tick())
-    }
-
-    /// As [`run`](Self::run); `tick` is told the process id of the server's process that works.
-    pub fn run_watched(
-        &self,
-        server: &Server,
-        place: TempSpace<'_>,
-        stop: &StopFlag,
-        mut tick: impl FnMut(u32),
+        tick: impl FnMut(),
     ) -> Result<Run> {
         let files = Arc::new(Mutex::new(TempFiles::default()));
         let log = Arc::clone(&files);
@@ -146,9 +135,7 @@ impl HashSort {
         if let Ok(mut files) = files.lock() {
             files.expected_prefix = prefix;
         }
-        let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[])?.try_get(0)?;
-        let pid = u32::try_from(pid).context("an impossible process id")?;
-        let counted = attended(client, stop, || tick(pid), move |client| measure(client, &statement))?;
+        let counted = attended(client, stop, tick, move |client| measure(client, &statement))?;
         let files = files.lock().map(|files| files.clone()).unwrap_or_default();
         if counted.rows != u64::from(self.top) {
             bail!("{} rows came where {} were asked for: take a larger DEMO_SCALE", counted.rows, self.top);

@@ -1,5 +1,7 @@
 //! `farpool bench paper`: the papers' figures, ours.
 
+mod databases;
+
 use std::fs;
 use std::io::stdin;
 use std::path::{Path, PathBuf};
@@ -17,7 +19,7 @@ use farpool_workload::StopFlag;
 use farpool_workload::machine::scratch_dir;
 use farpool_workload::throttle::ThrottledVolume;
 
-use super::databases::{self, Effort};
+use self::databases::Effort;
 use super::parse_seconds;
 use crate::errors::UsageError;
 use crate::output::{complain, tell};
