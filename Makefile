@@ -9,6 +9,8 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 # The demo is measured as it would be used; CI, which measures nothing, shares the build of the tests instead.
 DEMO_PROFILE ?= release
 DEMO_BINARY = target/$(subst dev,debug,$(DEMO_PROFILE))/farpool
+# The scale factor of TPC-H and TPC-DS in bench-databases.
+DATABASES_SCALE ?= 1
 # The newest that was tried with the workspace's rust-version.
 CARGO_DENY_VERSION := 0.20.2
 
@@ -62,6 +64,17 @@ bench-files: ## files in far memory beside floors, peers and disks, as the paper
 .PHONY: test
 test: setup ## everything that needs no special hardware
 	cargo test --locked --no-fail-fast
+
+.PHONY: test-databases
+test-databases: setup ## PostgreSQL, DuckDB, SQLite and a mapping program in far memory and on disk: same results
+	@scripts/setup databases
+	cargo test --locked --test databases
+
+.PHONY: bench-databases
+bench-databases: setup ## their times in far memory beside the local disk, at full scale: an hour, 12 GiB of memory
+	@scripts/setup databases
+	cargo build --locked --release --package farpool-cli
+	target/release/farpool bench databases --scale $(DATABASES_SCALE)
 
 .PHONY: sim
 sim: setup ## 10,000 seeds of each simulation, then each of them broken on purpose

@@ -1,6 +1,8 @@
-//! `farpool bench`: how fast the fabric is, and files on it.
+//! `farpool bench`: how fast the fabric is, and files and databases on it.
 
+mod databases;
 mod paper;
+mod paper_databases;
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -42,6 +44,9 @@ enum What {
     Io(IoArgs),
     IoTable(IoTableArgs),
     Paper(paper::PaperArgs),
+    Databases(databases::DatabasesArgs),
+    #[command(hide = true)]
+    Columns(databases::ColumnsArgs),
     #[command(hide = true)]
     Floor(FloorArgs),
     #[command(hide = true)]
@@ -191,6 +196,8 @@ pub fn run(args: BenchArgs) -> Result<()> {
         What::Paper(args) => paper::run(args),
         What::FileClient(args) => paper::serve_client(&args),
         What::Floor(FloorArgs { kind: FloorKind::Fuse(floor) }) => paper::serve_floor(&floor),
+        What::Databases(args) => databases::run_databases(args),
+        What::Columns(args) => databases::run_columns(args),
         What::Floor(FloorArgs { kind: FloorKind::Tcp(floor) }) => {
             tether::fasten(&floor.tether)?;
             serve_tcp(floor.bytes, floor.pages, |address| say(format!("ready {address}")))

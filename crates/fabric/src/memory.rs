@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise};
 
 use crate::copy;
 use crate::stamp::Word;
@@ -108,7 +108,14 @@ impl Mapping {
             Protection::ReadOnly => ProtFlags::READ,
             Protection::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
-        Ok(Mapping { base: map_shared(fd, length, access)?, bytes: length, protection })
+        let base = map_shared(fd, length, access)?;
+        // A core dump would take memory for every hole of a table, and show what others keep here.
+        // SAFETY: the range is the mapping just made; the advice changes none of its contents.
+        let advised = unsafe { madvise(base.as_ptr().cast(), length, Advice::LinuxDontDump) };
+        if let Err(error) = advised {
+            tracing::debug!(%error, "core dumps would hold this memory");
+        }
+        Ok(Mapping { base, bytes: length, protection })
     }
 
     /// Length in bytes.

@@ -85,11 +85,13 @@ impl FarFs {
     }
 
     fn close_to_guests(&self, body: &Body, doors: &mut Openings) -> Outcome<()> {
-        if !std::mem::take(&mut doors.is_open) {
+        if !doors.is_open {
             return Ok(());
         }
         let closed: Result<(), FileError> =
             with_session(&self.store, |session| body.far.close_to_guests(session));
+        // If not, whoever opens the file next waits once more.
+        doors.is_open = closed.is_err();
         closed.map_err(|error| {
             tracing::error!(%error, "a process that works on a file directly does not end its operation");
             Failure::from(Errno::EIO)

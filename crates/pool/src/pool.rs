@@ -160,7 +160,12 @@ fn ended(node: NodeId) -> GrantError {
 /// Where a node's data plane is reached from here.
 fn peer_of(address: &NodeAddress, transport: TransportChoice) -> Peer {
     let same_host = !address.host.is_empty() && address.host == this_host();
-    let shm = (same_host || transport == TransportChoice::Shm) && !address.shm_socket.is_empty();
+    let shm = match transport {
+        TransportChoice::Shm => true,
+        TransportChoice::Auto => same_host,
+        TransportChoice::Tcp | TransportChoice::Verbs => false,
+    };
+    let shm = shm && !address.shm_socket.is_empty();
     Peer {
         node: NodeId(address.node),
         tcp: address.tcp.to_socket_addrs().ok().and_then(|mut found| found.next()),

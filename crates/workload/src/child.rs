@@ -45,6 +45,8 @@ pub struct Launch<'a> {
     pub group_file: Option<PathBuf>,
     /// Its polite stop signal.
     pub stop_signal: Signal,
+    /// What it is run by, program and first arguments, or nothing; must replace itself by what it is told to run.
+    pub wrapper: &'a [OsString],
 }
 
 impl Launch<'_> {
@@ -52,7 +54,9 @@ impl Launch<'_> {
         let mut argv: Vec<OsString> =
             vec!["setpriv".into(), "--pdeathsig".into(), signal_name(self.stop_signal).into()];
         argv.extend(self.user.map(User::setpriv_args).unwrap_or_default());
-        argv.extend(["--".into(), self.program.into()]);
+        argv.push("--".into());
+        argv.extend(self.wrapper.iter().cloned());
+        argv.push(self.program.into());
         argv.extend(self.args.iter().cloned());
         match &self.group_file {
             None => command(&argv),
@@ -176,7 +180,8 @@ impl ChildProcess {
         }
     }
 
-    fn signal(&self, signal: Signal) -> Result<()> {
+    /// Sends it another signal than its polite one.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
         let pid = Pid::from_child(&self.process);
         kill_process(pid, signal).with_context(|| format!("cannot signal {}", self.name))
     }
@@ -264,6 +269,7 @@ mod tests {
             user: None,
             group_file: None,
             stop_signal: Signal::TERM,
+            wrapper: &[],
         }
     }
 
@@ -307,6 +313,16 @@ mod tests {
         let stop = StopFlag::default();
         child.wait_until(Duration::from_secs(10), &stop, |child| child.has_said("ready")).unwrap();
         assert_eq!(std::fs::read_to_string(procs).unwrap(), "0\n");
+    }
+
+    #[test]
+    fn wrapped_child_is_run_by_its_wrapper() {
+        let dir = tempfile::tempdir().unwrap();
+        let wrapper = ["env".into(), "WRAPPED=ready indeed".into()];
+        let launch = Launch { wrapper: &wrapper, ..shell("echo $WRAPPED") };
+        let mut child = ChildProcess::spawn(&launch, &dir.path().join("log")).unwrap();
+        child.wait(Duration::from_secs(10)).unwrap();
+        assert!(child.has_said("ready indeed"));
     }
 
     #[test]

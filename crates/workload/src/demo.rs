@@ -154,7 +154,8 @@ impl Stage {
         let far = start_pool(options, work.path(), &log_dir, stop, progress)?;
         let dir = &work.path().join("postgres");
         fs::create_dir(dir)?;
-        let server_options = ServerOptions { dir, log: &log_dir.join("postgres.log"), limit: limit.as_ref() };
+        let log = &log_dir.join("postgres.log");
+        let server_options = ServerOptions { limit: limit.as_ref(), ..ServerOptions::new(dir, log) };
         let step = progress.step("starting PostgreSQL");
         let server = Server::start(&server_options, stop)?;
         step.done(&format!("version {}", server.version()?));

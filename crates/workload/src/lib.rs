@@ -15,6 +15,7 @@
 
 pub mod cgroup;
 pub mod child;
+pub mod databases;
 mod demo;
 pub mod machine;
 pub mod paper;

@@ -185,6 +185,7 @@ fn start_up(options: &PoolOptions<'_>) -> Result<ChildProcess> {
         user: None,
         group_file: None,
         stop_signal: Signal::TERM,
+        wrapper: &[],
     };
     ChildProcess::spawn(&launch, &options.log_dir.join("up.log"))
 }
@@ -210,6 +211,7 @@ fn start_mount(options: &PoolOptions<'_>, broker: &str) -> Result<ChildProcess> 
         user: None,
         group_file: None,
         stop_signal: Signal::TERM,
+        wrapper: &[],
     };
     ChildProcess::spawn(&launch, &options.log_dir.join("mount.log"))
 }

@@ -68,6 +68,14 @@ impl Programs {
             .map(Self)
             .context("no PostgreSQL server found: run scripts/setup, or apt-get install postgresql")
     }
+
+    fn path(&self, name: &str) -> Result<PathBuf> {
+        let path = self.0.join(name);
+        if !path.exists() {
+            bail!("{} is missing: run scripts/setup, or apt-get install postgresql", path.display());
+        }
+        Ok(path)
+    }
 }
 
 /// What a server is started with.
@@ -79,13 +87,38 @@ pub struct ServerOptions<'a> {
     pub log: &'a Path,
     /// The memory limit it lives under.
     pub limit: Option<&'a MemoryLimit>,
+    /// What the server is run by; see [`Launch::wrapper`].
+    pub wrapper: &'a [OsString],
+    /// What `initdb` is told beside what it always is.
+    pub initdb_args: &'a [&'a str],
+    /// Settings that stand above those every server here has.
+    pub settings: &'a [(&'a str, &'a str)],
+}
+
+impl<'a> ServerOptions<'a> {
+    /// A server as the demo has it, without a memory limit.
+    pub fn new(dir: &'a Path, log: &'a Path) -> Self {
+        Self { dir, log, limit: None, wrapper: &[], initdb_args: &[], settings: &[] }
+    }
 }
 
 /// A running server; ended when dropped.
 #[derive(Debug)]
 pub struct Server {
     process: ChildProcess,
+    programs: Programs,
+    start: Start,
+}
+
+/// What is needed to start it again.
+#[derive(Clone, Debug)]
+struct Start {
+    data: PathBuf,
     sockets: PathBuf,
+    args: Vec<OsString>,
+    group_file: Option<PathBuf>,
+    wrapper: Vec<OsString>,
+    log: PathBuf,
     user: Option<User>,
 }
 
@@ -103,26 +136,38 @@ impl Server {
         let fixed = ["--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C", "--username", ROLE, "-D"];
         let mut args: Vec<&OsStr> = fixed.iter().map(OsStr::new).collect();
         args.push(data.as_ref());
-        run_as(user.as_ref(), &programs.0.join("initdb"), &args, INITDB_DEADLINE)?;
-
-        let launch = Launch {
-            name: "PostgreSQL",
-            program: &programs.0.join("postgres"),
-            args: server_args(&data, &sockets),
-            user: user.as_ref(),
+        args.extend(options.initdb_args.iter().map(OsStr::new));
+        run_as(user.as_ref(), &programs.path("initdb")?, &args, INITDB_DEADLINE)?;
+        let start = Start {
+            args: server_args(&data, &sockets, options.settings),
+            data,
+            sockets,
             group_file: options.limit.map(MemoryLimit::procs_file),
-            stop_signal: Signal::INT, // fast shutdown: rolls back, lets nobody wait
+            wrapper: options.wrapper.to_vec(),
+            log: options.log.into(),
+            user,
         };
-        let process = ChildProcess::spawn(&launch, options.log)?;
-        let mut server = Self { process, sockets: sockets.clone(), user };
-        let config = server.config();
-        server.process.wait_until(START_DEADLINE, stop, |_| config.connect(NoTls).is_ok())?;
+        let process = start.spawn(&programs)?;
+        let mut server = Self { process, programs, start };
+        server.wait_until_ready(stop)?;
         Ok(server)
+    }
+
+    /// Starts a server that was stopped, on the data it left; its log begins anew.
+    pub fn start_again(&mut self, stop: &StopFlag) -> Result<()> {
+        self.stop()?;
+        self.process = self.start.spawn(&self.programs)?;
+        self.wait_until_ready(stop)
+    }
+
+    fn wait_until_ready(&mut self, stop: &StopFlag) -> Result<()> {
+        let config = self.config();
+        self.process.wait_until(START_DEADLINE, stop, |_| config.connect(NoTls).is_ok())
     }
 
     fn config(&self) -> Config {
         let mut config = Config::new();
-        config.host_path(&self.sockets).port(PORT).user(ROLE).dbname("postgres");
+        config.host_path(&self.start.sockets).port(PORT).user(ROLE).dbname("postgres");
         config.connect_timeout(CONNECT_DEADLINE).application_name("farpool demo");
         config
     }
@@ -148,7 +193,7 @@ impl Server {
 
     /// Makes a tablespace `name` in the new folder `dir`, which the server will own.
     pub fn create_tablespace(&self, name: &str, dir: &Path) -> Result<()> {
-        make_private(dir, self.user.as_ref())?;
+        make_private(dir, self.start.user.as_ref())?;
         let location = dir.to_str().with_context(|| format!("{} is not UTF-8", dir.display()))?;
         let statement = format!("CREATE TABLESPACE {name} LOCATION '{}'", location.replace('\'', "''"));
         self.connect()?
@@ -174,16 +219,50 @@ impl Server {
         Ok(())
     }
 
-    /// Fast shutdown.
+    /// Fast shutdown. Does nothing the second time.
     pub fn stop(&mut self) -> Result<()> {
         self.process.end()
     }
+
+    /// Immediate shutdown: nothing is written any more, so that the next start recovers from the log.
+    pub fn stop_immediately(&mut self) -> Result<()> {
+        self.process.signal(Signal::QUIT)?;
+        self.process.end()
+    }
+
+    /// One of PostgreSQL's own programs, with the arguments that make it a client of this server.
+    pub fn client_program(&self, name: &str) -> Result<(PathBuf, Vec<OsString>)> {
+        let mut args: Vec<OsString> = vec!["-h".into(), self.start.sockets.clone().into()];
+        args.extend(["-p".into(), PORT.to_string().into(), "-U".into(), ROLE.into()]);
+        Ok((self.programs.path(name)?, args))
+    }
+
+    /// Reads every page of a stopped server with data checksums; an error names the first that is wrong.
+    pub fn verify_checksums(&self, deadline: Duration) -> Result<String> {
+        let args = ["--check".as_ref(), "-D".as_ref(), self.start.data.as_ref()];
+        run_as(self.start.user.as_ref(), &self.programs.path("pg_checksums")?, &args, deadline)
+    }
 }
 
-fn server_args(data: &Path, sockets: &Path) -> Vec<OsString> {
+impl Start {
+    fn spawn(&self, programs: &Programs) -> Result<ChildProcess> {
+        let launch = Launch {
+            name: "PostgreSQL",
+            program: &programs.path("postgres")?,
+            args: self.args.clone(),
+            user: self.user.as_ref(),
+            group_file: self.group_file.clone(),
+            stop_signal: Signal::INT, // fast shutdown: rolls back, lets nobody wait
+            wrapper: &self.wrapper,
+        };
+        ChildProcess::spawn(&launch, &self.log)
+    }
+}
+
+fn server_args(data: &Path, sockets: &Path, settings: &[(&str, &str)]) -> Vec<OsString> {
     let mut args: Vec<OsString> = vec!["-D".into(), data.into(), "-k".into(), sockets.into()];
     args.extend(["-p".into(), PORT.to_string().into()]);
-    for (name, value) in SETTINGS {
+    for (name, value) in SETTINGS.iter().chain(settings) {
         args.extend(["-c".into(), format!("{name}={value}").into()]);
     }
     args

@@ -100,11 +100,8 @@ impl HashSort {
         stop: &StopFlag,
         tick: impl FnMut(),
     ) -> Result<Spill> {
-        let mut client = server.connect()?;
-        self.prepare(&mut client, place)?;
-        let statement = format!("EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {}", self.select());
-        let plan = attended(client, stop, tick, move |client| Ok(client.simple_query(&statement)?))?;
-        let spill = read_plan(&plan_text(&plan)).context("EXPLAIN shows no hash join under a sort")?;
+        let plan = explain(server, place, &self.settings(), &self.select(), stop, tick)?;
+        let spill = read_plan(&plan).context("EXPLAIN shows no hash join under a sort")?;
         if spill.hash_batches < 2 || spill.sort_method != "external merge" {
             bail!(
                 "the query fits in memory ({spill:?}), so there is nothing to measure: take a larger DEMO_SCALE"
@@ -119,51 +116,96 @@ impl HashSort {
         server: &Server,
         place: TempSpace<'_>,
         stop: &StopFlag,
-        tick: impl FnMut(),
+        mut tick: impl FnMut(),
     ) -> Result<Run> {
-        let files = Arc::new(Mutex::new(TempFiles::default()));
-        let log = Arc::clone(&files);
-        let mut client = server.connect_with(move |notice| {
-            if let (Some((path, bytes)), Ok(mut files)) = (temp_file(notice.message()), log.lock()) {
-                files.add(path, bytes);
-            }
-        })?;
-        self.prepare(&mut client, place)?;
-        let prefix = place_prefix(&mut client, place)?;
-        client.batch_execute("SET client_min_messages = log; SELECT pg_stat_statements_reset()")?;
-        let statement = format!("COPY ({}) TO STDOUT", self.select());
-        if let Ok(mut files) = files.lock() {
-            files.expected_prefix = prefix;
-        }
-        let counted = attended(client, stop, tick, move |client| measure(client, &statement))?;
-        let files = files.lock().map(|files| files.clone()).unwrap_or_default();
-        if counted.rows != u64::from(self.top) {
-            bail!("{} rows came where {} were asked for: take a larger DEMO_SCALE", counted.rows, self.top);
-        }
-        if let Some(path) = files.misplaced {
-            bail!("PostgreSQL put the temporary file {path} elsewhere than in {place:?}");
-        }
-        if files.count == 0 || counted.temp_bytes == 0 {
-            bail!("the query wrote no temporary files: take a larger DEMO_SCALE");
-        }
-        Ok(Run { temp_files: files.count, temp_file_bytes: files.bytes, ..counted })
+        self.run_watched(server, place, stop, |_| tick())
     }
 
-    fn prepare(&self, client: &mut Client, place: TempSpace<'_>) -> Result<()> {
-        let space = match place {
-            TempSpace::DataDirectory => "''",
-            TempSpace::Tablespace(name) => name,
-        };
-        // A mere preference of the planner must not decide between hash join and merge join.
-        client.batch_execute(&format!(
-            "SET work_mem = {}; SET temp_tablespaces = {space}; SET statement_timeout = '{} s'; \
-             SET enable_mergejoin = off; SET enable_nestloop = off; \
-             CREATE EXTENSION IF NOT EXISTS pg_stat_statements",
-            self.work_mem_kib,
-            QUERY_DEADLINE.as_secs()
-        ))?;
-        Ok(())
+    /// As [`run`](Self::run); `tick` is told the process id of the server's process that works.
+    pub fn run_watched(
+        &self,
+        server: &Server,
+        place: TempSpace<'_>,
+        stop: &StopFlag,
+        tick: impl FnMut(u32),
+    ) -> Result<Run> {
+        let run = copy_out(server, place, &self.settings(), &self.select(), stop, tick)?;
+        if run.rows != u64::from(self.top) {
+            bail!("{} rows came where {} were asked for: take a larger DEMO_SCALE", run.rows, self.top);
+        }
+        if run.temp_files == 0 || run.temp_bytes == 0 {
+            bail!("the query wrote no temporary files: take a larger DEMO_SCALE");
+        }
+        Ok(run)
     }
+
+    fn settings(&self) -> String {
+        // A mere preference of the planner must not decide between hash join and merge join.
+        format!("SET work_mem = {}; SET enable_mergejoin = off; SET enable_nestloop = off", self.work_mem_kib)
+    }
+}
+
+/// Runs a `SELECT` to its last row, under `settings`; `tick` is told the process id of the server's process that works. An
+/// error if a temporary file was elsewhere than in `place`.
+pub fn copy_out(
+    server: &Server,
+    place: TempSpace<'_>,
+    settings: &str,
+    select: &str,
+    stop: &StopFlag,
+    mut tick: impl FnMut(u32),
+) -> Result<Run> {
+    let files = Arc::new(Mutex::new(TempFiles::default()));
+    let log = Arc::clone(&files);
+    let mut client = server.connect_with(move |notice| {
+        if let (Some((path, bytes)), Ok(mut files)) = (temp_file(notice.message()), log.lock()) {
+            files.add(path, bytes);
+        }
+    })?;
+    prepare(&mut client, place, settings)?;
+    let prefix = place_prefix(&mut client, place)?;
+    client.batch_execute("SET client_min_messages = log; SELECT pg_stat_statements_reset()")?;
+    let statement = format!("COPY ({select}) TO STDOUT");
+    if let Ok(mut files) = files.lock() {
+        files.expected_prefix = prefix;
+    }
+    let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[])?.try_get(0)?;
+    let pid = u32::try_from(pid).context("an impossible process id")?;
+    let counted = attended(client, stop, || tick(pid), move |client| measure(client, &statement))?;
+    let files = files.lock().map(|files| files.clone()).unwrap_or_default();
+    if let Some(path) = files.misplaced {
+        bail!("PostgreSQL put the temporary file {path} elsewhere than in {place:?}");
+    }
+    Ok(Run { temp_files: files.count, temp_file_bytes: files.bytes, ..counted })
+}
+
+/// Runs a `SELECT` under `EXPLAIN ANALYZE` and returns the plan as it was carried out.
+pub fn explain(
+    server: &Server,
+    place: TempSpace<'_>,
+    settings: &str,
+    select: &str,
+    stop: &StopFlag,
+    tick: impl FnMut(),
+) -> Result<Value> {
+    let mut client = server.connect()?;
+    prepare(&mut client, place, settings)?;
+    let statement = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {select}");
+    let plan = attended(client, stop, tick, move |client| Ok(client.simple_query(&statement)?))?;
+    serde_json::from_str(&plan_text(&plan)).context("EXPLAIN gave no JSON")
+}
+
+fn prepare(client: &mut Client, place: TempSpace<'_>, settings: &str) -> Result<()> {
+    let space = match place {
+        TempSpace::DataDirectory => "''",
+        TempSpace::Tablespace(name) => name,
+    };
+    client.batch_execute(&format!(
+        "SET temp_tablespaces = {space}; SET statement_timeout = '{} s'; {settings}; \
+         CREATE EXTENSION IF NOT EXISTS pg_stat_statements",
+        QUERY_DEADLINE.as_secs()
+    ))?;
+    Ok(())
 }
 
 /// What PostgreSQL told about its temporary files.
@@ -273,8 +315,7 @@ fn plan_text(messages: &[SimpleQueryMessage]) -> String {
     rows.collect()
 }
 
-fn read_plan(plan: &str) -> Option<Spill> {
-    let plan: Value = serde_json::from_str(plan).ok()?;
+fn read_plan(plan: &Value) -> Option<Spill> {
     let root = plan.get(0)?.get("Plan")?;
     let sort_method = find(root, "Sort Method")?.as_str()?.to_owned();
     let hash_batches = find(root, "Hash Batches")?.as_u64()?;
@@ -314,13 +355,13 @@ mod tests {
             {"Node Type": "Sort", "Sort Method": "external merge", "Plans": [
                 {"Node Type": "Hash Join", "Plans": [
                     {"Node Type": "Seq Scan"}, {"Node Type": "Hash", "Hash Batches": 32}]}]}]}}]);
-        let spill = read_plan(&plan.to_string()).unwrap();
+        let spill = read_plan(&plan).unwrap();
         assert_eq!(spill, Spill { hash_batches: 32, sort_method: "external merge".into() });
     }
 
     #[test]
     fn plan_without_a_hash_join_is_no_spill() {
-        assert_eq!(read_plan(r#"[{"Plan": {"Sort Method": "quicksort"}}]"#), None);
-        assert_eq!(read_plan("not JSON"), None);
+        assert_eq!(read_plan(&serde_json::json!([{"Plan": {"Sort Method": "quicksort"}}])), None);
+        assert_eq!(read_plan(&Value::Null), None);
     }
 }

@@ -21,7 +21,8 @@ struct Fixture {
 
 fn loaded_server() -> Fixture {
     let dir = machine::scratch_dir(&std::env::temp_dir(), "farpool-test-").unwrap();
-    let options = ServerOptions { dir: dir.path(), log: &dir.path().join("log"), limit: None };
+    let log = dir.path().join("log");
+    let options = ServerOptions::new(dir.path(), &log);
     let server = Server::start(&options, &StopFlag::default()).unwrap();
     let mut client = server.connect().unwrap();
     let loaded = tpch::load(&mut client, SCALE, &StopFlag::default(), |_, _| ()).unwrap();
@@ -70,7 +71,8 @@ fn raised_stop_flag_ends_a_query_with_the_server_still_alive() {
 #[test]
 fn server_in_a_folder_that_does_not_exist_is_an_error_that_names_it() {
     let missing = Path::new("/no/such/folder");
-    let options = ServerOptions { dir: missing, log: &missing.join("log"), limit: None };
+    let log = missing.join("log");
+    let options = ServerOptions::new(missing, &log);
     let error = Server::start(&options, &StopFlag::default()).unwrap_err();
     assert!(error.to_string().contains("/no/such/folder"), "{error:#}");
 }

@@ -1,7 +1,5 @@
 //! `farpool bench paper`: the papers' figures, ours.
 
-mod databases;
-
 use std::fs;
 use std::io::stdin;
 use std::path::{Path, PathBuf};
@@ -19,7 +17,7 @@ use farpool_workload::StopFlag;
 use farpool_workload::machine::scratch_dir;
 use farpool_workload::throttle::ThrottledVolume;
 
-use self::databases::Effort;
+use super::paper_databases::{self, Effort};
 use super::parse_seconds;
 use crate::errors::UsageError;
 use crate::output::{complain, tell};
@@ -152,7 +150,7 @@ pub fn run(args: PaperArgs) -> Result<()> {
         sections.extend(about_files(&figures, &args, &farpool, &stop)?);
         write_sections(&args.out, &sections)?; // the others take long
     }
-    if figures.iter().any(|&figure| databases::has(figure)) {
+    if figures.iter().any(|&figure| paper_databases::has(figure)) {
         let effort = Effort {
             rounds: usize::from(args.database_rounds),
             scale: args.scale,
@@ -160,7 +158,7 @@ pub fn run(args: PaperArgs) -> Result<()> {
             work_dir: &args.work_dir,
             farpool: &farpool,
         };
-        let about_databases = databases::measure(&figures, &effort, &stop)?;
+        let about_databases = paper_databases::measure(&figures, &effort, &stop)?;
         write_sections(&args.out, &about_databases)?;
         sections.extend(about_databases);
     }
@@ -197,7 +195,7 @@ fn about_files(
 }
 
 fn is_measured(figure: Figure) -> bool {
-    is_about_files_alone(figure) || databases::has(figure)
+    is_about_files_alone(figure) || paper_databases::has(figure)
 }
 
 impl FilesArgs {

@@ -23,7 +23,8 @@ fn node_killed_while_postgresql_spills_fails_the_query_and_the_server_lives_on()
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
     let server_dir = dir.path().join("server");
     fs::create_dir(&server_dir).unwrap();
-    let options = ServerOptions { dir: &server_dir, log: &dir.path().join("log"), limit: None };
+    let log = dir.path().join("log");
+    let options = ServerOptions::new(&server_dir, &log);
     let mut server = Server::start(&options, &StopFlag::default()).unwrap();
     server.create_tablespace("far", &mount.file("space")).unwrap();
     let mut client = server.connect().unwrap();

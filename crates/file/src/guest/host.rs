@@ -9,13 +9,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use farpool_fabric::{
-    Clock, Endpoint, EndpointConfig, MonotonicClock, Negotiated, TransportChoice, Transports, block_on,
+    Clock, Endpoint, EndpointConfig, Link, MonotonicClock, Peer, ShmTransport, TcpTransport, Transport,
+    block_on,
 };
 use farpool_pool::{NODE_DEADLINE, SessionCore};
 use farpool_wire::control::{
     GuestAnswer, GuestJoin, GuestOpen, GuestRegionOf, GuestRequest, guest_request::Ask,
 };
-use farpool_wire::{GUEST_VERSION, MAX_TRANSFER_BYTES, SessionId, TICKET_BYTES};
+use farpool_wire::{GUEST_VERSION, Hello, MAX_TRANSFER_BYTES, SessionId, TICKET_BYTES};
 use parking_lot::Mutex;
 use prost::Message;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -57,6 +58,19 @@ pub struct GuestSession {
     place: GuestPlace,
     /// Writes from several pieces of memory are put together here; kept for its capacity.
     gathered: RefCell<Vec<u8>>,
+}
+
+/// How a guest reaches nodes: those of this host by their memory, or not at all, since it writes there (G5).
+struct Reach;
+
+impl Transport for Reach {
+    fn open(&self, peer: &Peer, hello: Hello) -> io::Result<Box<dyn Link>> {
+        if peer.shm_socket.is_some() {
+            ShmTransport.open(peer, hello)
+        } else {
+            TcpTransport.open(peer, hello)
+        }
+    }
 }
 
 impl Line {
@@ -154,9 +168,8 @@ impl Host {
     /// When there are too many threads.
     pub fn session(&self) -> io::Result<GuestSession> {
         let place = self.store.place().ok_or(io::ErrorKind::QuotaExceeded)?;
-        let transports = Transports { choice: TransportChoice::Auto, card: None };
         let endpoint = Endpoint::new(EndpointConfig {
-            transport: Rc::new(Negotiated::new(transports, NODE_DEADLINE)),
+            transport: Rc::new(Reach),
             clock: Rc::new(MonotonicClock),
             session_ids: Box::new(|| SessionId(getrandom::u64().expect("the kernel gives random bytes"))),
             arena_bytes: ARENA_BYTES,

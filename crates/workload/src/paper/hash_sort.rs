@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 
-use super::process::{Done, child_titled};
+use super::process::Done;
 use super::stage::{Spot, Stage, StageOptions};
 use crate::progress::Progress;
 use crate::query::{HashSort, TempSpace};
@@ -83,8 +83,7 @@ pub fn measure(options: &HashSortOptions<'_>, stop: &StopFlag) -> Result<HashSor
             let spot = spots[(turn + round) % spots.len()];
             let step = progress.step(format!("round {}: temporary files on {}", round + 1, spot.name()));
             let mut watch = Watch::default();
-            let server = stage.server.id();
-            let run = stage.run(&query, spot, stop, || watch.look_for(server))?;
+            let run = stage.run(&query, spot, stop, |pid| watch.look(pid))?;
             step.done(&format!("{:.1} s", run.seconds));
             let first = *rows.get_or_insert(run.rows_hash);
             ensure!(run.rows_hash == first, "other rows with temporary files on {}", spot.name());
@@ -100,23 +99,11 @@ pub fn measure(options: &HashSortOptions<'_>, stop: &StopFlag) -> Result<HashSor
 /// Looks at a process from time to time.
 #[derive(Default)]
 struct Watch {
-    worker: Option<u32>,
     since: Option<(Instant, Done)>,
     samples: Vec<Sample>,
 }
 
-/// What PostgreSQL calls a process that sends the rows of a query.
-const WORKER_TITLE: &str = "[local] COPY";
-
 impl Watch {
-    /// Looks at the server's process that works, as soon as there is one.
-    fn look_for(&mut self, server: u32) {
-        self.worker = self.worker.or_else(|| child_titled(server, WORKER_TITLE));
-        if let Some(worker) = self.worker {
-            self.look(worker);
-        }
-    }
-
     fn look(&mut self, pid: u32) {
         let Some(done) = Done::of(pid) else { return };
         let (started, before) = *self.since.get_or_insert_with(|| (Instant::now(), done));

@@ -105,7 +105,7 @@ pub fn measure(options: &LendingOptions<'_>, stop: &StopFlag) -> Result<Vec<Slic
     let dir = &work.path().join("postgres");
     std::fs::create_dir(dir)?;
     let log = &work.path().join("postgres.log");
-    let mut server = Server::start(&ServerOptions { dir, log, limit: None }, stop)?;
+    let mut server = Server::start(&ServerOptions::new(dir, log), stop)?;
     let step = progress.step(format!("loading TPC-H at scale factor {}", options.scale));
     let mut client = server.connect()?;
     let loaded = tpch::load(&mut client, options.scale, stop, |done, all| step.advance(done, all))?;

@@ -109,7 +109,8 @@ impl Stage {
         }
         let dir = &subfolder(work.path(), "postgres")?;
         let log = &work.path().join("postgres.log");
-        let server = Server::start(&ServerOptions { dir, log, limit: limit.as_ref() }, stop)?;
+        let server =
+            Server::start(&ServerOptions { limit: limit.as_ref(), ..ServerOptions::new(dir, log) }, stop)?;
         let step = progress.step(format!("loading TPC-H at scale factor {}", options.scale));
         tpch::load(&mut server.connect()?, options.scale, stop, |done, all| step.advance(done, all))?;
         step.done("loaded");
@@ -133,14 +134,20 @@ impl Stage {
         self.limit.as_ref().map(|_| (MEMORY_LIMIT_MIB, LOCAL_LIMIT_MIB))
     }
 
-    /// One run with temporary files in a place.
-    pub fn run(&mut self, query: &HashSort, spot: Spot, stop: &StopFlag, tick: impl FnMut()) -> Result<Run> {
+    /// One run with temporary files in a place. `tick` is called from time to time with the server process that works.
+    pub fn run(
+        &mut self,
+        query: &HashSort,
+        spot: Spot,
+        stop: &StopFlag,
+        tick: impl FnMut(u32),
+    ) -> Result<Run> {
         self.set_limit(if spot == Spot::Tmpfs { LOCAL_LIMIT_MIB } else { MEMORY_LIMIT_MIB })?;
         let space = match spot {
             Spot::Disk => TempSpace::DataDirectory,
             spot => TempSpace::Tablespace(spot.tablespace()),
         };
-        query.run(&self.server, space, stop, tick).or_else(|error| {
+        query.run_watched(&self.server, space, stop, tick).or_else(|error| {
             stop.check()?;
             // If a process has ended, that is the cause and the query's failure its consequence.
             self.far.iter_mut().try_for_each(|(_, far)| far.check_alive())?;

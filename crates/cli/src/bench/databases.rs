@@ -1,0 +1,124 @@
+//! `farpool bench databases`: unmodified databases in far memory and on the local disk; and the program of our own
+//! among them, `farpool bench columns`.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use farpool_workload::databases::{BenchOptions, Database, GroundOptions, columns, run_bench};
+use farpool_workload::{DEFAULT_WORK_DIR, StopFlag, Transport};
+
+use crate::output::tell;
+use crate::size::ByteSize;
+
+/// Of each node at a scale factor of 1, where DuckDB sorts a gigabyte; and at least.
+const NODE_MIB_PER_SCALE: f64 = 3072.0;
+const NODE_MIN_MIB: u64 = 256;
+
+/// Compare databases in far memory with the same on the local disk
+///
+/// Runs PostgreSQL, DuckDB, SQLite and a program that maps its files, unmodified, in a mount and in a folder on the disk
+/// in turn, and prints medians. A result that differs is an error. Needs what `scripts/setup databases` installs. Nothing
+/// limits the page cache here: a disk whose files it holds is hardly waited for.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool bench databases                                    everything at scale factor 1: an hour
+  farpool bench databases --only duckdb --scale 0.3 --rounds 1
+  farpool bench databases --only postgres --wrapper 'env LD_PRELOAD=/usr/lib/libexample.so'")]
+pub struct DatabasesArgs {
+    /// Scale factor of TPC-H and TPC-DS; other data grow with it
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0)]
+    scale: f64,
+
+    /// How often everything is measured
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+
+    /// Only these: postgres, duckdb, sqlite, columns
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    only: Vec<Database>,
+
+    /// How far memory is reached: shm or tcp
+    #[arg(long, default_value_t, env = "FARPOOL_TRANSPORT", hide_env_values = true)]
+    transport: Transport,
+
+    /// What databases are run by: a program and its first arguments
+    #[arg(long, value_name = "COMMAND", default_value = "")]
+    wrapper: String,
+
+    /// Where the local folder is; on a real disk
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_WORK_DIR)]
+    work_dir: PathBuf,
+}
+
+/// Measures and prints the table.
+pub fn run_databases(args: DatabasesArgs) -> Result<()> {
+    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
+    let memory = (NODE_MIB_PER_SCALE * args.scale).ceil() as u64;
+    let options = BenchOptions {
+        ground: GroundOptions {
+            farpool: &farpool,
+            work_dir: &args.work_dir,
+            memory_per_node_mib: memory.max(NODE_MIN_MIB).next_multiple_of(NODE_MIN_MIB),
+            transport: args.transport,
+            wrapper: args.wrapper.split_whitespace().map(OsString::from).collect(),
+        },
+        scale: args.scale,
+        rounds: args.rounds,
+        databases: if args.only.is_empty() { Database::ALL.to_vec() } else { args.only },
+    };
+    run_bench(&options, &StopFlag::on_signals()?, tell)
+}
+
+/// Compute with mapped files, as MonetDB does; one of the programs that `farpool bench databases` runs
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool bench columns /mnt/far/columns")]
+pub struct ColumnsArgs {
+    /// An empty directory, or with --sum a file
+    #[arg(value_name = "PATH")]
+    path: PathBuf,
+
+    /// How many columns
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    columns: usize,
+
+    /// Of each column
+    #[arg(long, value_name = "SIZE", default_value = "16MiB")]
+    column_size: ByteSize,
+
+    /// Sum up a file instead
+    #[arg(long)]
+    sum: bool,
+}
+
+/// Works on columns, or sums a file that another process works on.
+pub fn run_columns(args: ColumnsArgs) -> Result<()> {
+    if args.sum {
+        return tell(columns::sum_file(&args.path)?);
+    }
+    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
+    let column_bytes = usize::try_from(args.column_size.0)?;
+    let size = columns::Size { columns: args.columns, column_bytes };
+    let mut said = Ok(());
+    columns::work(
+        &args.path,
+        size,
+        |file| sum_elsewhere(&farpool, file),
+        |line| {
+            said = std::mem::replace(&mut said, Ok(())).and_then(|()| tell(line));
+        },
+    )?;
+    said
+}
+
+/// Sums a file in a process of its own.
+fn sum_elsewhere(farpool: &Path, file: &Path) -> Result<String> {
+    let output = Command::new(farpool).args(["bench", "columns", "--sum"]).arg(file).output()?;
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "the sum of {} failed: {}", file.display(), complaint.trim());
+    Ok(String::from_utf8(output.stdout).context("a sum is text")?.trim().to_owned())
+}

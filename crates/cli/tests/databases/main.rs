@@ -1,0 +1,13 @@
+//! Unmodified databases on a real mount: `make test-databases`.
+//!
+//! Each test has a pool and a mount of its own, does on the mount what it does on the local disk, and compares. Ctrl-C
+//! ends a run in good order: every wait of every test looks at one flag, and guards clean up.
+//!
+//! `FARPOOL_WRAPPER="env LD_PRELOAD=…" make test-databases` runs every database by that command.
+
+mod columns;
+mod duckdb;
+mod postgres;
+mod sqlite;
+mod support;
+mod tablespace;

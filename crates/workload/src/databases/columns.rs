@@ -1,0 +1,278 @@
+//! A program that computes as MonetDB does: columns and intermediates are files, mapped and shared, together larger
+//! than the memory it is given.
+//!
+//! [`work`] is the program; `farpool bench columns` runs it in a process of its own, and [`sum_file`] in another beside it.
+//! [`expected`] computes the same in memory. Every line that the program prints must be one of those, in their order.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use super::mapping::Mapping;
+use super::{Ground, Job, Place};
+use crate::cgroup::MemoryLimit;
+use crate::machine::is_root;
+
+/// Bytes that are computed at a time, on both sides of a copy.
+const CHUNK: usize = 64 << 10;
+const VALUE: usize = size_of::<u64>();
+
+/// How much is done.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Columns; there is an intermediate less.
+    pub columns: usize,
+    /// Bytes of each, a multiple of 128 KiB: chunks of two halves.
+    pub column_bytes: usize,
+}
+
+impl Size {
+    fn check(self) -> Result<()> {
+        let halves = self.column_bytes > 0 && self.column_bytes.is_multiple_of(2 * CHUNK);
+        ensure!(self.columns > 1 && halves, "columns are two at least, of a multiple of {} bytes", 2 * CHUNK);
+        Ok(())
+    }
+
+    /// All columns and intermediates.
+    pub fn total_bytes(self) -> usize {
+        (2 * self.columns - 1) * self.column_bytes
+    }
+}
+
+/// Values of a chunk of a column.
+fn base(column: usize, chunk: usize) -> impl Iterator<Item = u64> {
+    let first = (chunk * CHUNK / VALUE) as u64;
+    (first..first + (CHUNK / VALUE) as u64)
+        .map(move |row| (row ^ (column as u64) << 40).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+}
+
+/// What an intermediate holds where its columns hold these.
+fn combine(one: u64, other: u64) -> u64 {
+    one.rotate_left(7).wrapping_add(other)
+}
+
+fn bytes(values: impl Iterator<Item = u64>) -> Vec<u8> {
+    values.flat_map(u64::to_ne_bytes).collect()
+}
+
+fn values(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.as_chunks::<VALUE>().0.iter().map(|value| u64::from_ne_bytes(*value))
+}
+
+/// A sum in which each value's place counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sum(u64);
+
+impl Sum {
+    fn add(self, values: impl Iterator<Item = u64>) -> Self {
+        Self(values.fold(self.0, |sum, value| sum.wrapping_mul(31).wrapping_add(value)))
+    }
+}
+
+/// The lines of a right run: the sum of each intermediate, and of its first half followed by zeros.
+pub fn expected(size: Size) -> Result<Vec<String>> {
+    size.check()?;
+    let chunks = size.column_bytes / CHUNK;
+    let sums = (1..size.columns).map(|column| {
+        let values =
+            |chunk| base(column - 1, chunk).zip(base(column, chunk)).map(|(one, other)| combine(one, other));
+        let half = (0..chunks / 2).fold(Sum::default(), |sum, chunk| sum.add(values(chunk)));
+        let whole = (chunks / 2..chunks).fold(half, |sum, chunk| sum.add(values(chunk)));
+        let zeros = std::iter::repeat_n(0, chunks / 2 * CHUNK / VALUE);
+        line(column, whole, half.add(zeros))
+    });
+    Ok(sums.collect())
+}
+
+fn line(column: usize, whole: Sum, cut: Sum) -> String {
+    format!("{column} {:016x} {:016x}", whole.0, cut.0)
+}
+
+/// The program: makes columns, computes intermediates from neighbours, and reads them in every way there is; an error
+/// where two ways differ. `program` sums a file in a process of its own and prints [`sum_file`]'s answer.
+pub fn work(
+    dir: &Path,
+    size: Size,
+    program: impl Fn(&Path) -> Result<String>,
+    mut tell: impl FnMut(String),
+) -> Result<()> {
+    size.check()?;
+    for column in 0..size.columns {
+        make_column(dir, column, size.column_bytes)?;
+    }
+    for column in 1..size.columns {
+        let path = dir.join(format!("intermediate-{column}"));
+        let (file, mapping) = compute(dir, column, &path, size.column_bytes)?;
+        let whole = sum_mapping(&mapping)?;
+        // Before anything is synchronised, others must see what was written through the mapping.
+        let seen = program(&path)?;
+        ensure!(
+            seen == format!("{:016x}", whole.0),
+            "another process sees {seen} where {:016x} was written",
+            whole.0
+        );
+        if column % 2 == 0 {
+            mapping.sync()?;
+        }
+        ensure!(sum_read(&file)? == whole, "read() and the mapping of {} differ", path.display());
+        drop(mapping);
+        let cut = cut_and_grow(&file, &path, size.column_bytes)?;
+        tell(line(column, whole, cut));
+    }
+    (0..size.columns).try_for_each(|column| Ok(fs::remove_file(column_path(dir, column))?))
+}
+
+fn column_path(dir: &Path, column: usize) -> std::path::PathBuf {
+    dir.join(format!("column-{column}"))
+}
+
+fn create(path: &Path) -> Result<File> {
+    let file = File::options().read(true).write(true).create_new(true).open(path);
+    file.with_context(|| format!("cannot make {}", path.display()))
+}
+
+fn open(path: &Path) -> Result<File> {
+    let file = File::options().read(true).write(true).open(path);
+    file.with_context(|| format!("cannot open {}", path.display()))
+}
+
+/// Through a mapping of half of it that grows when it is full.
+fn make_column(dir: &Path, column: usize, length: usize) -> Result<()> {
+    let file = create(&column_path(dir, column))?;
+    file.set_len(length as u64 / 2)?;
+    let mut mapping = Mapping::new(&file, length / 2)?;
+    for chunk in 0..length / CHUNK {
+        if chunk * CHUNK == mapping.length() {
+            file.set_len(length as u64)?;
+            mapping.grow(length)?;
+        }
+        mapping.write(chunk * CHUNK, &bytes(base(column, chunk)))?;
+    }
+    Ok(())
+}
+
+fn compute(dir: &Path, column: usize, path: &Path, length: usize) -> Result<(File, Mapping)> {
+    let open_column = |column| Mapping::new(&open(&column_path(dir, column))?, length);
+    let (one, other) = (open_column(column - 1)?, open_column(column)?);
+    let file = create(path)?;
+    file.set_len(length as u64)?;
+    let mut mapping = Mapping::new(&file, length)?;
+    let (mut left, mut right) = (vec![0; CHUNK], vec![0; CHUNK]);
+    for offset in (0..length).step_by(CHUNK) {
+        one.read(offset, &mut left)?;
+        other.read(offset, &mut right)?;
+        let combined = values(&left).zip(values(&right)).map(|(one, other)| combine(one, other));
+        mapping.write(offset, &bytes(combined))?;
+    }
+    Ok((file, mapping))
+}
+
+fn sum_mapping(mapping: &Mapping) -> Result<Sum> {
+    let mut chunk = vec![0; CHUNK];
+    (0..mapping.length()).step_by(CHUNK).try_fold(Sum::default(), |sum, offset| {
+        mapping.read(offset, &mut chunk)?;
+        Ok(sum.add(values(&chunk)))
+    })
+}
+
+fn sum_read(mut file: &File) -> Result<Sum> {
+    use std::io::{Seek, SeekFrom};
+    file.seek(SeekFrom::Start(0))?;
+    let (mut sum, mut chunk) = (Sum::default(), vec![0; CHUNK]);
+    let chunks = file.metadata()?.len() / CHUNK as u64;
+    for _ in 0..chunks {
+        file.read_exact(&mut chunk)?;
+        sum = sum.add(values(&chunk));
+    }
+    Ok(sum)
+}
+
+/// The second half is cut off and comes back as zeros; unlinked while mapped, the file is still there.
+fn cut_and_grow(file: &File, path: &Path, length: usize) -> Result<Sum> {
+    file.set_len(length as u64 / 2)?;
+    file.set_len(length as u64)?;
+    let mapping = Mapping::new(file, length)?;
+    fs::remove_file(path)?;
+    let (mapped, read) = (sum_mapping(&mapping)?, sum_read(file)?);
+    ensure!(mapped == read, "read() and the mapping of a file that was cut and unlinked differ");
+    Ok(mapped)
+}
+
+/// Sums a file through a mapping.
+pub fn sum_file(path: &Path) -> Result<String> {
+    let file = open(path)?;
+    let length = usize::try_from(file.metadata()?.len())?;
+    ensure!(
+        length > 0 && length.is_multiple_of(CHUNK),
+        "{} is no column: it has {length} bytes",
+        path.display()
+    );
+    Ok(format!("{:016x}", sum_mapping(&Mapping::new(&file, length)?)?.0))
+}
+
+/// What a run gave.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    /// What the program printed.
+    pub lines: Vec<String>,
+    /// How long it took.
+    pub seconds: f64,
+    /// The memory it was given; only root can limit it.
+    pub memory_mib: Option<u64>,
+}
+
+/// Runs the program in `place`, as root with a third of the memory that its files take.
+pub fn run(ground: &Ground, place: Place, size: Size) -> Result<Ran> {
+    let dir = ground.dir(place, "columns")?;
+    let limit = if is_root() {
+        let name = format!("farpool-columns-{}-{place:?}", std::process::id());
+        Some(MemoryLimit::create(&name, (size.total_bytes() >> 20) as u64 / 3)?)
+    } else {
+        None
+    };
+    let mut wrapper = Vec::new();
+    if let Some(limit) = &limit {
+        let join = r#"echo 0 >"$0" && exec "$@""#;
+        wrapper.extend(["sh".into(), "-c".into(), join.into(), limit.procs_file().into()]);
+    }
+    wrapper.extend_from_slice(ground.wrapper());
+    let job = Job::new(ground.farpool(), "").arg("bench").arg("columns").arg(&dir);
+    let job = job.arg("--columns").arg(size.columns.to_string());
+    let job = job.arg("--column-size").arg(size.column_bytes.to_string());
+    let done = job.run(&wrapper, ground.stop())?;
+    ensure!(fs::read_dir(&dir)?.next().is_none(), "the program left files in {}", dir.display());
+    let lines = done.text().lines().map(str::to_owned).collect();
+    Ok(Ran { lines, seconds: done.seconds, memory_mib: limit.as_ref().map(MemoryLimit::limit_mib) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: Size = Size { columns: 3, column_bytes: 4 * CHUNK };
+
+    #[test]
+    fn files_give_the_sums_that_memory_gives() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut lines = Vec::new();
+        work(dir.path(), SIZE, sum_file, |line| lines.push(line)).unwrap();
+        assert_eq!(lines, expected(SIZE).unwrap());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn process_that_sees_something_else_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = work(dir.path(), SIZE, |_| Ok("0".into()), |_| ()).unwrap_err().to_string();
+        assert!(error.contains("another process sees 0"), "{error}");
+    }
+
+    #[test]
+    fn sizes_without_two_halves_of_chunks_are_refused() {
+        for column_bytes in [0, CHUNK, 3 * CHUNK] {
+            assert!(expected(Size { column_bytes, ..SIZE }).is_err());
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! DuckDB with its `temp_directory` on a mount, and so little memory that TPC-H and TPC-DS need it.
+//!
+//! Each query is a process of its own, with the least memory of a ladder that it can be done with: so it spills as
+//! much as it can. DuckDB's profile tells how much was in the directory at most.
+//!
+//! What is compared: all rows (a final `LIMIT` is taken off, since ties make its choice arbitrary), in any order, with
+//! sums and averages of floating point to [`SIGNIFICANT`] digits, since threads add in any order. The order of rows
+//! counts in [`EXTRA`].
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use super::{Digest, Ground, Job, Place};
+
+/// What a query may use, in MB, from less than any of them can do with.
+const MEMORY_LADDER_MB: [u32; 18] =
+    [16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128, 192, 256, 512, 1024, 2048, 4096];
+/// Threads of each query: as many as share temporary files at least.
+const THREADS: u32 = 2;
+/// Digits of floating-point numbers that are compared.
+const SIGNIFICANT: usize = 10;
+/// Digits beyond which a number is taken for floating point: decimals of TPC have less.
+const FLOATING: usize = 14;
+/// How DuckDB begins to say that a query cannot be done with so little memory.
+const NO_MEMORY: &str = "Out of Memory Error";
+
+/// What must spill, with a result that depends on the order: a join and a sort of all, in the manner of Li et al., and
+/// a grouping with as many groups as rows.
+pub const EXTRA: [(&str, &str); 2] = [
+    (
+        "hash+sort",
+        "SELECT count(*), sum(CAST(hash(place, l_orderkey, l_linenumber, l_comment, o_comment) AS HUGEINT)) FROM \
+         (SELECT *, row_number() OVER (ORDER BY l_extendedprice, l_orderkey, l_linenumber) AS place \
+         FROM lineitem JOIN orders ON l_orderkey = o_orderkey)",
+    ),
+    (
+        "group",
+        "SELECT count(*), sum(groups), max(comment), sum(CAST(hash(comment, groups) AS HUGEINT)) FROM \
+         (SELECT l_comment AS comment, l_orderkey, count(*) AS groups FROM lineitem GROUP BY ALL)",
+    ),
+];
+
+/// A benchmark that an extension generates and asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Benchmark {
+    /// 22 queries, and [`EXTRA`].
+    TpcH,
+    /// 99 queries.
+    TpcDs,
+}
+
+impl Benchmark {
+    /// Its name in what is printed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TpcH => "TPC-H",
+            Self::TpcDs => "TPC-DS",
+        }
+    }
+
+    fn extension(self) -> &'static str {
+        match self {
+            Self::TpcH => "tpch",
+            Self::TpcDs => "tpcds",
+        }
+    }
+
+    fn generator(self) -> &'static str {
+        match self {
+            Self::TpcH => "dbgen",
+            Self::TpcDs => "dsdgen",
+        }
+    }
+}
+
+/// A query.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Query {
+    /// Its number in the benchmark, or its name.
+    pub name: String,
+    text: String,
+}
+
+/// What a query gave.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    /// Its rows.
+    pub rows: Digest,
+    /// The memory it could be done with.
+    pub memory_mb: u32,
+    /// From the shell's start to its end.
+    pub seconds: f64,
+    /// What was in the temporary directory at most.
+    pub temp_bytes: u64,
+}
+
+/// DuckDB's shell with its extensions.
+#[derive(Clone, Debug)]
+pub struct DuckDb {
+    folder: PathBuf,
+}
+
+impl DuckDb {
+    /// An error that names the fix unless `scripts/setup databases` has been run.
+    pub fn find() -> Result<Self> {
+        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+        let home = || std::env::home_dir().map(|home| home.join(".cache"));
+        let cache = cache.or_else(home).context("there is no HOME, so DuckDB cannot be found")?;
+        let folder = cache.join("farpool/duckdb");
+        if !folder.join("complete").exists() {
+            bail!("there is no DuckDB in {}: run `scripts/setup databases`", folder.display());
+        }
+        Ok(Self { folder })
+    }
+
+    /// Makes a database at `file` with the benchmark's tables, and tells its queries.
+    pub fn generate(
+        &self,
+        ground: &Ground,
+        benchmark: Benchmark,
+        scale: f64,
+        file: &Path,
+    ) -> Result<Vec<Query>> {
+        let extension = self.folder.join(format!("{}.duckdb_extension", benchmark.extension()));
+        let script = format!(
+            "LOAD '{}';\n.mode json\n.output {}.log\nCALL {}(sf = {scale});\n.output\n\
+             SELECT query_nr, query FROM {}_queries() ORDER BY query_nr;\n",
+            extension.display(),
+            file.display(),
+            benchmark.generator(),
+            benchmark.extension()
+        );
+        let said = self.job(script).arg("-bail").arg(file).run(ground.wrapper(), ground.stop())?;
+        let mut queries = read_queries(&said.stdout).context("DuckDB tells no queries")?;
+        if benchmark == Benchmark::TpcH {
+            queries.extend(EXTRA.map(|(name, text)| Query { name: name.into(), text: text.into() }));
+        }
+        Ok(queries)
+    }
+
+    /// Runs a query with temporary files in the folder `temporary`, and as little memory as it can be done with, but
+    /// `memory_mb` at least.
+    pub fn run(
+        &self,
+        ground: &Ground,
+        database: &Path,
+        temporary: &Path,
+        query: &Query,
+        memory_mb: u32,
+    ) -> Result<Ran> {
+        for memory_mb in MEMORY_LADDER_MB.into_iter().filter(|&step| step >= memory_mb) {
+            if let Some(ran) = self.try_with(ground, database, temporary, query, memory_mb)? {
+                return Ok(ran);
+            }
+        }
+        bail!("query {} cannot be done with {} MB", query.name, MEMORY_LADDER_MB[MEMORY_LADDER_MB.len() - 1])
+    }
+
+    /// `None`: not with so little memory.
+    fn try_with(
+        &self,
+        ground: &Ground,
+        database: &Path,
+        temporary: &Path,
+        query: &Query,
+        memory_mb: u32,
+    ) -> Result<Option<Ran>> {
+        let profile = tempfile::Builder::new().suffix(".json").tempfile()?; // DuckDB wants the ending
+        let script = format!(
+            "SET temp_directory = '{}'; SET memory_limit = '{memory_mb}MB'; SET threads = {THREADS};\n\
+             SET enable_progress_bar = false;\n\
+             PRAGMA enable_profiling = 'json'; PRAGMA profiling_output = '{}';\n\
+             SET custom_profiling_settings = '{{\"SYSTEM_PEAK_TEMP_DIR_SIZE\": \"true\"}}';\n\
+             .mode csv\n.headers off\n{};\n",
+            temporary.display(),
+            profile.path().display(),
+            query.text
+        );
+        let job = self.job(script).arg("-bail").arg("-readonly").arg(database);
+        let mut running = job.start(ground.wrapper())?;
+        running.end_input();
+        let done = running.wait(ground.stop())?;
+        if done.stderr.contains(NO_MEMORY) {
+            return Ok(None);
+        }
+        let done = done.check().with_context(|| format!("query {} with {memory_mb} MB", query.name))?;
+        let profile: Value = serde_json::from_slice(&std::fs::read(profile.path())?)
+            .with_context(|| format!("query {} left no profile", query.name))?;
+        let temp_bytes = profile.get("system_peak_temp_dir_size").and_then(Value::as_u64);
+        Ok(Some(Ran {
+            rows: Digest::unordered(&rounded(&done.stdout)),
+            memory_mb,
+            seconds: done.seconds,
+            temp_bytes: temp_bytes.context("DuckDB's profile does not tell what was in its directory")?,
+        }))
+    }
+
+    fn job(&self, script: String) -> Job {
+        // No start-up file of the user's.
+        Job::new(self.folder.join("duckdb"), script).arg("-init").arg("/dev/null")
+    }
+}
+
+fn read_queries(json: &[u8]) -> Option<Vec<Query>> {
+    let rows: Value = serde_json::from_slice(json).ok()?;
+    let query = |row: &Value| {
+        let name = row.get("query_nr")?.as_u64()?.to_string();
+        Some(Query { name, text: without_limit(row.get("query")?.as_str()?).to_owned() })
+    };
+    rows.as_array()?.iter().map(query).collect()
+}
+
+/// Takes off the final `LIMIT` of a query.
+fn without_limit(query: &str) -> &str {
+    let query = query.trim_end().trim_end_matches(';').trim_end();
+    let digits = query.trim_end_matches(|character: char| character.is_ascii_digit());
+    let head = digits.trim_end();
+    match head.len().checked_sub("limit".len()).filter(|&at| head.is_char_boundary(at)) {
+        Some(at) if digits.len() < query.len() && head[at..].eq_ignore_ascii_case("limit") => &head[..at],
+        _ => query,
+    }
+}
+
+/// Rounds numbers of many digits.
+fn rounded(csv: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(csv.len());
+    for cell in csv.split_inclusive(|byte| matches!(byte, b',' | b'\n')) {
+        let (value, end) =
+            cell.split_at(cell.len() - usize::from(cell.ends_with(b",") || cell.ends_with(b"\n")));
+        let number = std::str::from_utf8(value)
+            .ok()
+            .filter(|text| text.contains('.') && text.bytes().filter(u8::is_ascii_digit).count() > FLOATING);
+        match number.and_then(|text| text.trim_end().parse::<f64>().ok()) {
+            Some(number) => out.extend_from_slice(format!("{number:.*e}", SIGNIFICANT - 1).as_bytes()),
+            None => out.extend_from_slice(value),
+        }
+        out.extend_from_slice(end);
+    }
+    out
+}
+
+/// Runs queries in both places, in turn, with the same memory, and compares; tells what each round of each gave.
+pub fn compare(
+    duckdb: &DuckDb,
+    ground: &Ground,
+    database: &Path,
+    queries: &[Query],
+    rounds: u32,
+    mut tell: impl FnMut(&Query, &Ran, &Ran) -> Result<()>,
+) -> Result<()> {
+    let [local, far] = Place::BOTH.map(|place| ground.dir(place, "duckdb-temporary"));
+    let (local, far) = (local?, far?);
+    for query in queries {
+        let mut memory_mb = 0;
+        for _ in 0..rounds {
+            let mut here = duckdb.run(ground, database, &local, query, memory_mb)?;
+            let there = duckdb.run(ground, database, &far, query, here.memory_mb)?;
+            // What it can be done with depends on how threads meet, a little.
+            if there.memory_mb != here.memory_mb {
+                here = duckdb.run(ground, database, &local, query, there.memory_mb)?;
+            }
+            if here.rows != there.rows {
+                let name = &query.name;
+                bail!(
+                    "query {name}: {:?} with local temporary files, {:?} with far ones",
+                    here.rows,
+                    there.rows
+                );
+            }
+            memory_mb = here.memory_mb;
+            tell(query, &here, &there)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_final_limit_is_taken_off() {
+        assert_eq!(without_limit("SELECT 1\nLIMIT 100;\n"), "SELECT 1\n");
+        assert_eq!(without_limit("SELECT 1 ORDER BY 1"), "SELECT 1 ORDER BY 1");
+        assert_eq!(without_limit("(SELECT 1 LIMIT 5) ;"), "(SELECT 1 LIMIT 5)");
+        assert_eq!(without_limit("5"), "5");
+    }
+
+    #[test]
+    fn floating_point_numbers_lose_their_last_digits_and_nothing_else_does() {
+        let csv = b"1.2345678901234567,x,0.1\n12345.67,123456789012345678,1.2345678901234999\n";
+        let same = b"1.234567890e0,x,0.1\n12345.67,123456789012345678,1.234567890e0\n";
+        assert_eq!(rounded(csv), same);
+    }
+}

@@ -1,0 +1,165 @@
+//! Where databases are tried: a pool with a mount, and a folder on the local disk to compare with.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+use crate::machine;
+use crate::pool::{FarMemory, PoolOptions, Transport};
+use crate::postgres::Server;
+use crate::stop::StopFlag;
+
+/// Two, so that files are striped.
+const NODES: u32 = 2;
+/// How often the bytes that a mount holds are looked at. Short against a query that spills; a look takes some 20 us.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// One of the two places that are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A folder on the local disk.
+    Local,
+    /// A folder on the mount.
+    Far,
+}
+
+impl Place {
+    /// Both, the one to compare with first.
+    pub const BOTH: [Self; 2] = [Self::Local, Self::Far];
+}
+
+/// What a ground is made with.
+#[derive(Clone, Debug)]
+pub struct GroundOptions<'a> {
+    /// The `farpool` binary.
+    pub farpool: &'a Path,
+    /// Where the local folder and the logs go; on a disk.
+    pub work_dir: &'a Path,
+    /// What each of two nodes lends.
+    pub memory_per_node_mib: u64,
+    /// How the mount reaches them.
+    pub transport: Transport,
+    /// What databases are run by: program and first arguments, or nothing.
+    pub wrapper: Vec<OsString>,
+}
+
+/// Raises its flag when dropped, even by a panic: the scope waits for the thread that looks at it.
+struct Raised<'a>(&'a AtomicBool);
+
+impl Drop for Raised<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed); // Relaxed: see `far_bytes_during`
+    }
+}
+
+/// A pool with a mount beside a local folder; all of it gone when dropped.
+#[derive(Debug)]
+pub struct Ground {
+    far: FarMemory, // ended before the folder it is mounted in is removed
+    work: TempDir,
+    wrapper: Vec<OsString>,
+    farpool: PathBuf,
+    stop: StopFlag,
+}
+
+impl Ground {
+    /// Starts the pool and mounts it.
+    pub fn prepare(options: &GroundOptions<'_>, stop: &StopFlag) -> Result<Self> {
+        let work = machine::scratch_dir(options.work_dir, "farpool-databases-")?;
+        let (mount_point, log_dir) = (work.path().join("far"), work.path().join("logs"));
+        for dir in [&mount_point, &log_dir, &work.path().join("local")] {
+            fs::create_dir(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        }
+        let pool = PoolOptions {
+            farpool: options.farpool,
+            run_dir: &work.path().join("pool"),
+            mount_point: &mount_point,
+            log_dir: &log_dir,
+            nodes: NODES,
+            memory_per_node_mib: options.memory_per_node_mib,
+            transport: options.transport,
+            allow_other: Server::is_other_user(),
+        };
+        let far = FarMemory::start(&pool, stop)?;
+        let (wrapper, farpool) = (options.wrapper.clone(), options.farpool.into());
+        Ok(Self { far, work, wrapper, farpool, stop: stop.clone() })
+    }
+
+    /// A path in a place; nothing is made there.
+    pub fn path(&self, place: Place, name: &str) -> PathBuf {
+        match place {
+            Place::Local => self.work.path().join("local").join(name),
+            Place::Far => self.far.mount_point().join(name),
+        }
+    }
+
+    /// A new folder in a place, which other users can reach.
+    pub fn dir(&self, place: Place, name: &str) -> Result<PathBuf> {
+        let dir = self.path(place, name);
+        fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o711))?;
+        Ok(dir)
+    }
+
+    /// A file for a log.
+    pub fn log(&self, name: &str) -> PathBuf {
+        self.work.path().join("logs").join(name)
+    }
+
+    /// What databases are run by; see [`Launch::wrapper`](crate::child::Launch::wrapper).
+    pub fn wrapper(&self) -> &[OsString] {
+        &self.wrapper
+    }
+
+    /// The binary under test.
+    pub fn farpool(&self) -> &Path {
+        &self.farpool
+    }
+
+    /// The wish to stop.
+    pub fn stop(&self) -> &StopFlag {
+        &self.stop
+    }
+
+    /// Bytes that files on the mount take, deleted ones that are open included.
+    pub fn far_bytes(&self) -> Result<u64> {
+        let space = rustix::fs::statvfs(self.far.mount_point()).context("the mount does not answer")?;
+        Ok((space.f_blocks.saturating_sub(space.f_bfree)).saturating_mul(space.f_frsize))
+    }
+
+    /// Does `work` and tells by how much the bytes on the mount rose meanwhile, at most.
+    pub fn far_bytes_during<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
+        let before = self.far_bytes()?;
+        let (done, peak) = (AtomicBool::new(false), AtomicU64::new(before));
+        let result = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Relaxed: neither carries other data; the scope's end pairs with the read of `peak`.
+                while !done.load(Ordering::Relaxed) {
+                    peak.fetch_max(self.far_bytes().unwrap_or(0), Ordering::Relaxed);
+                    std::thread::sleep(LOOK_EVERY);
+                }
+            });
+            let _looks_until = Raised(&done);
+            work()
+        })?;
+        Ok((result, peak.into_inner() - before))
+    }
+
+    /// An error if the pool or the mount has ended.
+    pub fn check_alive(&mut self) -> Result<()> {
+        self.far.check_alive()
+    }
+
+    /// Unmounts, ends the pool and removes the folder; an error if any of it did not go well.
+    pub fn tear_down(mut self) -> Result<()> {
+        self.far.check_alive()?;
+        self.far.stop()?;
+        self.work.close().context("cannot remove the work directory")
+    }
+}

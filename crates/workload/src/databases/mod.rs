@@ -1,0 +1,31 @@
+//! Unmodified databases on a real mount: what they do there, and that they get the same results as on the local disk.
+//!
+//! | module | database | what lies in far memory |
+//! |---|---|---|
+//! | [`postgres_spills`] | PostgreSQL | temporary files, also of parallel workers that share them |
+//! | [`postgres_tables`] | PostgreSQL | a whole tablespace |
+//! | [`duckdb`] | DuckDB | `temp_directory` |
+//! | [`sqlite`] | SQLite | temporary files; databases with each kind of journal |
+//! | [`columns`] | a program of our own | mapped intermediates, MonetDB's pattern |
+//!
+//! Everything is done twice, in a folder on the local disk and in one on the mount ([`Ground`]), and compared as
+//! [`Digest`]s of ordered rows. The tests `databases` of the binary assert that; `farpool bench databases` does the
+//! same in large and also shows the seconds.
+//!
+//! Servers are run by a *wrapper* if [`Ground::wrapper`] has one: `farpool run --`, or `env LD_PRELOAD=…`.
+
+mod bench;
+pub mod columns;
+mod digest;
+pub mod duckdb;
+mod ground;
+mod job;
+mod mapping;
+pub mod postgres_spills;
+pub mod postgres_tables;
+pub mod sqlite;
+
+pub use bench::{BenchOptions, Database, run_bench};
+pub use digest::Digest;
+pub use ground::{Ground, GroundOptions, Place};
+pub use job::{Finished, Job, Running};
