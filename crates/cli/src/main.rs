@@ -22,6 +22,7 @@ mod size;
 mod status;
 mod tether;
 mod up;
+mod volume;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -49,6 +50,7 @@ Examples:
   farpool up                  a pool on this machine: a broker and two nodes
   farpool mount /mnt/far      far memory as a directory, in another terminal
   farpool status              who lends, who borrows
+  farpool volume status /mnt/far   what of a mount bears the loss of a node, and what was lost
 
 Environment:
   FARPOOL_BROKER, FARPOOL_TLS_DIR, FARPOOL_TRANSPORT   stand in for these options
@@ -61,6 +63,7 @@ enum Command {
     Node(node::NodeArgs),
     Mount(mount::MountArgs),
     Status(status::StatusArgs),
+    Volume(volume::VolumeArgs),
     Doctor(doctor::DoctorArgs),
     Demo(demo::DemoArgs),
     Bench(bench::BenchArgs),
@@ -75,6 +78,7 @@ impl Command {
             Command::Node(args) => node::run(args),
             Command::Mount(args) => mount::run(args),
             Command::Status(args) => status::run(args),
+            Command::Volume(args) => volume::run(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Demo(args) => demo::run(args),
             Command::Bench(args) => bench::run(args),

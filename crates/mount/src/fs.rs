@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use farpool_file::FileStore;
+use farpool_file::{FileStore, Redundancy};
 use farpool_wire::MAX_TRANSFER_BYTES;
 use fuser::{
     CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -46,6 +46,7 @@ mod files;
 mod names;
 mod seek;
 mod stat;
+mod volume;
 mod xattrs;
 
 /// How long the kernel may use names and attributes without asking. M6 would allow for ever; but it accepts writes for
@@ -87,6 +88,8 @@ pub(crate) struct FarFs {
     keeps_xattrs: bool,
     /// Where processes are received that work on files directly, if any may.
     pub(crate) hall: Option<Arc<Hall>>,
+    /// That of files for which nothing else was chosen.
+    redundancy: Redundancy,
 }
 
 /// How the kernel is told something unasked; set once the session exists.
@@ -101,6 +104,7 @@ impl FarFs {
         kernel: Kernel,
         flusher: Option<Flusher>,
         hall: Option<Arc<Hall>>,
+        redundancy: Redundancy,
     ) -> Self {
         let namespace = RwLock::new(Namespace::new(root, SystemTime::now(), MAX_INODES));
         FarFs {
@@ -113,6 +117,7 @@ impl FarFs {
             flusher,
             keeps_xattrs: false,
             hall,
+            redundancy,
         }
     }
 

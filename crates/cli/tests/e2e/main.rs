@@ -17,3 +17,4 @@ mod postgres;
 mod sim;
 mod support;
 mod up;
+mod volume;
