@@ -3,6 +3,7 @@
 mod databases;
 mod paper;
 mod paper_databases;
+mod paper_queries;
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;

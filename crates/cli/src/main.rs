@@ -15,6 +15,7 @@ mod node;
 mod output;
 mod rdma;
 mod reach;
+mod run;
 mod run_dir;
 mod shutdown;
 mod sim;
@@ -22,6 +23,7 @@ mod size;
 mod status;
 mod tether;
 mod up;
+mod volume;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -48,7 +50,9 @@ Examples:
   farpool doctor              what this machine lacks, and how to mend it
   farpool up                  a pool on this machine: a broker and two nodes
   farpool mount /mnt/far      far memory as a directory, in another terminal
+  farpool run COMMAND         a program that uses that directory without system calls
   farpool status              who lends, who borrows
+  farpool volume status /mnt/far   what of a mount bears the loss of a node, and what was lost
 
 Environment:
   FARPOOL_BROKER, FARPOOL_TLS_DIR, FARPOOL_TRANSPORT   stand in for these options
@@ -60,7 +64,9 @@ enum Command {
     Broker(broker::BrokerArgs),
     Node(node::NodeArgs),
     Mount(mount::MountArgs),
+    Run(run::RunArgs),
     Status(status::StatusArgs),
+    Volume(volume::VolumeArgs),
     Doctor(doctor::DoctorArgs),
     Demo(demo::DemoArgs),
     Bench(bench::BenchArgs),
@@ -74,7 +80,9 @@ impl Command {
             Command::Broker(args) => broker::run(args),
             Command::Node(args) => node::run(args),
             Command::Mount(args) => mount::run(args),
+            Command::Run(args) => run::run(args),
             Command::Status(args) => status::run(args),
+            Command::Volume(args) => volume::run(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Demo(args) => demo::run(args),
             Command::Bench(args) => bench::run(args),

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 
 use anyhow::{Context, Result};
 use farpool_fabric::{TransportChoice, Transports};
-use farpool_file::FileStore;
+use farpool_file::{FileStore, Redundancy};
 use farpool_mount::{Acceleration, MAX_THREADS, MountConfig, start_watcher};
 use farpool_pool::{Pool, PoolConfig};
 
@@ -17,13 +17,14 @@ use crate::size::ByteSize;
 /// Mount far memory as a directory
 ///
 /// Files written there lie in the memory of the pool's nodes, striped over them. They are temporary: they are gone
-/// when the mount ends, and those on a node that dies are lost at once. Runs in the foreground, prints `ready` once
+/// when the mount ends, and those on a node that dies are lost at once unless --redundancy says otherwise. Runs in the foreground, prints `ready` once
 /// mounted, and unmounts on SIGTERM or Ctrl-C.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   farpool mount /mnt/far                                 the pool of this user's `farpool up`
   farpool mount /mnt/far --broker db-17:7117 --tls-dir /etc/farpool/tls
+  farpool mount /mnt/far --redundancy parity:4           bears the loss of a node, over five or more
   sudo farpool mount /mnt/far --allow-other --limit 8GiB  for a database of another user")]
 pub struct MountArgs {
     /// An empty directory
@@ -55,6 +56,12 @@ pub struct MountArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_THREADS as i64))]
     threads: Option<u16>,
 
+    /// How files bear the loss of a node: none and stripe (not at all), mirror (two copies on two nodes), parity:K (K
+    /// extents of data and one of parity on K + 1 nodes; parity alone is parity:4). Another can be chosen for an empty
+    /// file, or for what is made in a directory: setfattr -n user.farpool.redundancy -v parity:4 DIR
+    #[arg(long, value_name = "KIND", default_value = "stripe")]
+    redundancy: Redundancy,
+
     /// Most memory to take from the pool [default: all there is]
     #[arg(long, value_name = "SIZE")]
     limit: Option<ByteSize>,
@@ -72,6 +79,7 @@ pub fn run(args: MountArgs) -> Result<()> {
         allow_other: args.allow_other,
         acceleration: (args.accelerate || !args.accelerate_for.is_empty())
             .then_some(Acceleration { trusted_uids: args.accelerate_for }),
+        redundancy: args.redundancy,
     };
     config.check()?;
     // Forked while there is one thread and no far memory, see there.

@@ -22,11 +22,13 @@ const TABLE_BYTES: u64 = MAX_EXTENTS * (BLOCKS_PER_EXTENT + 1) * WORD_BYTES;
 const EXTENT_WORDS: u64 = MAX_EXTENTS * BLOCKS_PER_EXTENT * WORD_BYTES;
 /// Of an extent's word: a dead write may still land there.
 const DOUBTED: u64 = 1;
-/// Who the owner is as a holder of locks.
+/// The owner, beside the numbers of guests.
 pub(crate) const OWNER: u16 = 0;
 /// How long a block may stay locked before others give up: a writer ends within its node's deadline, or a little later when
 /// it first has to reconnect; the locks of one that died are taken over at once.
 const LOCK_PATIENCE: Duration = Duration::from_secs(12);
+/// As the above, for a guest: it has the owner to ask, who waits for it meanwhile.
+const GUEST_PATIENCE: Duration = Duration::from_millis(50);
 /// Looks at a locked word before sleeping between looks: most writers are done within microseconds.
 const EAGER_LOOKS: u32 = 100;
 const LOOK_INTERVAL: Duration = Duration::from_micros(100);
@@ -68,6 +70,15 @@ impl BlockWords {
     pub(crate) fn abandon(&self) {
         // Relaxed: a process that was forked has one thread; and one that is simulated runs on one.
         self.abandoned.store(true, Ordering::Relaxed);
+    }
+
+    /// The unlocked word with its lock taken by this process.
+    fn locked(&self, word: BlockWord) -> BlockWord {
+        if self.holder == OWNER { word.locked() } else { word.locked_by(self.holder) }
+    }
+
+    fn patience(&self) -> Duration {
+        if self.holder == OWNER { LOCK_PATIENCE } else { GUEST_PATIENCE }
     }
 
     fn is_abandoned(&self) -> bool {
@@ -138,11 +149,10 @@ impl BlockWords {
     /// Takes over the lock of a holder that died; returns the word as it was left, or `None` if it is not his.
     pub(crate) fn take_over(&self, place: BlockPlace, dead: u16) -> Option<BlockWord> {
         let word = self.load(place);
-        if word.holder() != Some(dead) {
+        if word.guest() != Some(dead) {
             return None;
         }
-        let fresh = if word.was_empty() { BlockWord::EMPTY } else { BlockWord::EMPTY.written(0) };
-        let taken = fresh.locked_by(self.holder);
+        let taken = self.locked(word.unlocked());
         let found =
             self.table.compare_and_swap(place.0, word.0, taken.0).expect("a place lies within the table");
         (found == word.0).then_some(word)
@@ -159,7 +169,7 @@ impl BlockWords {
             if self.is_abandoned() {
                 return Err(StillLocked);
             }
-            let before = self.table.compare_and_swap(place.0, word.0, word.locked_by(self.holder).0);
+            let before = self.table.compare_and_swap(place.0, word.0, self.locked(word).0);
             if before.expect("a place lies within the table") == word.0 {
                 // Keeps the stores to far memory behind the lock; pairs with the readers' acquiring loads.
                 fence(Ordering::SeqCst);
@@ -178,7 +188,7 @@ impl BlockWords {
         if !word.is_locked() {
             return Ok(word);
         }
-        let give_up_at = endpoint.now_ns() + LOCK_PATIENCE.as_nanos() as u64;
+        let give_up_at = endpoint.now_ns() + self.patience().as_nanos() as u64;
         let mut looks = 0;
         loop {
             let word = self.load(place);

@@ -9,6 +9,17 @@ pub enum FileError {
     /// Delete something, or lend the pool more memory.
     #[error("no far memory left for the file")]
     NoSpace,
+    /// Start more nodes, or choose a redundancy that needs fewer.
+    #[error(
+        "the file's redundancy needs {wanted} nodes with room and the pool gives {found}: start more nodes with \
+         `farpool node`, or choose fewer extents in a row, mirror or stripe"
+    )]
+    TooFewNodes {
+        /// Nodes that a row needs.
+        wanted: u64,
+        /// Nodes of which something is held.
+        found: u64,
+    },
     /// Files end at [`crate::MAX_FILE_BYTES`].
     #[error("beyond the largest file size")]
     TooLarge,

@@ -9,6 +9,7 @@ use farpool_wire::MAX_TRANSFER_BYTES;
 
 use crate::error::FileError;
 use crate::file_core::FileCore;
+use crate::redundancy::Redundancy;
 
 /// A file in far memory. Clones are the same file.
 #[derive(Clone)]
@@ -48,6 +49,16 @@ impl FarFile {
     /// Length in bytes.
     pub fn size(&self) -> u64 {
         self.inner.size()
+    }
+
+    /// How the file bears the loss of a node.
+    pub fn redundancy(&self) -> Redundancy {
+        self.inner.redundancy()
+    }
+
+    /// As [`FileCore::set_redundancy`].
+    pub fn set_redundancy(&self, redundancy: Redundancy) -> bool {
+        self.inner.set_redundancy(redundancy)
     }
 
     /// Far memory the file takes.

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use farpool_pool::{EXTENT_BYTES, Extent, SessionCore};
+use farpool_pool::{EXTENT_BYTES, Extent, SessionCore, Where};
 use farpool_wire::BLOCK_BYTES;
 use parking_lot::RwLock;
 
 use crate::error::FileError;
 use crate::map::Map;
+use crate::redundancy::{END_OF_DATA, Redundancy, Rows};
+use crate::rows::remove_bare_parity;
 use crate::rules::{Rules, Shipped};
 use crate::split::{Piece, pieces};
 use crate::store::StoreCore;
@@ -22,7 +24,7 @@ pub const MAX_FILE_BYTES: u64 = 4 << 40;
 pub struct FileCore<R: Rules = Shipped> {
     pub(crate) store: Arc<StoreCore<R>>,
     /// Where the file's striping starts.
-    start: u64,
+    pub(crate) start: u64,
     pub(crate) map: RwLock<Map>,
     /// Guests may work on it.
     pub(crate) is_open: AtomicBool,
@@ -31,6 +33,25 @@ pub struct FileCore<R: Rules = Shipped> {
 impl<R: Rules> FileCore<R> {
     pub(crate) fn new(store: Arc<StoreCore<R>>, start: u64) -> Self {
         FileCore { store, start, map: RwLock::default(), is_open: AtomicBool::new(false) }
+    }
+
+    /// How the file bears the loss of a node.
+    pub fn redundancy(&self) -> Redundancy {
+        self.map.read().redundancy()
+    }
+
+    /// Chooses how the file bears the loss of a node; only while it is empty. Says whether it was.
+    pub fn set_redundancy(&self, redundancy: Redundancy) -> bool {
+        let mut map = self.map.write();
+        let is_empty = map.is_empty();
+        if is_empty {
+            map.set_redundancy(redundancy);
+        }
+        is_empty
+    }
+
+    pub(crate) fn rows(&self) -> Option<Rows> {
+        self.redundancy().rows()
     }
 
     /// Length in bytes.
@@ -88,16 +109,24 @@ impl<R: Rules> FileCore<R> {
     pub async fn reserve(&self, offset: u64, length: u64) -> Result<(), FileError> {
         end_of(offset, length)?;
         let mut fresh = Vec::new();
+        let rows = self.rows();
         for piece in pieces(offset, length) {
-            match self.ensure_extent(piece.stripe).await {
-                Ok((_, false)) => {}
-                Ok((_, true)) => fresh.push(piece.stripe),
+            let ensured = match rows {
+                Some(rows) => self.ensure_member(rows, piece.stripe).await,
+                None => self.ensure_extent(piece.stripe).await.map(|(_, is_fresh)| is_fresh),
+            };
+            match ensured {
+                Ok(false) => {}
+                Ok(true) => fresh.push(piece.stripe),
                 Err(error) => {
                     // Somebody may have written into them meanwhile.
                     let words = &self.store.words;
                     let mut map = self.map.write();
                     for stripe in fresh {
                         map.remove_idle(stripe, |extent| words.are_empty(extent));
+                        if let Some(rows) = rows {
+                            remove_bare_parity(&mut map, rows, stripe);
+                        }
                     }
                     return Err(error);
                 }
@@ -128,11 +157,18 @@ impl<R: Rules> FileCore<R> {
             map.unlose(offset, length);
             map.stripes(offset / EXTENT_BYTES, (offset + length).div_ceil(EXTENT_BYTES))
         };
+        let rows = self.rows();
         let of_range = |stripe: u64| {
             let base = stripe * EXTENT_BYTES;
             let start = offset.max(base);
             pieces(start, (offset + length).min(base + EXTENT_BYTES) - start)
         };
+        if let Some(rows) = rows {
+            for piece in stripes.into_iter().flat_map(of_range) {
+                self.zero_in_row(core, rows, piece).await;
+            }
+            return Ok(());
+        }
         // Whole extents first: they need no far memory, so they go whatever becomes of the ends.
         let (whole, ends): (Vec<_>, Vec<_>) =
             stripes.into_iter().flat_map(of_range).partition(Piece::is_whole_extent);
@@ -162,16 +198,29 @@ impl<R: Rules> FileCore<R> {
             return Ok((extent, false));
         }
         let extent = self.take_extent(stripe).await?;
-        Ok(self.map.write().put(stripe, extent))
+        let mut map = self.map.write();
+        if map.redundancy().rows().is_some() {
+            // Chosen only now: the caller has begun by other rules, and nothing was written.
+            return Err(FileError::Unavailable { offset: stripe * EXTENT_BYTES });
+        }
+        Ok(map.put(stripe, extent))
     }
 
     /// A fresh extent for a stripe.
     pub(crate) async fn take_extent(&self, stripe: u64) -> Result<Extent, FileError> {
-        self.store.take_extent(self.start.wrapping_add(stripe)).await
+        if self.redundancy() == Redundancy::None {
+            let node = self.map.read().next_extent(0).map(|(_, extent)| extent.region().id.node);
+            let within = node.map_or(Where::Anywhere, Where::On);
+            match self.store.take_extent(self.start, &within).await {
+                Err(FileError::NoSpace) => {} // the node is full or gone: another has to do
+                taken => return taken,
+            }
+        }
+        self.store.take_extent(self.start.wrapping_add(stripe), &Where::Anywhere).await
     }
 
-    pub(crate) fn end_stripe(&self) -> u64 {
-        self.map.read().stripes(0, u64::MAX).last().map_or(0, |stripe| stripe + 1)
+    fn end_stripe(&self) -> u64 {
+        self.map.read().stripes(0, END_OF_DATA).last().map_or(0, |stripe| stripe + 1)
     }
 }
 

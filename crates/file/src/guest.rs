@@ -12,6 +12,7 @@
 //!     or a mixture, as a disk's sectors would.
 //! G5. Guests write only where their stores end with their lives: to memory of this host. Elsewhere a dead write could
 //!     still land after its lock was taken over.
+//! G6. They do not write to files with rows: parities are the owner's to keep.
 //!
 //! Guests are trusted with all files of their owner, not only with those they were let into: the regions and the words are
 //! whole. Whom to let in is for the owner to decide.

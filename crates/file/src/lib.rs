@@ -10,33 +10,49 @@
 //!     on a node or lease that is gone, by whole extents.
 //! B5. Extents are given back when nothing of the file refers to them and no operation is on them.
 //! B6. What lies in a region that is being taken back moves elsewhere while there is room and time.
+//! B7. A file with rows (parity, mirror) bears the loss of one member of each row: reads and writes go on, and what was lost is
+//!     made anew elsewhere. One more: an error at once, never a wrong byte.
 //!
 //! Other processes of the host may work on files directly, too: [`guest`].
 //!
 //! [`FileCore`] and [`StoreCore`] are `async` over a session's core, and run in simulations as they are; [`FarFile`] and
 //! [`FileStore`] are the blocking edge of them.
-//! Not here: names, permissions, times (crate `mount`); redundancy (a later change).
+//! Not here: names, permissions, times (crate `mount`).
 
 mod blocks;
 mod error;
 mod file;
 mod file_core;
 pub mod guest;
+mod held;
 mod map;
 mod moving;
+mod parity;
 mod read;
+mod rebuild;
+mod reconstruct;
+mod redundancy;
+mod row_columns;
+mod row_read;
+mod row_write;
+mod row_zero;
+mod rows;
 mod rules;
+mod scrub;
 mod seek;
 mod split;
 mod store;
 #[cfg(test)]
 mod tests;
+mod volume;
 mod write;
 
 pub use error::FileError;
 pub use file::{FarFile, FileBytes};
 pub use file_core::{FileCore, MAX_FILE_BYTES};
+pub use redundancy::{DEFAULT_PARITY_DATA, MAX_PARITY_DATA, NotARedundancy, Redundancy};
 pub use rules::{Rules, Shipped};
 pub use store::{FileStore, StoreCore};
+pub use volume::{Progress, VolumeStatus};
 
 pub use farpool_pool::{Capacity, Session};

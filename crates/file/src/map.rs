@@ -8,6 +8,7 @@ use farpool_wire::BLOCK_BYTES;
 
 use crate::file_core::MAX_FILE_BYTES;
 use crate::guest::Shared;
+use crate::redundancy::{END_OF_DATA, Redundancy};
 use crate::split::Piece;
 
 /// What is known of a file on its owner's host.
@@ -15,6 +16,7 @@ use crate::split::Piece;
 pub(crate) struct Map {
     /// Where the file ends, unless it is shared.
     size: u64,
+    redundancy: Redundancy,
     extents: BTreeMap<u64, Arc<Extent>>,
     /// Blocks whose last contents could not be stored.
     lost: BTreeSet<u64>,
@@ -27,10 +29,24 @@ impl Map {
     pub(crate) fn share(&mut self, shared: Arc<Shared>) {
         shared.layout.set_size(self.size);
         shared.layout.set_losses(self.has_lost());
+        shared.layout.set_writable(self.redundancy.rows().is_none());
         for (&stripe, extent) in &self.extents {
             shared.layout.set_extent(stripe, Some(extent.number()));
         }
         self.shared = Some(shared);
+    }
+
+    /// How the file bears the loss of a node.
+    pub(crate) fn redundancy(&self) -> Redundancy {
+        self.redundancy
+    }
+
+    /// Chooses how the file bears the loss of a node. It is empty.
+    pub(crate) fn set_redundancy(&mut self, redundancy: Redundancy) {
+        self.redundancy = redundancy;
+        if let Some(shared) = &self.shared {
+            shared.layout.set_writable(redundancy.rows().is_none());
+        }
     }
 
     /// What guests see.
@@ -132,7 +148,11 @@ impl Map {
 
     /// The first extent at or behind a stripe.
     pub(crate) fn next_extent(&self, from: u64) -> Option<(u64, Arc<Extent>)> {
-        self.extents.range(from..).next().map(|(&stripe, extent)| (stripe, extent.clone()))
+        self.extents.range(from..END_OF_DATA).next().map(|(&stripe, extent)| (stripe, extent.clone()))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.size() == 0 && self.extents.is_empty()
     }
 
     pub(crate) fn allocated_bytes(&self) -> u64 {

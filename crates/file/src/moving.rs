@@ -59,7 +59,7 @@ fn look_after(store: &StoreCore, pool: &Pool, stopped: &Receiver<()>) {
     let mut complained = false;
     while stopped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         store.look_after_guests();
-        if !store.stock.is_to_leave() {
+        if !(store.stock.is_to_leave() || store.is_to_rebuild() || store.volume.is_scrub_wanted()) {
             (session, complained) = (None, false);
             continue;
         }
@@ -67,16 +67,26 @@ fn look_after(store: &StoreCore, pool: &Pool, stopped: &Receiver<()>) {
         // SAFETY: all buffers and futures end in `block_on`.
         let core = unsafe { guard.core() };
         let is_stopped = || !matches!(stopped.try_recv(), Err(TryRecvError::Empty));
-        if let Err(error) = guard.block_on(store.move_out(core, is_stopped))
+        if let Err(error) = guard.block_on(store.look_after(core, is_stopped))
             && !complained
         {
-            tracing::warn!(%error, "not everything can be moved out of regions that are being taken back; trying on");
+            tracing::warn!(%error, "not everything can be moved out of regions that are being taken back, or made anew; trying on");
             complained = true;
         }
     }
 }
 
 impl<R: Rules> StoreCore<R> {
+    /// Moves what has to leave, makes anew what was lost, and scrubs if somebody asked for it, as far as each can be done now.
+    /// Returns the last failure.
+    pub async fn look_after(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
+        let moved = if self.stock.is_to_leave() { self.move_out(core, &stopped).await } else { Ok(()) };
+        let rebuilt = self.rebuild(core, &stopped).await;
+        let scrubbed =
+            if self.volume.take_scrub_wanted() { self.scrub(core, &stopped).await } else { Ok(()) };
+        moved.and(rebuilt).and(scrubbed)
+    }
+
     /// Moves what it can out of regions that are being taken back, and returns the last failure. Ends early when `stopped`
     /// says so, or when there is no room to move to.
     pub async fn move_out(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
@@ -109,6 +119,9 @@ impl<R: Rules> FileCore<R> {
         let Some(old) = self.map.read().extent(stripe).filter(is_to_move) else {
             return Ok(());
         };
+        if let Some(rows) = self.rows() {
+            return self.rebuild_extent(core, rows, stripe).await;
+        }
         let fresh = self.take_extent(stripe).await?;
         let whole = Piece { stripe, start: 0, end: EXTENT_BYTES };
         let words = &self.store.words;

@@ -55,12 +55,15 @@ impl<R: Rules> FileCore<R> {
     }
 
     /// Reads the blocks that a piece touches.
-    async fn read_piece(
+    pub(crate) async fn read_piece(
         &self,
         core: &SessionCore,
         piece: Piece,
         mut buffer: ArenaBuf,
     ) -> Result<ArenaBuf, FileError> {
+        if let Some(rows) = self.rows() {
+            return self.read_in_row(core, rows, piece, buffer).await;
+        }
         let extent = {
             let map = self.map.read();
             if let Some(offset) = map.first_lost(&piece) {
@@ -108,7 +111,7 @@ impl<R: Rules> FileCore<R> {
     }
 
     /// The words of a piece's blocks, each at a moment when nobody had its lock.
-    async fn words_of<'a>(
+    pub(crate) async fn words_of<'a>(
         &self,
         core: &SessionCore,
         piece: Piece,

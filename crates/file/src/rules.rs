@@ -34,6 +34,16 @@ pub trait Rules: Send + Sync + 'static {
         is_open
     }
 
+    /// Whether a write changes the parity of what it writes.
+    fn updates_parity() -> bool {
+        true
+    }
+
+    /// Whether an extent that is made anew stays locked until it is in its place.
+    fn rebuild_keeps_locks() -> bool {
+        true
+    }
+
     /// The word of a block when nobody knows whether its new contents were stored.
     fn in_doubt(before: BlockWord) -> BlockWord {
         before.lost()

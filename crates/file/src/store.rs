@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use farpool_fabric::SharedMemory;
-use farpool_pool::{Capacity, Extent, Pool, Session, Stock};
+use farpool_pool::{Capacity, Extent, Pool, Session, Stock, Where};
 use parking_lot::Mutex;
 
 use crate::blocks::BlockWords;
@@ -14,7 +14,9 @@ use crate::file::FarFile;
 use crate::file_core::FileCore;
 use crate::guest::{GuestId, Guests};
 use crate::moving::Mover;
+use crate::redundancy::Redundancy;
 use crate::rules::{Rules, Shipped};
+use crate::volume::{Volume, VolumeStatus};
 
 /// Makes files of far memory. Clones share it.
 #[derive(Clone)]
@@ -36,6 +38,7 @@ pub struct StoreCore<R: Rules = Shipped> {
     next_start: AtomicU64,
     /// Every file that there is, and some that were.
     files: Mutex<Vec<Weak<FileCore<R>>>>,
+    pub(crate) volume: Volume,
 }
 
 impl FileStore {
@@ -67,6 +70,27 @@ impl FileStore {
         guard.block_on(self.core.bury_guest(core, guest));
     }
 
+    /// An empty file that bears the loss of a node so. A pool with too few nodes for it shows when it is written
+    /// ([`FileError::TooFewNodes`]): nodes may come until then.
+    pub fn create_as(&self, redundancy: Redundancy) -> FarFile {
+        FarFile::new(self.core.create_as(redundancy), self.pool.clone())
+    }
+
+    /// What is known of the redundancy of all files.
+    pub fn volume_status(&self) -> VolumeStatus {
+        self.core.volume_status()
+    }
+
+    /// Has every block read and what is wrong mended, in the background; a scrub under way begins anew when it ends.
+    pub fn start_scrub(&self) {
+        self.core.volume.want_scrub();
+    }
+
+    /// Has everything looked at for what was lost, in the background. What is known to be lost is rebuilt without.
+    pub fn start_rebuild(&self) {
+        self.core.volume.has_to_mend();
+    }
+
     /// Size of the pool for this owner.
     pub fn capacity(&self) -> Capacity {
         self.pool.capacity()
@@ -89,7 +113,7 @@ impl<R: Rules> StoreCore<R> {
         let words = Arc::new(words);
         let guests = Arc::new(Guests::new(words.clone())?);
         let (next_start, files) = (AtomicU64::new(0), Mutex::default());
-        Ok(StoreCore { stock, words, words_memory, guests, next_start, files })
+        Ok(StoreCore { stock, words, words_memory, guests, next_start, files, volume: Volume::default() })
     }
 
     /// An empty file. Dropping it gives all back.
@@ -98,6 +122,43 @@ impl<R: Rules> StoreCore<R> {
         let file = Arc::new(FileCore::new(self.clone(), start));
         self.register(&file);
         file
+    }
+
+    /// An empty file that bears the loss of a node so.
+    pub fn create_as(self: &Arc<Self>, redundancy: Redundancy) -> Arc<FileCore<R>> {
+        let file = self.create();
+        file.map.write().set_redundancy(redundancy);
+        file
+    }
+
+    /// What is known of the redundancy of all files. Looks at every extent.
+    pub fn volume_status(&self) -> VolumeStatus {
+        let mut status = VolumeStatus {
+            rebuild: self.volume.rebuild.progress(),
+            scrub: self.volume.scrub.progress(),
+            to_rebuild: self.is_to_rebuild(),
+            ..VolumeStatus::default()
+        };
+        (status.wrong_blocks, status.mended_blocks, status.lost_blocks) = self.volume.counts();
+        for file in self.files().iter().filter_map(Weak::upgrade) {
+            status.files += 1;
+            if file.rows().is_some() {
+                status.redundant_files += 1;
+                let (extents, missing) = file.count_members();
+                status.extents += extents;
+                status.missing_extents += missing;
+            }
+        }
+        status
+    }
+
+    /// Why a row finds no room: too few nodes, or too little memory.
+    pub(crate) fn why_no_space(&self, wanted: u64) -> FileError {
+        let mut nodes: Vec<_> = self.stock.regions().iter().map(|region| region.id.node).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        let found = nodes.len() as u64;
+        if found < wanted { FileError::TooFewNodes { wanted, found } } else { FileError::NoSpace }
     }
 
     fn register(&self, file: &Arc<FileCore<R>>) {
@@ -114,12 +175,12 @@ impl<R: Rules> StoreCore<R> {
     }
 
     /// A fresh extent whose blocks are all empty.
-    pub(crate) async fn take_extent(&self, place: u64) -> Result<Extent, FileError> {
-        let extent = match self.stock.take_extent(place).await {
+    pub(crate) async fn take_extent(&self, place: u64, within: &Where) -> Result<Extent, FileError> {
+        let extent = match self.stock.take_extent_within(place, within).await {
             Ok(extent) => extent,
             Err(_) => {
                 self.guests.collect(); // what guests were at work on may be free by now
-                self.stock.take_extent(place).await?
+                self.stock.take_extent_within(place, within).await?
             }
         };
         if !self.words.covers(&extent) {

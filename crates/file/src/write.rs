@@ -36,6 +36,11 @@ impl<R: Rules> FileCore<R> {
         offset: u64,
         data: &[u8],
     ) -> Result<(), FileError> {
+        if let Some(rows) = self.rows() {
+            self.write_rows(core, rows, offset, data).await?;
+            self.written_anew(offset, data);
+            return Ok(());
+        }
         let mut rest = data;
         let mut writes = Vec::with_capacity(4);
         for piece in pieces(offset, data.len() as u64) {
@@ -45,10 +50,15 @@ impl<R: Rules> FileCore<R> {
         }
         // All of them to their end, whatever becomes of one: a write given up half-way would be in doubt.
         join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
+        self.written_anew(offset, data);
+        Ok(())
+    }
+
+    /// What was lost of a range that was written counts no more.
+    fn written_anew(&self, offset: u64, data: &[u8]) {
         if self.map.read().has_lost() {
             self.map.write().unlose(offset, data.len() as u64);
         }
-        Ok(())
     }
 
     async fn write_piece(&self, core: &SessionCore, piece: Piece, data: &[u8]) -> Result<(), FileError> {

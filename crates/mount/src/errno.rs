@@ -25,7 +25,7 @@ impl From<NoHandle> for Failure {
 impl From<FileError> for Failure {
     fn from(error: FileError) -> Self {
         Failure(match error {
-            FileError::NoSpace => Errno::ENOSPC,
+            FileError::NoSpace | FileError::TooFewNodes { .. } => Errno::ENOSPC,
             FileError::TooLarge => Errno::EFBIG,
             FileError::Short => Errno::ENFILE,
             // Lost, damaged, unavailable: the data cannot be had.

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use farpool_file::FileStore;
+use farpool_file::{FileStore, Redundancy};
 use farpool_wire::MAX_TRANSFER_BYTES;
 use fuser::{
     CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -46,11 +46,17 @@ mod files;
 mod names;
 mod seek;
 mod stat;
+mod volume;
 mod xattrs;
 
 /// How long the kernel may use names and attributes without asking. M6 would allow for ever; but it accepts writes for
 /// as long as it needs not ask, so this is also how late a writer may learn that the daemon is gone.
 const CACHED: Duration = Duration::from_secs(1);
+/// The kernel keeps pages of a file beyond its openings, also where processes work on files directly: before they do, it is made to
+/// forget them, and while they do, it gets no new ones. It must not forget them by itself at an `open`: where it does not
+/// collect writes, it would do so while the write of another process is under way, read the page again before that has
+/// arrived, and keep what is then out of date.
+const OPENED: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE;
 /// Inode numbers are never reused, so one generation does for all.
 const GENERATION: Generation = Generation(0);
 /// Largest request: one transfer of the fabric.
@@ -87,6 +93,8 @@ pub(crate) struct FarFs {
     keeps_xattrs: bool,
     /// Where processes are received that work on files directly, if any may.
     pub(crate) hall: Option<Arc<Hall>>,
+    /// That of files for which nothing else was chosen.
+    redundancy: Redundancy,
 }
 
 /// How the kernel is told something unasked; set once the session exists.
@@ -101,6 +109,7 @@ impl FarFs {
         kernel: Kernel,
         flusher: Option<Flusher>,
         hall: Option<Arc<Hall>>,
+        redundancy: Redundancy,
     ) -> Self {
         let namespace = RwLock::new(Namespace::new(root, SystemTime::now(), MAX_INODES));
         FarFs {
@@ -113,6 +122,7 @@ impl FarFs {
             flusher,
             keeps_xattrs: false,
             hall,
+            redundancy,
         }
     }
 
@@ -126,11 +136,6 @@ impl FarFs {
     /// no change.
     fn cached(&self) -> Duration {
         if self.hall.is_some() { Duration::ZERO } else { CACHED }
-    }
-
-    /// Whether the kernel may keep pages of the file from its last opening: see above.
-    fn opening_flags(&self) -> FopenFlags {
-        if self.hall.is_some() { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE }
     }
 
     fn names_mut(&self) -> Outcome<RwLockWriteGuard<'_, Namespace<Arc<Body>>>> {
@@ -350,7 +355,7 @@ impl Filesystem for FarFs {
 
     fn open(&self, _request: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.on_names(|| match self.open_file(ino(node), flags.0) {
-            Ok(handle) => reply.opened(FileHandle(handle), self.opening_flags()),
+            Ok(handle) => reply.opened(FileHandle(handle), OPENED),
             Err(Failure(errno)) => reply.error(errno),
         });
     }
@@ -368,7 +373,7 @@ impl Filesystem for FarFs {
         let own = ownership(request, mode);
         self.on_names(|| match self.create_file(ino(parent), name, own, flags) {
             Ok((stat, handle)) => {
-                let flags = self.opening_flags();
+                let flags = OPENED;
                 reply.created(&self.cached(), &stat.complete(), GENERATION, FileHandle(handle), flags);
             }
             Err(Failure(errno)) => reply.error(errno),

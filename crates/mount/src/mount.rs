@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
-use farpool_file::FileStore;
+use farpool_file::{FileStore, Redundancy};
 use fuser::{Config, Session, SessionACL};
 
 use crate::attach::{Attached, attach};
@@ -40,6 +40,8 @@ pub struct MountConfig {
     pub threads: usize,
     /// Whether other users may use the mount, within the permissions of its files.
     pub allow_other: bool,
+    /// How files bear the loss of a node, unless something else is chosen for one of them or its directory.
+    pub redundancy: Redundancy,
     /// Who may work on files directly; `None`: nobody.
     pub acceleration: Option<Acceleration>,
 }
@@ -96,7 +98,8 @@ pub fn run(
     let hall = config.acceleration.as_ref().map(|acceleration| open_hall(acceleration, &kernel, &store));
     let hall = hall.transpose().map_err(MountError::Broken)?;
     let (hall, guests) = hall.unzip();
-    let file_system = FarFs::new(store.clone(), root, bell.clone(), kernel.clone(), flusher, hall);
+    let file_system =
+        FarFs::new(store.clone(), root, bell.clone(), kernel.clone(), flusher, hall, config.redundancy);
 
     let mut options = Config::default();
     options.n_threads = Some(config.threads.clamp(1, MAX_THREADS));

@@ -28,6 +28,10 @@ pub struct Holder {
     region_bytes: u64,
     holdings: Holdings,
     avoid_until: BTreeMap<NodeId, Millis>,
+    /// Nodes of which the next regions are of no use; there is enough room there.
+    unwanted: Option<Vec<NodeId>>,
+    /// The last question to a broker left nodes out for that reason.
+    was_limited: bool,
 }
 
 /// A question to a node: more time for these leases.
@@ -120,7 +124,14 @@ pub enum GrowthOutcome {
 impl Holder {
     /// Holds nothing yet. All regions have one size.
     pub fn new(owner: OwnerId, region_bytes: u64) -> Self {
-        Holder { owner, region_bytes, holdings: Holdings::default(), avoid_until: BTreeMap::new() }
+        Holder {
+            owner,
+            region_bytes,
+            holdings: Holdings::default(),
+            avoid_until: BTreeMap::new(),
+            unwanted: None,
+            was_limited: false,
+        }
     }
 
     /// Under whose name it leases.
@@ -204,8 +215,26 @@ impl Holder {
     /// What to ask a broker for.
     pub fn acquisition(&mut self, now: Millis, class: LeaseClass, count: u32) -> AcquireRequest {
         self.avoid_until.retain(|_, until| *until > now);
-        let avoid = self.avoid_until.keys().map(|node| node.0).collect();
+        let mut avoid: Vec<u64> = self.avoid_until.keys().map(|node| node.0).collect();
+        let unwanted = self.unwanted.take().unwrap_or_default();
+        self.was_limited = !unwanted.is_empty();
+        avoid.extend(unwanted.iter().filter(|node| !self.avoid_until.contains_key(node)).map(|node| node.0));
         AcquireRequest { owner: self.owner.0, count, class: class.to_wire(), avoid }
+    }
+
+    /// The next regions are of use only on other nodes than these: somebody needs them apart from what lies there.
+    pub fn want_elsewhere(&mut self, unwanted: Vec<NodeId>) {
+        self.unwanted = Some(unwanted);
+    }
+
+    /// Whether regions of certain nodes are waited for, however much is free on others.
+    pub fn wants_elsewhere(&self) -> bool {
+        self.unwanted.is_some()
+    }
+
+    /// Whether the last answer of *full* was to a question that left nodes with room out.
+    pub fn was_limited(&self) -> bool {
+        self.was_limited
     }
 
     /// What came of asking a broker at `asked_at`; `None`: no answer.

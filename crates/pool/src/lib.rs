@@ -32,7 +32,7 @@ pub use holder::{Acquired, Change, ClientGrant, GrowthOutcome, HeldLease, Holder
 pub use pool::{Pool, PoolConfig};
 pub use region::{LeasedRegion, NodeState};
 pub use session::{Session, SessionCore, SessionGuard};
-pub use space::{EXTENT_BYTES, Extent};
+pub use space::{EXTENT_BYTES, Extent, Where};
 pub use stock::{Capacity, LeaseKeeper, NumberedRegion, Reach, Stock, StockConfig};
 pub use watch::watch_nodes;
 

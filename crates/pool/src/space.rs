@@ -77,6 +77,28 @@ impl Drop for Extent {
     }
 }
 
+/// On which nodes an extent may be taken.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Where {
+    /// On any.
+    Anywhere,
+    /// On none of these: others that must not be lost together with it lie there.
+    NotOn(Vec<NodeId>),
+    /// Only on this one.
+    On(NodeId),
+}
+
+impl Where {
+    /// Whether a node will do.
+    pub fn allows(&self, node: NodeId) -> bool {
+        match self {
+            Where::Anywhere => true,
+            Where::NotOn(nodes) => !nodes.contains(&node),
+            Where::On(only) => *only == node,
+        }
+    }
+}
+
 /// The extents of all regions held.
 #[derive(Debug, Default)]
 pub(crate) struct Space {
@@ -121,8 +143,8 @@ impl Space {
         });
     }
 
-    /// Takes an extent on the node that `place` falls to, or on another that has room.
-    pub(crate) fn take(&mut self, place: u64, space: &Arc<Mutex<Space>>) -> Option<Extent> {
+    /// Takes an extent on the node that `place` falls to, or on another that has room; only where `within` allows.
+    pub(crate) fn take(&mut self, place: u64, within: &Where, space: &Arc<Mutex<Space>>) -> Option<Extent> {
         if self.free == 0 {
             return None;
         }
@@ -132,15 +154,18 @@ impl Space {
             if step > 0 {
                 self.hand = self.hand.wrapping_add(1);
             }
-            let regions =
-                self.nodes.values_mut().nth((start % nodes) as usize).expect("taken modulo their number");
-            if let Some(extent) = Self::take_from(regions, space) {
+            let (node, regions) =
+                self.nodes.iter_mut().nth((start % nodes) as usize).expect("taken modulo their number");
+            if within.allows(*node)
+                && let Some(extent) = Self::take_from(regions, space)
+            {
                 self.free -= 1;
                 return Some(extent);
             }
         }
         // The hand may have missed a node that has room.
-        let extent = self.nodes.values_mut().find_map(|regions| Self::take_from(regions, space))?;
+        let mut allowed = self.nodes.iter_mut().filter(|(node, _)| within.allows(**node));
+        let extent = allowed.find_map(|(_, regions)| Self::take_from(regions, space))?;
         self.free -= 1;
         Some(extent)
     }
@@ -273,7 +298,7 @@ mod tests {
     }
 
     fn take(space: &Arc<Mutex<Space>>, place: u64) -> Option<Extent> {
-        space.lock().take(place, space)
+        space.lock().take(place, &Where::Anywhere, space)
     }
 
     #[test]
@@ -282,6 +307,17 @@ mod tests {
         let extents: Vec<_> = (0..6).map(|place| take(&space, place).unwrap()).collect();
         let nodes: Vec<u64> = extents.iter().map(|extent| extent.region().id.node.0).collect();
         assert_eq!(nodes, [0, 1, 2, 0, 1, 2]);
+    }
+
+    #[test]
+    fn a_node_to_avoid_gives_nothing_though_it_alone_has_room() {
+        let space = space(2, 1);
+        let not_on_0 = Where::NotOn(vec![NodeId(0)]);
+        let take = |within: &Where| space.lock().take(0, within, &space);
+        let all: Vec<_> = (0..4).map(|_| take(&not_on_0).unwrap()).collect();
+        assert!(all.iter().all(|extent| extent.region().id.node == NodeId(1)));
+        assert!(take(&not_on_0).is_none() && take(&Where::On(NodeId(1))).is_none());
+        assert_eq!(take(&Where::On(NodeId(0))).unwrap().region().id.node, NodeId(0));
     }
 
     #[test]

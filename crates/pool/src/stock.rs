@@ -19,7 +19,7 @@ use crate::error::NoSpace;
 use crate::growth::{GROW_PATIENCE, Growth};
 use crate::holder::{Acquired, Change, GrowthOutcome, HeldLease, Holder, Renewal};
 use crate::region::{LeasedRegion, NodeState};
-use crate::space::{EXTENT_BYTES, Extent, Space};
+use crate::space::{EXTENT_BYTES, Extent, Space, Where};
 
 /// More regions are asked for when fewer free extents than this are left: 32 MiB, some milliseconds of writing,
 /// about as long as asking takes.
@@ -64,6 +64,8 @@ pub struct Stock {
     growth_wanted: tokio::sync::Notify,
     /// Regions that the pool could still lend, as last heard.
     pool_free_regions: AtomicU64,
+    /// How often regions were lost.
+    losses: AtomicU64,
 }
 
 /// Leases by region, and the nodes they lie on.
@@ -132,6 +134,7 @@ impl Stock {
             growing: Mutex::default(),
             growth_wanted: tokio::sync::Notify::new(),
             pool_free_regions: AtomicU64::new(0),
+            losses: AtomicU64::new(0),
         }
     }
 
@@ -165,10 +168,18 @@ impl Stock {
     /// # Errors
     /// When there is none and no more regions are to be had.
     pub async fn take_extent(&self, place: u64) -> Result<Extent, NoSpace> {
+        self.take_extent_within(place, &Where::Anywhere).await
+    }
+
+    /// As [`take_extent`](Self::take_extent), only on nodes that `within` allows.
+    ///
+    /// # Errors
+    /// When there is none on such a node and no regions of one are to be had.
+    pub async fn take_extent_within(&self, place: u64, within: &Where) -> Result<Extent, NoSpace> {
         let give_up_at = self.now().plus(GROW_PATIENCE);
         loop {
             let attempts = self.growing.lock().growth.attempts();
-            let (extent, free) = self.take_now(place);
+            let (extent, free) = self.take_now(place, within);
             let may_grow = self.may_grow(); // asked once: who waits for growth has asked for it
             if free < LOW_WATER_EXTENTS && may_grow {
                 self.growth_wanted.notify_one();
@@ -178,25 +189,46 @@ impl Stock {
             }
             let outcome = if !may_grow {
                 GrowthOutcome::Full
-            } else if self.growing.lock().growth.is_hopeless(self.now()) {
-                return self.take_now(place).0.ok_or(NoSpace);
+            } else if self.growing.lock().growth.is_hopeless(self.now()) && !self.is_full_elsewhere(within) {
+                return self.take_now(place, within).0.ok_or(NoSpace);
             } else {
+                self.want_elsewhere(within);
                 self.growth_after(attempts).await
             };
             match outcome {
                 GrowthOutcome::Grown | GrowthOutcome::Unreachable if self.now() < give_up_at => {}
+                GrowthOutcome::Full
+                    if may_grow && self.now() < give_up_at && self.is_full_elsewhere(within) => {}
                 // What came since the look above made it full: then there is something to take.
                 _ => {
-                    return self.take_now(place).0.ok_or(NoSpace);
+                    return self.take_now(place, within).0.ok_or(NoSpace);
                 }
             }
         }
     }
 
+    /// Whether *full* was said of some nodes only, and whoever asks now would take any.
+    fn is_full_elsewhere(&self, within: &Where) -> bool {
+        *within == Where::Anywhere && self.with_holder(|holder| holder.was_limited())
+    }
+
+    /// Has the next regions asked for on nodes that `within` allows, however many are free on the others.
+    fn want_elsewhere(&self, within: &Where) {
+        let unwanted: Vec<NodeId> = match within {
+            Where::Anywhere => return,
+            Where::NotOn(nodes) => nodes.clone(),
+            Where::On(only) => {
+                self.nodes().iter().map(|node| node.peer.node).filter(|node| node != only).collect()
+            }
+        };
+        self.with_holder(|holder| holder.want_elsewhere(unwanted));
+        self.growth_wanted.notify_one();
+    }
+
     /// An extent if one is free, and how many are then.
-    fn take_now(&self, place: u64) -> (Option<Extent>, u64) {
+    fn take_now(&self, place: u64, within: &Where) -> (Option<Extent>, u64) {
         let mut space = self.space.lock();
-        (space.take(place, &self.space), space.free())
+        (space.take(place, within, &self.space), space.free())
     }
 
     /// Waits for an attempt later than the `attempts`-th, and says what it brought.
@@ -236,9 +268,19 @@ impl Stock {
         Growth::wanted(held, self.limit_regions)
     }
 
-    /// Whether so few extents are free that more regions should be asked for.
+    /// Whether so few extents are free, or none where one is wanted, that more regions should be asked for.
     pub fn is_low(&self) -> bool {
-        self.space.lock().free() < LOW_WATER_EXTENTS
+        self.space.lock().free() < LOW_WATER_EXTENTS || self.with_holder(|holder| holder.wants_elsewhere())
+    }
+
+    /// How often a lease or a node was lost: whoever keeps redundant data looks at it when the number has changed.
+    pub fn losses(&self) -> u64 {
+        // Acquire: pairs with the release in `note_loss`; whoever finds the number finds the regions over.
+        self.losses.load(Ordering::Acquire)
+    }
+
+    fn note_loss(&self) {
+        self.losses.fetch_add(1, Ordering::Release);
     }
 
     /// What came of asking the broker at `asked_at`. Returns the leases to give back.
@@ -277,6 +319,7 @@ impl Stock {
             Arc::new(LeasedRegion::new(held.region, held.epoch, held.key, node, held.usable_until.0));
         if let Some(older) = ledger.regions.insert(held.region, leased.clone()) {
             older.lose();
+            self.note_loss();
         }
         // Still under the ledger's lock: whoever counts this region as held finds its extents.
         let mut space = self.space.lock();
@@ -332,6 +375,7 @@ impl Stock {
         }
         drop(ledger);
         self.space.lock().remove(|held| held.id == region && held.epoch == epoch);
+        self.note_loss();
     }
 
     /// Gives a node up, with all that lies there.
@@ -354,6 +398,7 @@ impl Stock {
         ledger.holder.avoid(self.now(), id);
         drop(ledger);
         self.space.lock().remove(|region| region.node.is_lost());
+        self.note_loss();
     }
 
     /// Forgets nodes on which nothing of ours lies any more.

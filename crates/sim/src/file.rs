@@ -9,9 +9,10 @@ mod judge;
 mod keeper;
 mod link;
 mod nemesis;
+mod worlds;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use farpool_fabric::sim::{
     Executor, Faults, HostId, Network, ProcessId, Random, RunEnd, Service, Span, World, WorldConfig,
 };
 use farpool_fabric::{Endpoint, EndpointConfig, Peer};
-use farpool_file::{FileCore, Rules, Shipped, StoreCore};
+use farpool_file::{FileCore, Redundancy, Rules, Shipped, StoreCore};
 use farpool_lease::Millis;
 use farpool_pool::{EXTENT_BYTES, Extent, LeasedRegion, NODE_DEADLINE, SessionCore, Stock, StockConfig};
 use farpool_wire::control::NodeAddress;
@@ -47,6 +48,8 @@ const STALE_SIZE: &str = "size-not-shared";
 const TAIL_SHOWS: &str = "cut-tail-shows-again";
 const DOUBT_IGNORED: &str = "write-in-doubt-taken-for-none";
 const NOT_REVOKED: &str = "acceleration-not-revoked";
+const STALE_PARITY: &str = "stale-parity";
+const LATE_WRITE_MISSED: &str = "rebuild-misses-a-late-write";
 const MUTATIONS: &[&str] = &[
     UNCHECKED,
     UNLOCKED_EARLY,
@@ -56,6 +59,8 @@ const MUTATIONS: &[&str] = &[
     TAIL_SHOWS,
     DOUBT_IGNORED,
     NOT_REVOKED,
+    STALE_PARITY,
+    LATE_WRITE_MISSED,
 ];
 
 /// How long a lease lasts, in milliseconds: shorter than in production, so that more of them end in a run.
@@ -98,6 +103,9 @@ struct Run<R: Rules> {
     store: Arc<StoreCore<R>>,
     files: RefCell<Vec<Numbered<R>>>,
     files_made: Cell<u64>,
+    /// The redundancy of each file.
+    redundancies: RefCell<BTreeMap<u64, Redundancy>>,
+    drawing: RefCell<Random>,
     history: Rc<History>,
     shaking: Rc<Cell<Shaking>>,
     phase: Cell<Phase>,
@@ -154,12 +162,16 @@ impl<R: Rules> Run<R> {
     }
 
     fn fresh_file(&self) -> Numbered<R> {
-        self.files_made.set(self.files_made.get() + 1);
-        let file = self.store.create();
+        let number = self.files_made.get() + 1;
+        self.files_made.set(number);
+        let redundancy = worlds::redundancy(self.nodes.len() as u64, &mut self.drawing.borrow_mut());
+        self.redundancies.borrow_mut().insert(number, redundancy);
+        self.world.note("file {} begins; data extents of its rows: {}", &[number, redundancy.nodes() - 1]);
+        let file = self.store.create_as(redundancy);
         if self.has_guests && file.open_to_guests().is_err() {
             self.complain("no memory to share a file by".to_owned());
         }
-        (self.files_made.get(), file)
+        (number, file)
     }
 
     /// Remembers the regions that are held now.
@@ -227,6 +239,24 @@ impl Rules for DoubtIgnored {
     }
 }
 
+/// Broken: a write leaves the parity as it is.
+enum StaleParity {}
+
+impl Rules for StaleParity {
+    fn updates_parity() -> bool {
+        false
+    }
+}
+
+/// Broken: others write into an extent while it is made anew elsewhere.
+enum LateWriteMissed {}
+
+impl Rules for LateWriteMissed {
+    fn rebuild_keeps_locks() -> bool {
+        false
+    }
+}
+
 fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     match mutation {
         Some(UNCHECKED) => run_by::<Unchecked>(seed, mutation, trace),
@@ -234,6 +264,8 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         Some(TAIL_SHOWS) => run_by::<TailShows>(seed, mutation, trace),
         Some(REUSED_EARLY) => run_by::<ReusedEarly>(seed, mutation, trace),
         Some(NOT_REVOKED) => run_by::<NotRevoked>(seed, mutation, trace),
+        Some(STALE_PARITY) => run_by::<StaleParity>(seed, mutation, trace),
+        Some(LATE_WRITE_MISSED) => run_by::<LateWriteMissed>(seed, mutation, trace),
         Some(DOUBT_IGNORED) => run_by::<DoubtIgnored>(seed, mutation, trace),
         _ => run_by::<Shipped>(seed, mutation, trace),
     }
@@ -293,13 +325,13 @@ fn clock_rate(random: &mut Random) -> u64 {
     900_000 + random.below(200_001)
 }
 
-fn nodes_of(world: &World, own_host: HostId, random: &mut Random) -> Vec<Rc<Node>> {
-    let count = 1 + random.below(3);
+fn nodes_of(world: &World, own_host: HostId, bears: bool, random: &mut Random) -> Vec<Rc<Node>> {
+    let count = if bears { 3 + random.below(3) } else { 1 + random.below(4) };
     let node = |index| {
         let shares_host = index == 0 && random.chance(500);
         let host = if shares_host { own_host } else { world.add_host(clock_rate(random)) };
         let service = if random.chance(500) { Service::Whole } else { Service::Torn };
-        let regions = 2 + random.below(3) as u32;
+        let regions = if bears { 8 } else { 2 + random.below(3) as u32 };
         Rc::new(Node::new(NodeId(0xA0 + index), host, world.add_process(host), regions, service))
     };
     (0..count).map(node).collect()
@@ -307,12 +339,14 @@ fn nodes_of(world: &World, own_host: HostId, random: &mut Random) -> Vec<Rc<Node
 
 fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let mut random = Random::new(seed, 30);
-    let Ills { faults, delivery, shaking, harmless } = ills(mutation, &mut random);
+    let bears = random.chance(worlds::BEARING_PERMILLE);
+    let Ills { faults, delivery, shaking, harmless } =
+        if bears { worlds::bearable(mutation, &mut random) } else { ills(mutation, &mut random) };
     let world = world_of(seed, trace, faults);
     let mut executor = Executor::new(world.clone());
     let host = world.add_host(clock_rate(&mut random));
     let home = world.add_process(host);
-    let nodes = nodes_of(&world, host, &mut random);
+    let nodes = nodes_of(&world, host, bears, &mut random);
     let broker_host = world.add_host(clock_rate(&mut random));
     let nowhere = world.add_process(world.add_host(1_000_000));
     let region_bytes = REGION_EXTENTS * EXTENT_BYTES;
@@ -332,7 +366,7 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
     let stock = Arc::new(Stock::new(StockConfig {
         owner: OwnerId(plane.next_name()),
         region_bytes,
-        limit_regions: random.chance(300).then(|| 2 + random.below(5)),
+        limit_regions: (!bears && random.chance(300)).then(|| 2 + random.below(5)),
         clock: Arc::new(world.clock(host)),
         reach: Box::new(move |address: &NodeAddress| Peer {
             node: NodeId(address.node),
@@ -341,7 +375,9 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
             shm_socket: (here == Some(NodeId(address.node))).then(|| "near".into()),
         }),
     }));
-    let mishaps = nemesis::draw(&plane, &mut random);
+    let mishaps =
+        if bears { nemesis::draw_bearable(&plane, &mut random) } else { nemesis::draw(&plane, &mut random) };
+    let flips = mishaps.iter().any(nemesis::Mishap::is_a_flip);
     let run = Rc::new(Run::<R> {
         store: Arc::new(StoreCore::new(stock.clone()).expect("a table of words")),
         stock,
@@ -350,6 +386,8 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
         home,
         files: RefCell::default(),
         files_made: Cell::new(0),
+        redundancies: RefCell::default(),
+        drawing: RefCell::new(Random::new(seed, 32)),
         history: Rc::default(),
         shaking: Rc::new(Cell::new(shaking)),
         phase: Cell::new(Phase::Busy),
@@ -359,7 +397,12 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
         shut: RefCell::default(),
         at_work: Cell::new(0),
         mishaps: Cell::new(0),
-        excuses: Excuses { calm: harmless && mishaps.is_empty(), short: shaking.short_permille > 0 },
+        excuses: Excuses {
+            calm: harmless && mishaps.is_empty(),
+            short: shaking.short_permille > 0,
+            bears,
+            flips,
+        },
         regions: RefCell::default(),
         has_left: Cell::new(false),
     });
@@ -391,7 +434,7 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
 fn report<R: Rules>(run: &Run<R>) -> RunReport {
     let operations = run.history.len();
     let (mut violations, judged) = run.oracle.take().verdict();
-    violations.extend(judge::judge(&run.history.take(), run.excuses));
+    violations.extend(judge::judge(&run.history.take(), run.excuses, &run.redundancies.borrow()));
     RunReport {
         seed: run.seed,
         violations,

@@ -6,14 +6,13 @@ pub const BLOCK_BYTES: usize = 8192;
 /// Lock, generation and checksum of a block in one atomic word (design, section 5).
 ///
 /// ```text
-///  63     62    61 ......... 48 47 ........................ 0
-///   0    lost    generation              checksum
-///   1    lost  fresh  holder             checksum
+///  63     62     61    60   59 ........ 48 47 ........................ 0
+/// locked  lost    0     0    generation            checksum               unlocked, or locked by the owner
+///   1     lost    1   fresh    holder              checksum               locked by a guest
 /// ```
 /// - all zero: never written, reads as zeros without touching far memory;
-/// - *locked* (bit 63): a writer is at work; the checksum is still that of the old data. *Holder* (13 bits) tells which
-///   process of the host it is, so that a lock whose holder died can be told from one that is in use; *fresh*: the block
-///   was never written before;
+/// - *locked*: a writer is at work; the checksum is still that of the old data. *Holder* tells which guest it is, so that a
+///   lock whose holder died can be told from one that is in use; *fresh*: the block was never written before;
 /// - *lost*: what was last written could not be stored; reads fail until the block is written whole;
 /// - *generation* counts writes (it wraps: the checksum decides, the generation only tells *changed* from *damaged*);
 /// - *checksum*: the low 48 bits of the block's CRC-64/NVME.
@@ -22,10 +21,10 @@ pub struct BlockWord(pub u64);
 
 const LOCKED: u64 = 1 << 63;
 const LOST: u64 = 1 << 62;
-const FRESH: u64 = 1 << 61;
-const HOLDER_MASK: u64 = (1 << 13) - 1;
+const GUEST: u64 = 1 << 61;
+const FRESH: u64 = 1 << 60;
 const GENERATION_SHIFT: u32 = 48;
-const GENERATION_MASK: u64 = (1 << 14) - 1;
+const GENERATION_MASK: u64 = (1 << 12) - 1;
 const CHECKSUM_MASK: u64 = (1 << GENERATION_SHIFT) - 1;
 
 impl BlockWord {
@@ -49,15 +48,16 @@ impl BlockWord {
 
     /// Of a locked word: the block was never written before.
     pub const fn was_empty(self) -> bool {
-        self.is_locked() && self.0 & FRESH != 0
+        self.is_locked() && if self.0 & GUEST != 0 { self.0 & FRESH != 0 } else { self.unlocked().is_empty() }
     }
 
-    /// Of a locked word: who has the lock.
-    pub const fn holder(self) -> Option<u16> {
-        if self.is_locked() { Some((self.0 >> GENERATION_SHIFT & HOLDER_MASK) as u16) } else { None }
+    /// Of a word that a guest has locked: which.
+    pub const fn guest(self) -> Option<u16> {
+        let is_guest = self.is_locked() && self.0 & GUEST != 0;
+        if is_guest { Some((self.0 >> GENERATION_SHIFT & GENERATION_MASK) as u16) } else { None }
     }
 
-    /// How often the block was written, modulo 2^14.
+    /// How often the block was written, modulo 2^12.
     pub const fn generation(self) -> u64 {
         self.0 >> GENERATION_SHIFT & GENERATION_MASK
     }
@@ -67,16 +67,27 @@ impl BlockWord {
         self.0 & CHECKSUM_MASK == crc64 & CHECKSUM_MASK
     }
 
-    /// The unlocked word with its lock taken by `holder`, at most [`MAX_HOLDER`](Self::MAX_HOLDER). Who takes the lock
-    /// keeps the word as it was.
-    pub const fn locked_by(self, holder: u16) -> Self {
-        let fresh = if self.is_empty() { FRESH } else { 0 };
-        let kept = self.0 & (LOST | CHECKSUM_MASK);
-        BlockWord(LOCKED | fresh | kept | (holder as u64 & HOLDER_MASK) << GENERATION_SHIFT)
+    /// The unlocked word with its lock taken by the owner.
+    pub const fn locked(self) -> Self {
+        BlockWord(self.0 | LOCKED)
     }
 
-    /// Highest number of a holder.
-    pub const MAX_HOLDER: u16 = HOLDER_MASK as u16;
+    /// The word before the owner took its lock; of one that a guest has locked all but the generation.
+    pub const fn unlocked(self) -> Self {
+        let kept = if self.0 & GUEST != 0 { LOST | CHECKSUM_MASK } else { !LOCKED };
+        BlockWord(self.0 & kept)
+    }
+
+    /// The unlocked word with its lock taken by a guest, from one to [`MAX_GUEST`](Self::MAX_GUEST), who keeps the word
+    /// as it was.
+    pub const fn locked_by(self, guest: u16) -> Self {
+        let fresh = if self.is_empty() { FRESH } else { 0 };
+        let kept = self.0 & (LOST | CHECKSUM_MASK);
+        BlockWord(LOCKED | GUEST | fresh | kept | (guest as u64 & GENERATION_MASK) << GENERATION_SHIFT)
+    }
+
+    /// Highest number of a guest.
+    pub const MAX_GUEST: u16 = GENERATION_MASK as u16;
 
     /// The unlocked word after data with this checksum was written.
     pub const fn written(self, crc64: u64) -> Self {
@@ -87,8 +98,7 @@ impl BlockWord {
 
     /// The unlocked word of a block whose last write could not be stored.
     pub const fn lost(self) -> Self {
-        let kept = if self.is_locked() { self.0 & CHECKSUM_MASK } else { self.0 };
-        BlockWord(kept | LOST)
+        BlockWord(self.unlocked().0 | LOST)
     }
 }
 
@@ -100,9 +110,9 @@ mod tests {
     #[test]
     fn layout_of_the_block_word_is_fixed() {
         assert_eq!(BlockWord::EMPTY.written(0xABCD_1234_5678_9ABC).0, 0x0001_1234_5678_9ABC);
-        assert_eq!(BlockWord::EMPTY.locked_by(0).0, 0xA000_0000_0000_0000);
-        assert_eq!(BlockWord::EMPTY.written(5).locked_by(0x1FFF).0, 0x9FFF_0000_0000_0005);
-        assert_eq!(BlockWord::EMPTY.lost().0, 0x4000_0000_0000_0000);
+        assert_eq!(BlockWord::EMPTY.locked().0, 0x8000_0000_0000_0000);
+        assert_eq!(BlockWord::EMPTY.locked_by(1).0, 0xB001_0000_0000_0000);
+        assert_eq!(BlockWord::EMPTY.written(5).locked_by(0xFFF).0, 0xAFFF_0000_0000_0005);
     }
 
     proptest! {
@@ -114,15 +124,25 @@ mod tests {
         }
 
         #[test]
-        fn a_locked_word_tells_its_holder_and_what_the_block_was(crc: u64, holder in 0..=BlockWord::MAX_HOLDER) {
+        fn a_word_locked_by_the_owner_keeps_all_else(crc: u64) {
+            let word = BlockWord::EMPTY.written(crc);
+            for before in [word, word.lost(), BlockWord::EMPTY] {
+                prop_assert_eq!(before.locked().unlocked(), before);
+                prop_assert_eq!((before.locked().guest(), before.guest()), (None, None));
+                prop_assert_eq!(before.locked().was_empty(), before.is_empty());
+                prop_assert!(!before.was_empty() && !before.locked().is_empty());
+            }
+        }
+
+        #[test]
+        fn a_word_locked_by_a_guest_tells_which_and_what_the_block_was(crc: u64, guest in 1..=BlockWord::MAX_GUEST) {
             let word = BlockWord::EMPTY.written(crc);
             for (before, fresh) in [(word, false), (word.lost(), false), (BlockWord::EMPTY, true)] {
-                let locked = before.locked_by(holder);
-                prop_assert_eq!(locked.holder(), Some(holder));
+                let locked = before.locked_by(guest);
+                prop_assert_eq!(locked.guest(), Some(guest));
                 prop_assert_eq!((locked.is_lost(), locked.was_empty()), (before.is_lost(), fresh));
                 prop_assert!(!locked.is_empty() && (fresh || locked.matches(crc)));
                 prop_assert!(locked.lost().is_lost() && !locked.lost().is_locked());
-                prop_assert_eq!((before.holder(), before.was_empty()), (None, false));
             }
         }
     }

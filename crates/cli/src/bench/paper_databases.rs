@@ -1,4 +1,4 @@
-//! The papers' figures for which a database runs, written down: sigmod13 and sigmod14.
+//! The papers' figures for which a database runs: sigmod13 and sigmod14 are written down here.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,9 +8,11 @@ use farpool_bench::{
     Bar, Chart, Course, FLOOR, Figure, Line, OURS, PEER, Section, Spread, conditions, draw_all, middle, ratio,
 };
 use farpool_workload::StopFlag;
-use farpool_workload::paper::Spot;
-use farpool_workload::paper::hash_sort::{self, HashSortOptions, HashSortReport, Sample, Timed};
+use farpool_workload::paper::hash_sort::{self, HashSortOptions, HashSortReport, Timed};
 use farpool_workload::paper::lending::{self, LendingOptions, Slice, Use};
+use farpool_workload::paper::{Sample, Spot};
+
+use super::paper_queries;
 
 /// How much to measure, and where.
 pub struct Effort<'a> {
@@ -31,12 +33,15 @@ const LENDING_SCALE_MAX: f64 = 0.05;
 
 /// Whether [`measure`] gives this figure.
 pub fn has(figure: Figure) -> bool {
-    matches!(figure, Figure::Sigmod13 | Figure::Sigmod14)
+    matches!(figure, Figure::Sigmod13 | Figure::Sigmod14) || paper_queries::has(figure)
 }
 
 /// Measures the figures that are wanted.
 pub fn measure(figures: &[Figure], effort: &Effort<'_>, stop: &StopFlag) -> Result<Vec<Section>> {
     let mut sections = Vec::new();
+    if figures.iter().any(|&figure| paper_queries::has(figure)) {
+        sections.extend(paper_queries::measure(figures, effort, stop)?);
+    }
     if figures.contains(&Figure::Sigmod13) {
         let scale = effort.scale.min(LENDING_SCALE_MAX);
         let &Effort { rounds, slice, work_dir, farpool, .. } = effort;
@@ -195,7 +200,10 @@ fn hash_sort_drawing(report: &HashSortReport, spots: &[Spot]) -> String {
         lines: spots
             .iter()
             .filter_map(|&spot| {
-                Some(Line { name: spot.name().into(), points: slope(middle_run(report, spot)?, figure) })
+                Some(Line {
+                    name: spot.name().into(),
+                    points: slope(&middle_run(report, spot)?.samples, figure),
+                })
             })
             .collect(),
     };
@@ -218,9 +226,8 @@ fn middle_run(report: &HashSortReport, spot: Spot) -> Option<&Timed> {
 const POINTS: usize = 60;
 
 /// How fast a figure grows, between samples that are not too close.
-fn slope(run: &Timed, figure: fn(&Sample) -> f64) -> Vec<(f64, f64)> {
-    let samples: Vec<&Sample> =
-        run.samples.iter().step_by(run.samples.len().div_ceil(POINTS).max(1)).collect();
+pub fn slope(samples: &[Sample], figure: fn(&Sample) -> f64) -> Vec<(f64, f64)> {
+    let samples: Vec<&Sample> = samples.iter().step_by(samples.len().div_ceil(POINTS).max(1)).collect();
     let pairs = samples.windows(2).filter(|pair| pair[1].at_s > pair[0].at_s);
     pairs
         .map(|pair| (pair[1].at_s, (figure(pair[1]) - figure(pair[0])) / (pair[1].at_s - pair[0].at_s)))
@@ -265,7 +272,7 @@ mod tests {
         assert!(section.body.contains("| far memory, shm ≤ 1.10 × tmpfs | 1.15 (1.15–1.15) | **no** |"));
         assert_eq!(section.body.matches("| yes |").count(), 2, "{}", section.body);
         assert!(section.body.contains("Note: something was missing."));
-        let speed = slope(&report.runs[0], |it| it.written_bytes as f64 / 1e6);
+        let speed = slope(&report.runs[0].samples, |it| it.written_bytes as f64 / 1e6);
         assert!(
             speed.len() <= POINTS && speed.iter().all(|point| (point.1 - 10.0).abs() < 0.01),
             "{speed:?}"

@@ -7,6 +7,7 @@
 
 mod columns;
 mod duckdb;
+mod paper;
 mod postgres;
 mod sqlite;
 mod support;

@@ -14,6 +14,8 @@ mod mounts;
 mod nodes;
 mod paper;
 mod postgres;
+mod preload;
 mod sim;
 mod support;
 mod up;
+mod volume;

@@ -163,8 +163,8 @@ impl<R: Rules> GuestFileCore<R> {
 
     async fn write_piece(&self, core: &SessionCore, piece: Piece, data: &[u8]) -> Result<(), AskOwner> {
         let extent = self.extent(piece.stripe)?.ok_or(AskOwner)?;
-        if !extent.region().node.is_near() {
-            return Err(AskOwner); // G5
+        if !extent.region().node.is_near() || !self.layout.is_writable() {
+            return Err(AskOwner); // G5, G6
         }
         let blocks = piece.first_block()..piece.end_block();
         let locks = Locks::<R>::take(&self.store.words, core, &extent, piece, blocks).await;

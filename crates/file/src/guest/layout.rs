@@ -26,6 +26,8 @@ const STATE: u64 = 0;
 const SIZE: u64 = 128;
 const LOSSES: u64 = 192;
 const WRITTEN_NS: u64 = 256;
+/// Zero unless guests may write.
+const WRITABLE: u64 = 320;
 
 const OPEN: u64 = 1;
 const PAUSE: u64 = 2;
@@ -108,6 +110,15 @@ impl Layout {
         self.store(LOSSES, losses.into());
     }
 
+    /// Whether guests may write, or only read: parities are the owner's to keep.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.load(WRITABLE) != 0
+    }
+
+    pub(crate) fn set_writable(&self, writable: bool) {
+        self.store(WRITABLE, writable.into());
+    }
+
     /// A guest has written.
     pub(crate) fn mark_written(&self, now_ns: u64) {
         self.store(WRITTEN_NS, now_ns);
@@ -131,9 +142,11 @@ impl Layout {
         self.load(ENTRIES + stripe * WORD_BYTES).checked_sub(1)
     }
 
-    /// Says in which extent a stripe lies.
+    /// Says in which extent a stripe lies. Members of rows behind the last stripe, which hold parities, are not for guests.
     pub(crate) fn set_extent(&self, stripe: u64, number: Option<u64>) {
-        debug_assert!(stripe < MAX_STRIPES);
+        if stripe >= MAX_STRIPES {
+            return;
+        }
         self.store(ENTRIES + stripe * WORD_BYTES, number.map_or(0, |number| number + 1));
     }
 }

@@ -18,9 +18,9 @@ use crate::error::FileError;
 use crate::file_core::FileCore;
 use crate::rules::Rules;
 
-/// How long the owner waits for guests to end their operations, which take no longer than a node's deadline: whoever takes
-/// longer was stopped.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the owner waits for guests to end their operations, which take no longer than a node's deadline and a while for
+/// locks: whoever takes longer was stopped.
+const PATIENCE: Duration = Duration::from_secs(15);
 const LOOK_INTERVAL: Duration = Duration::from_micros(50);
 /// Looks before sleeping between them: most operations are over within microseconds.
 const EAGER_LOOKS: u32 = 200;
@@ -37,7 +37,7 @@ impl GuestId {
 
     /// Back from there.
     pub fn from_number(number: u16) -> Option<Self> {
-        (1..=BlockWord::MAX_HOLDER).contains(&number).then_some(GuestId(number))
+        (1..=BlockWord::MAX_GUEST).contains(&number).then_some(GuestId(number))
     }
 }
 
@@ -45,7 +45,7 @@ impl GuestId {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "{} processes work on the files directly already; this one has to ask the kernel",
-    BlockWord::MAX_HOLDER
+    BlockWord::MAX_GUEST
 )]
 pub struct TooManyGuests;
 
@@ -90,7 +90,7 @@ impl Guests {
 
     pub(crate) fn add(&self) -> Result<GuestId, TooManyGuests> {
         let mut known = self.known.lock();
-        let free = (1..=BlockWord::MAX_HOLDER).map(GuestId).find(|guest| !known.contains(guest));
+        let free = (1..=BlockWord::MAX_GUEST).map(GuestId).find(|guest| !known.contains(guest));
         let guest = free.ok_or(TooManyGuests)?;
         known.insert(guest);
         Ok(guest)
@@ -264,8 +264,8 @@ mod tests {
     fn numbers_of_guests_are_given_out_once_at_a_time() {
         let (words, _memory) = BlockWords::create().unwrap();
         let guests = Guests::new(Arc::new(words)).unwrap();
-        let all: BTreeSet<_> = (0..BlockWord::MAX_HOLDER).map(|_| guests.add().unwrap()).collect();
-        assert_eq!(all.len(), usize::from(BlockWord::MAX_HOLDER));
+        let all: BTreeSet<_> = (0..BlockWord::MAX_GUEST).map(|_| guests.add().unwrap()).collect();
+        assert_eq!(all.len(), usize::from(BlockWord::MAX_GUEST));
         assert_eq!(guests.add(), Err(TooManyGuests));
         guests.remove(GuestId(7));
         assert_eq!(guests.add(), Ok(GuestId(7)));

@@ -16,8 +16,9 @@ use crate::namespace::{Ino, Kind, Ownership};
 use crate::worker::{contained, with_session};
 
 impl FarFs {
-    pub(super) fn empty_body(&self) -> Arc<Body> {
-        Arc::new(Body::new(self.store.create()))
+    /// A file's body, for one that is made in a directory.
+    pub(super) fn empty_body(&self, parent: Ino) -> Outcome<Arc<Body>> {
+        Ok(Arc::new(Body::new(self.store.create_as(self.redundancy_in(parent)?))))
     }
 
     pub(super) fn open_file(&self, ino: Ino, flags: i32) -> Outcome<u64> {
@@ -59,7 +60,7 @@ impl FarFs {
         own: Ownership,
         flags: i32,
     ) -> Outcome<(Stat, u64)> {
-        let kind = Kind::File(self.empty_body());
+        let kind = Kind::File(self.empty_body(parent)?);
         let stat = match self.make(parent, name, kind, own) {
             Err(Failure(Errno::EEXIST)) if flags & libc::O_EXCL == 0 => self.look_up(parent, name)?,
             made => made?,

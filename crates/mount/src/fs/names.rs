@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use fuser::{Errno, INodeNo, RenameFlags, ReplyDirectory, ReplyDirectoryPlus, ReplyStatfs};
 
 use super::stat::{Stat, file_type};
+use super::volume::{inherit, is_directory};
 use super::{FarFs, GENERATION, Outcome};
 use crate::body::Body;
 use crate::errno::Failure;
@@ -69,16 +70,20 @@ impl FarFs {
         kind: Kind<Arc<Body>>,
         own: Ownership,
     ) -> Outcome<Stat> {
+        let is_directory = is_directory(&kind);
         let mut names = self.names_mut()?;
         let ino = names.make(parent, name, kind, own, SystemTime::now())?;
         names.remember(ino)?;
+        if is_directory {
+            inherit(&mut names, parent, ino)?;
+        }
         stat_of(&names, ino)
     }
 
     /// Devices are not made: the mount is `nodev`.
     pub(super) fn make_node(&self, parent: Ino, name: &OsStr, own: Ownership) -> Outcome<Stat> {
         let kind = match own.mode & libc::S_IFMT {
-            libc::S_IFREG => Kind::File(self.empty_body()),
+            libc::S_IFREG => Kind::File(self.empty_body(parent)?),
             libc::S_IFIFO => Kind::Fifo,
             libc::S_IFSOCK => Kind::Socket,
             _ => return Err(Errno::EPERM.into()),

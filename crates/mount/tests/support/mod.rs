@@ -13,7 +13,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use farpool_fabric::TransportChoice;
-use farpool_file::FileStore;
+use farpool_file::{FileStore, Redundancy};
 use farpool_mount::{Acceleration, MountConfig, run, start_watcher};
 use farpool_pool::{Pool, PoolConfig};
 use tempfile::TempDir;
@@ -111,7 +111,8 @@ fn serve_when_another_test_asks() {
     let store = FileStore::new(pool.connect()).unwrap();
     let allow_other = rustix::process::geteuid().is_root();
     let acceleration = std::env::var_os(SERVE_GUESTS).map(|_| Acceleration::default());
-    let config = MountConfig { mountpoint, threads: 4, allow_other, acceleration };
+    let redundancy = Redundancy::default();
+    let config = MountConfig { mountpoint, threads: 4, allow_other, redundancy, acceleration };
     let (stop, stopped) = mpsc::channel();
     std::thread::spawn(move || {
         std::io::stdin().read_to_end(&mut Vec::new()).unwrap();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::sim::{ProcessId, Random};
-use farpool_file::{FileCore, FileError, Rules};
+use farpool_file::{FileCore, FileError, Rules, StoreCore};
 use farpool_pool::{EXTENT_BYTES, LeasedRegion, SessionCore};
 use futures_util::future::{Either, select};
 
@@ -20,6 +20,8 @@ const CELLS_PER_EXTENT: u64 = EXTENT_BYTES / CELL;
 pub(super) const CELLS: u64 = 3 * CELLS_PER_EXTENT;
 /// How often a client looks at its connections if nothing arrives, so that it sees them break while something is under way.
 const TICK: Duration = Duration::from_millis(20);
+/// After the last node was lost.
+const OPERATIONS_AT_THE_END: u32 = 6;
 /// Operations that are given up half-way, in thousandths.
 const GIVEN_UP_PERMILLE: u32 = 110;
 
@@ -212,6 +214,19 @@ impl<R: Rules> Client<R> {
                 looked_at(&self.run, cells, buffer.as_deref().map_or(&[][..], |bytes| &bytes[within]))
             }
         }
+    }
+
+    /// Does a few things with one file.
+    pub(super) async fn work_on(&mut self, (number, file): &Numbered<R>) {
+        for _ in 0..OPERATIONS_AT_THE_END {
+            let asked = self.something();
+            self.carry_out(*number, file, asked).await;
+        }
+    }
+
+    pub(super) async fn scrub(&self, store: &StoreCore<R>) {
+        // What it finds, it mends; that shows when a node is lost.
+        let _ = store.scrub(&self.core, || false).await;
     }
 
     /// Writes an extent anew until that succeeds, or there is no room.

@@ -10,6 +10,7 @@ use super::client::{CELLS, Client};
 use super::history::Asked;
 use super::link::Shaking;
 use super::{BUSY_TTLS, Phase, Run};
+use crate::plane::node;
 use crate::plane::post::Delivery;
 
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -21,6 +22,9 @@ const TRIES: u32 = 60;
 /// How long regions take to come back: leases whose release was not heard run out.
 const RETURN_LOOKS: u32 = 60;
 const EXTENTS: u64 = 3;
+/// How long making anew may take once nothing goes wrong any more: a node that has come back is asked for room again only
+/// after a while.
+const WHOLE_LOOKS: u32 = 90;
 
 pub(super) async fn conduct<R: Rules>(run: Rc<Run<R>>) {
     run.world.sleep(Duration::from_millis(BUSY_TTLS * run.ttl.0)).await;
@@ -41,6 +45,7 @@ pub(super) async fn conduct<R: Rules>(run: Rc<Run<R>>) {
         run.complain(format!("{} clients do not end", run.at_work.get()));
     }
     judge_no_loss(&run);
+    lose_one_more(&run).await;
     let last = run.world.add_process(run.host);
     let (done, looking) = (Rc::new(std::cell::Cell::new(false)), run.clone());
     let is_done = done.clone();
@@ -62,6 +67,50 @@ pub(super) async fn conduct<R: Rules>(run: Rc<Run<R>>) {
     run.tasks.kill(run.broker.process.get());
 }
 
+/// Once everything that was lost is made anew, redundant files bear the loss of any node again; and are scrubbed.
+async fn lose_one_more<R: Rules>(run: &Rc<Run<R>>) {
+    if !run.becomes_whole().await {
+        // A wrong block in a column whose parity is in doubt stays wrong.
+        let bears =
+            run.excuses.bears && !run.excuses.flips && run.nodes.iter().all(|node| node.shell().is_some());
+        if bears && run.mutation.is_none() {
+            run.complain("redundant files are not made anew".to_owned());
+        }
+        return;
+    }
+    let process = run.world.add_process(run.host);
+    let scrub = run.store.clone();
+    let mut client = Client::new(run, process);
+    client.scrub(&scrub).await;
+    let node = &run.nodes[run.drawing.borrow_mut().index(run.nodes.len())];
+    if node.shell().is_none() {
+        return;
+    }
+    node::crash(&run.plane, node);
+    let files = run.files.borrow().clone();
+    let redundant = |file: &&super::Numbered<R>| file.1.redundancy().nodes() > 1;
+    for file in files.iter().filter(redundant) {
+        client.carry_out(file.0, &file.1, Asked::Read(0..CELLS)).await;
+        client.work_on(file).await;
+        client.carry_out(file.0, &file.1, Asked::Read(0..CELLS)).await;
+    }
+    run.plane.start_node_again(node);
+    drop(client);
+    run.tasks.kill(process);
+}
+
+impl<R: Rules> Run<R> {
+    async fn becomes_whole(&self) -> bool {
+        for _ in 0..WHOLE_LOOKS {
+            if self.store.is_whole() {
+                return true;
+            }
+            self.world.sleep(LOOK_EVERY).await;
+        }
+        false
+    }
+}
+
 /// Where nothing can cost a lease, none is lost.
 fn judge_no_loss<R: Rules>(run: &Run<R>) {
     run.note_regions();
@@ -79,7 +128,7 @@ async fn write_and_read_anew<R: Rules>(run: &Rc<Run<R>>, process: farpool_fabric
         client.carry_out(file.0, &file.1, Asked::Read(0..CELLS)).await;
         for extent in 0..EXTENTS {
             match client.write_anew(file, extent, TRIES).await {
-                Ok(()) | Err(FileError::NoSpace) => {}
+                Ok(()) | Err(FileError::NoSpace | FileError::TooFewNodes { .. }) => {}
                 Err(error) => run.complain(format!("file {} cannot be written anew: {error}", file.0)),
             }
         }

@@ -10,12 +10,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use farpool_file::FileError;
+use farpool_file::{FileError, Redundancy};
+use farpool_pool::EXTENT_BYTES;
 
 use super::client::CELLS;
 use super::history::{Asked, CELLS_PER_BLOCK, Ended, Record, named, word};
 use crate::register::{Touch, check};
 
+const BLOCKS_PER_EXTENT: u64 = EXTENT_BYTES / farpool_wire::BLOCK_BYTES as u64;
 /// Violations that are told: the first ones are the useful ones.
 const TOLD: usize = 8;
 
@@ -52,7 +54,11 @@ impl Record {
 }
 
 /// Everything that is wrong with a history.
-pub(super) fn judge(records: &[Record], world: Excuses) -> Vec<String> {
+pub(super) fn judge(
+    records: &[Record],
+    world: Excuses,
+    redundancies: &BTreeMap<u64, Redundancy>,
+) -> Vec<String> {
     let mut by_file: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     for (place, record) in records.iter().enumerate() {
         by_file.entry(record.file).or_default().push(place);
@@ -60,7 +66,9 @@ pub(super) fn judge(records: &[Record], world: Excuses) -> Vec<String> {
     let mut violations = Vec::new();
     for (file, places) in by_file {
         let of_file: Vec<&Record> = places.iter().map(|&place| &records[place]).collect();
-        let judge = Judge { file, all: records, records: of_file, world };
+        let redundancy = redundancies.get(&file).copied().unwrap_or_default();
+        let row = (redundancy.nodes() > 1).then(|| redundancy.nodes() - 1);
+        let judge = Judge { file, all: records, records: of_file, world, row };
         judge.all_of(&mut violations);
     }
     violations.truncate(TOLD);
@@ -74,6 +82,10 @@ pub(super) struct Excuses {
     pub(super) calm: bool,
     /// Processes run short of descriptors. A block of which a part could not be cut off is lost: it must not show again.
     pub(super) short: bool,
+    /// No more than one node was hurt at a time: rows bear that, so redundant files have no excuse.
+    pub(super) bears: bool,
+    /// Bits turned over in far memory.
+    pub(super) flips: bool,
 }
 
 struct Judge<'a> {
@@ -81,6 +93,8 @@ struct Judge<'a> {
     all: &'a [Record],
     records: Vec<&'a Record>,
     world: Excuses,
+    /// Data extents of a row, if the file has any.
+    row: Option<u64>,
 }
 
 /// What a read found.
@@ -325,7 +339,18 @@ impl<'a> Judge<'a> {
                 cells.clone()
             }
         };
+        let bears = self.world.bears && self.row.is_some();
         let is_explained = match error {
+            // Writing may have gone half-way and been given up; nothing else explains it.
+            FileError::Lost { .. } if bears => self.is_in_doubt(failed, &cells),
+            FileError::Short | FileError::Unavailable { .. } if bears => false,
+            FileError::Damaged { .. } if bears => self.world.flips && self.is_in_doubt(failed, &cells),
+            FileError::Damaged { .. } => self.world.flips,
+            FileError::TooFewNodes { .. } => !matches!(failed.asked, Asked::Read(_)),
+            // What cannot be read cannot be cut either, and is lost then: it must not show again.
+            FileError::Lost { .. } if self.row.is_none() && self.world.flips => true,
+            // Members of a row that were lost together leave blocks lost that lie elsewhere by now.
+            FileError::Lost { .. } if self.row.is_some() && !self.world.calm => true,
             // A write may itself have ended in doubt: its connection broke, and there was no descriptor for another.
             FileError::Lost { .. } if matches!(failed.asked, Asked::Write(_)) && !self.world.calm => true,
             FileError::Lost { .. } => failed.was_lost || self.is_in_doubt(failed, &cells),
@@ -342,27 +367,42 @@ impl<'a> Judge<'a> {
         ))
     }
 
+    /// The blocks of a block's column, and itself: what is in doubt in one of them takes the parity from all.
+    fn column_of(&self, block: u64) -> impl Iterator<Item = u64> + use<> {
+        let (stripe, within) = (block / BLOCKS_PER_EXTENT, block % BLOCKS_PER_EXTENT);
+        let stripes = match self.row {
+            Some(data) => stripe / data * data..(stripe / data + 1) * data,
+            None => stripe..stripe + 1,
+        };
+        stripes.map(move |stripe| stripe * BLOCKS_PER_EXTENT + within)
+    }
+
     /// Whether a change to one of these blocks ended in doubt, and none that was acknowledged covered the block since.
     fn is_in_doubt(&self, failed: &Record, cells: &Range<u64>) -> bool {
         let (first, end) = (cells.start / CELLS_PER_BLOCK, cells.end.div_ceil(CELLS_PER_BLOCK));
-        (first..end).any(|block| {
-            let of_block = block * CELLS_PER_BLOCK..(block + 1) * CELLS_PER_BLOCK;
-            let touches = |record: &Record| {
-                let changed = record.changed();
-                changed.start < of_block.end && of_block.start < changed.end
-            };
-            let covers = |record: &Record| {
-                let changed = record.changed();
-                changed.start <= of_block.start && of_block.end <= changed.end
-            };
-            self.records.iter().any(|doubt| {
-                let is_cut = self.world.short && doubt.written().is_empty() && !covers(doubt);
-                let in_doubt = (!doubt.is_done() || is_cut) && touches(doubt) && doubt.start < failed.end;
-                let mended = |other: &&&Record| {
-                    other.is_done() && covers(other) && doubt.precedes(other) && other.precedes(failed)
+        (first..end).flat_map(|block| self.column_of(block).map(move |mate| (block, mate))).any(
+            |(block, mate)| {
+                let of_block = block * CELLS_PER_BLOCK..(block + 1) * CELLS_PER_BLOCK;
+                let of_mate = mate * CELLS_PER_BLOCK..(mate + 1) * CELLS_PER_BLOCK;
+                let touches = |record: &Record| {
+                    let changed = record.changed();
+                    changed.start < of_mate.end && of_mate.start < changed.end
                 };
-                in_doubt && !std::ptr::eq(*doubt, failed) && !self.records.iter().any(|other| mended(&other))
-            })
-        })
+                let covers = |record: &Record| {
+                    let changed = record.changed();
+                    changed.start <= of_block.start && of_block.end <= changed.end
+                };
+                self.records.iter().any(|doubt| {
+                    let is_cut = self.world.short && doubt.written().is_empty() && !covers(doubt);
+                    let in_doubt = (!doubt.is_done() || is_cut) && touches(doubt) && doubt.start < failed.end;
+                    let mended = |other: &&&Record| {
+                        other.is_done() && covers(other) && doubt.precedes(other) && other.precedes(failed)
+                    };
+                    in_doubt
+                        && !std::ptr::eq(*doubt, failed)
+                        && !self.records.iter().any(|other| mended(&other))
+                })
+            },
+        )
     }
 }

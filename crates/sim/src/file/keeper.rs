@@ -37,10 +37,8 @@ pub(super) fn start<R: Rules>(run: &Rc<Run<R>>) {
 async fn move_out<R: Rules>(run: &Run<R>, core: &SessionCore) {
     while run.phase.get() != Phase::Leaving {
         run.world.sleep_by(run.host, LOOK_TO_MOVE_EVERY).await;
-        if run.stock.is_to_leave() {
-            // What cannot be moved is tried again, until it is gone.
-            let _ = run.store.move_out(core, || run.phase.get() == Phase::Leaving).await;
-        }
+        // What cannot be moved or made anew is tried again, until it is gone.
+        let _ = run.store.look_after(core, || run.phase.get() == Phase::Leaving).await;
         core.let_go().await;
     }
 }

@@ -5,13 +5,19 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_fabric::sim::Random;
+use farpool_fabric::{AccessKind, Mapping};
 use farpool_file::Rules;
+use farpool_pool::EXTENT_BYTES;
 use farpool_wire::control::RevokeRequest;
 
+use super::client::CELLS;
+use super::history::CELL;
 use super::{BUSY_TTLS, Run, client};
 use crate::plane::post::{Post, Question};
 use crate::plane::{Plane, node};
 
+/// Bits that turn over in one extent: near borders, where clients are, some hit what is read.
+const FLIPS_PER_EXTENT: u64 = 24;
 /// Mishaps of a run, at most.
 const MOST: u64 = 6;
 /// For having leases taken back.
@@ -27,6 +33,8 @@ enum Kind {
     /// The process that looks after the leases stops for a while.
     KeeperStops,
     ClientStops,
+    /// Bits of what a node holds of a file turn over.
+    Flips(usize),
     TakeBack {
         count: u32,
         grace_ms: u64,
@@ -64,6 +72,64 @@ pub(super) fn draw(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
         Mishap { kind, after, lasting }
     };
     (0..count).map(mishap).collect()
+}
+
+impl Mishap {
+    pub(super) fn is_a_flip(&self) -> bool {
+        matches!(self.kind, Kind::Flips(_))
+    }
+}
+
+/// Draws the mishaps of a run in which no more than one node is hurt at a time: always the same one.
+pub(super) fn draw_bearable(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
+    let busy_ms = BUSY_TTLS * plane.ttl.0;
+    let victim = random.index(plane.nodes.len());
+    let count = 1 + random.below(MOST);
+    let mishap = |_| {
+        let kind = match random.below(12) {
+            0..4 => Kind::NodeDies(victim),
+            4..6 => Kind::Cut(victim),
+            6..8 => Kind::Flips(victim),
+            8..10 => Kind::ClientDies,
+            _ => Kind::BrokerDies,
+        };
+        let after = Duration::from_micros(random.below(busy_ms * 1_000));
+        let lasting = Duration::from_millis(100 + random.below(2 * plane.ttl.0));
+        Mishap { kind, after, lasting }
+    };
+    (0..count).map(mishap).collect()
+}
+
+/// Turns over a bit in each of some blocks that a node holds of a file.
+fn flip_bits<R: Rules>(run: &Run<R>, index: usize) {
+    let node = &run.nodes[index];
+    let Some(shell) = node.shell() else { return };
+    let mut random = run.random(run.next_name());
+    for (number, file) in run.files.borrow().iter() {
+        for at in 0..CELLS * CELL / EXTENT_BYTES {
+            let Some(extent) = file.extent_at(at * EXTENT_BYTES) else { continue };
+            let region = extent.region();
+            if region.id.node != node.id {
+                continue;
+            }
+            for _ in 0..FLIPS_PER_EXTENT {
+                let address = extent.address(random.below(EXTENT_BYTES));
+                let bit = 1 << random.below(8);
+                let mut flip = |memory: &Mapping| {
+                    let mut byte = [0];
+                    memory.read(address.offset, &mut byte)?;
+                    memory.write(address.offset, &[byte[0] ^ bit])
+                };
+                if shell
+                    .regions
+                    .with_region(region.id.index, region.epoch, AccessKind::Write, &mut flip)
+                    .is_ok()
+                {
+                    run.world.note("file {}: a bit of extent {} turns over", &[*number, at]);
+                }
+            }
+        }
+    }
 }
 
 pub(super) fn start<R: Rules>(run: &Rc<Run<R>>, mishaps: Vec<Mishap>) {
@@ -133,6 +199,7 @@ async fn happen<R: Rules>(run: &Rc<Run<R>>, kind: Kind, lasting: Duration) {
                 run.world.sleep(lasting).await;
             }
         }
+        Kind::Flips(index) => flip_bits(run, index),
         Kind::TakeBack { count, grace_ms } => {
             let me = run.world.add_process(run.broker.host);
             let operator = Post::open(&run.plane, me, |_| Box::pin(std::future::ready(None)));

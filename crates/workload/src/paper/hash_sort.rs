@@ -3,12 +3,11 @@
 //! What is sampled is what the server's process reads and writes by system calls: temporary files, and the tables.
 
 use std::path::Path;
-use std::time::Instant;
 
 use anyhow::{Result, ensure};
 
-use super::process::Done;
 use super::stage::{Spot, Stage, StageOptions};
+use super::watch::{Sample, Watch};
 use crate::progress::Progress;
 use crate::query::{HashSort, TempSpace};
 use crate::stop::StopFlag;
@@ -24,19 +23,6 @@ pub struct HashSortOptions<'a> {
     pub work_dir: &'a Path,
     /// The `farpool` binary.
     pub farpool: &'a Path,
-}
-
-/// What the server's process had done at some time of a run.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sample {
-    /// Since the run began.
-    pub at_s: f64,
-    /// Read until then.
-    pub read_bytes: u64,
-    /// Written until then.
-    pub written_bytes: u64,
-    /// Processor time until then.
-    pub cpu_s: f64,
 }
 
 /// A run.
@@ -96,26 +82,6 @@ pub fn measure(options: &HashSortOptions<'_>, stop: &StopFlag) -> Result<HashSor
     Ok(HashSortReport { runs, postgres, limits_mib, notes })
 }
 
-/// Looks at a process from time to time.
-#[derive(Default)]
-struct Watch {
-    since: Option<(Instant, Done)>,
-    samples: Vec<Sample>,
-}
-
-impl Watch {
-    fn look(&mut self, pid: u32) {
-        let Some(done) = Done::of(pid) else { return };
-        let (started, before) = *self.since.get_or_insert_with(|| (Instant::now(), done));
-        self.samples.push(Sample {
-            at_s: started.elapsed().as_secs_f64(),
-            read_bytes: done.read_bytes - before.read_bytes,
-            written_bytes: done.written_bytes - before.written_bytes,
-            cpu_s: done.cpu_s - before.cpu_s,
-        });
-    }
-}
-
 impl HashSortReport {
     /// Seconds of a place, round by round.
     pub fn seconds(&self, spot: Spot) -> Vec<f64> {
@@ -145,16 +111,5 @@ mod tests {
         let report = HashSortReport { runs, postgres: "15".into(), limits_mib: None, notes: Vec::new() };
         assert_eq!(report.ratios(Spot::Disk, Spot::Tmpfs), [2.0, 3.0]);
         assert!(report.ratios(Spot::Throttled, Spot::Tmpfs).is_empty());
-    }
-
-    #[test]
-    fn a_watch_counts_from_its_first_look() {
-        let mut watch = Watch::default();
-        watch.look(std::process::id());
-        watch.look(std::process::id());
-        assert_eq!(watch.samples[0].read_bytes, 0);
-        assert!(watch.samples[1].read_bytes > 0, "it has read /proc");
-        watch.look(u32::MAX);
-        assert_eq!(watch.samples.len(), 2);
     }
 }

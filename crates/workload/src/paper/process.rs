@@ -43,6 +43,18 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }
 
+/// The child of a process whose title holds a text.
+pub fn child_titled(parent_pid: u32, text: &str) -> Option<u32> {
+    let proc = Path::new("/proc");
+    let pids =
+        fs::read_dir(proc).ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut children = pids.filter(|&pid| parent(proc, pid) == Some(parent_pid));
+    children.find(|pid| {
+        let title = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default(); // it has ended
+        String::from_utf8_lossy(&title).contains(text)
+    })
+}
+
 /// Lets a process, its children and all their threads run on one processor only; those that they start will inherit it.
 pub fn confine(pid: u32, processor: usize) -> Result<()> {
     let mut set = CpuSet::new();
@@ -96,6 +108,15 @@ mod tests {
     fn this_process_has_read_something() {
         assert!(Done::of(std::process::id()).unwrap().read_bytes > 0);
         assert_eq!(Done::of(u32::MAX), None);
+    }
+
+    #[test]
+    fn child_is_found_by_its_title() {
+        let mut child = std::process::Command::new("sleep").arg("600.25").spawn().unwrap();
+        assert_eq!(child_titled(std::process::id(), "600.25"), Some(child.id()));
+        assert_eq!(child_titled(std::process::id(), "no such title"), None);
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::tpch;
 /// The database's limit: at scale factor 1 tables and temporary data are several times as large.
 const MEMORY_LIMIT_MIB: u64 = 1024;
 /// Files on tmpfs are charged to who writes them: with those the limit is larger by what is written.
-const LOCAL_LIMIT_MIB: u64 = 8192;
+pub const LOCAL_LIMIT_MIB: u64 = 8192;
 const NODES: u32 = 2;
 /// As for the demo: temporary files hold 1.6 GiB at once at scale factor 1, and stripes need room.
 const FAR_MIB_PER_SCALE: f64 = 3072.0;
@@ -170,7 +170,8 @@ impl Stage {
     }
 }
 
-fn noted<T>(result: Result<T>, consequence: &str, notes: &mut Vec<String>) -> Option<T> {
+/// What could not be had becomes a note.
+pub fn noted<T>(result: Result<T>, consequence: &str, notes: &mut Vec<String>) -> Option<T> {
     result.map_err(|error| notes.push(format!("{consequence}: {error:#}"))).ok()
 }
 
@@ -180,10 +181,17 @@ fn subfolder(work: &Path, name: &str) -> Result<std::path::PathBuf> {
     Ok(dir)
 }
 
-fn make_volume(scale: f64, work: &Path, limit: Option<&MemoryLimit>) -> Result<ThrottledVolume> {
+/// A throttled disk with room for temporary files.
+pub fn make_volume(scale: f64, work: &Path, limit: Option<&MemoryLimit>) -> Result<ThrottledVolume> {
     let mount_point = subfolder(work, "throttled")?;
     let size_mib = VOLUME_MIN_MIB + (FAR_MIB_PER_SCALE * scale) as u64;
     ThrottledVolume::make(&work.join("throttled.image"), &mount_point, size_mib, limit)
+}
+
+/// What each of two nodes lends.
+pub fn node_mib(scale: f64) -> u64 {
+    let share = (FAR_MIB_PER_SCALE * scale) as u64 / u64::from(NODES);
+    share.max(NODE_MIN_MIB).next_multiple_of(REGION_MIB)
 }
 
 /// A pool with a mount.
@@ -193,7 +201,6 @@ fn start_pool(
     transport: Transport,
     stop: &StopFlag,
 ) -> Result<FarMemory> {
-    let share = (FAR_MIB_PER_SCALE * options.scale) as u64 / u64::from(NODES);
     let dir = subfolder(work, &transport.to_string())?;
     let pool = PoolOptions {
         farpool: options.farpool,
@@ -201,7 +208,7 @@ fn start_pool(
         mount_point: &subfolder(&dir, "far")?,
         log_dir: &dir,
         nodes: NODES,
-        memory_per_node_mib: share.max(NODE_MIN_MIB).next_multiple_of(REGION_MIB),
+        memory_per_node_mib: node_mib(options.scale),
         transport,
         allow_other: Server::is_other_user(),
     };

@@ -1,0 +1,211 @@
+//! `farpool volume`: what of a mount bears the loss of a node, what was lost, what is made anew. The mount's daemon answers
+//! by attributes of the mount's root, so nothing but the mount has to be reached.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use rustix::fs::{XattrFlags, getxattr, setxattr};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::output::{tell, tell_json};
+
+/// The state as JSON, and what has work begun (`crates/mount/src/fs/volume.rs`).
+const STATE: &str = "user.farpool.volume";
+const REBUILD: &str = "user.farpool.rebuild";
+const SCRUB: &str = "user.farpool.scrub";
+/// Far more than the state takes.
+const MAX_STATE_BYTES: usize = 4 << 10;
+/// How often progress is asked for.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How long a rebuild may bring nothing before its failure is told: several attempts fit in.
+const REBUILD_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Look after a mount's redundancy: state, rebuild, scrub
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool volume status /mnt/far                    what bears the loss of a node, and what is missing
+  farpool volume status /mnt/far --json | jq .missing_extents
+  farpool volume rebuild /mnt/far                   wait until what was lost lies elsewhere again
+  farpool volume scrub /mnt/far                     read every block, mend what is wrong")]
+pub struct VolumeArgs {
+    #[command(subcommand)]
+    command: VolumeCommand,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum VolumeCommand {
+    /// Say what bears the loss of a node, what is missing, and what is under way
+    Status {
+        /// Where the file system is mounted
+        #[arg(value_name = "MOUNTPOINT")]
+        mountpoint: PathBuf,
+
+        /// Print JSON instead of lines
+        #[arg(long)]
+        json: bool,
+    },
+    /// Wait until what lay on lost nodes lies elsewhere again; it begins by itself when a node is lost
+    Rebuild {
+        /// Where the file system is mounted
+        #[arg(value_name = "MOUNTPOINT")]
+        mountpoint: PathBuf,
+    },
+    /// Read every block and parity, and mend what is not what was written there
+    Scrub {
+        /// Where the file system is mounted
+        #[arg(value_name = "MOUNTPOINT")]
+        mountpoint: PathBuf,
+    },
+}
+
+/// Facts about a mount's redundancy. Names and meanings of the fields are stable; new ones may join.
+#[derive(Debug, Serialize, Deserialize)]
+struct Volume {
+    /// Of files for which nothing else was chosen.
+    redundancy: String,
+    files: u64,
+    redundant_files: u64,
+    /// Of redundant files.
+    extents: u64,
+    missing_extents: u64,
+    to_rebuild: bool,
+    wrong_blocks: u64,
+    mended_blocks: u64,
+    lost_blocks: u64,
+    rebuild: Work,
+    scrub: Work,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Work {
+    running: bool,
+    blocks_total: u64,
+    blocks_done: u64,
+    finished: u64,
+}
+
+/// Asks the mount, or has it work.
+pub fn run(args: VolumeArgs) -> Result<()> {
+    match args.command {
+        VolumeCommand::Status { mountpoint, json } => {
+            let volume = ask(&mountpoint)?;
+            if json { tell_json(&volume) } else { volume.lines().into_iter().try_for_each(tell) }
+        }
+        VolumeCommand::Rebuild { mountpoint } => rebuild(&mountpoint),
+        VolumeCommand::Scrub { mountpoint } => scrub(&mountpoint),
+    }
+}
+
+impl Volume {
+    fn lines(&self) -> Vec<String> {
+        let work = |name: &str, work: &Work| {
+            let state = match work.running {
+                true => format!("{} of {} blocks", work.blocks_done, work.blocks_total),
+                false if work.finished > 0 => "done".to_owned(),
+                false => "none so far".to_owned(),
+            };
+            format!("{name:<12}{state}")
+        };
+        let missing = match self.missing_extents {
+            0 if self.to_rebuild => "nothing; being looked at".to_owned(),
+            0 => "nothing".to_owned(),
+            missing => format!("{missing} of {} extents, made from the others meanwhile", self.extents),
+        };
+        vec![
+            format!("redundancy  {}, unless chosen for a file or directory", self.redundancy),
+            format!("files       {}, of which {} bear the loss of a node", self.files, self.redundant_files),
+            format!("missing     {missing}"),
+            work("rebuild", &self.rebuild),
+            work("scrub", &self.scrub),
+            format!(
+                "blocks      {} wrong, {} mended, {} lost",
+                self.wrong_blocks, self.mended_blocks, self.lost_blocks
+            ),
+        ]
+    }
+}
+
+fn ask(mountpoint: &Path) -> Result<Volume> {
+    let mut state = vec![0; MAX_STATE_BYTES];
+    let bytes = getxattr(mountpoint, STATE, &mut state[..]).map_err(|error| complaint(error, mountpoint))?;
+    serde_json::from_slice(&state[..bytes])
+        .context("the mount is of another version of farpool: mount it anew")
+}
+
+fn command(mountpoint: &Path, name: &str) -> Result<()> {
+    setxattr(mountpoint, name, b"1", XattrFlags::empty()).map_err(|error| complaint(error, mountpoint))
+}
+
+fn complaint(error: Errno, mountpoint: &Path) -> anyhow::Error {
+    let place = mountpoint.display();
+    match error {
+        Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS => anyhow::anyhow!(
+            "{place} is not the root of a Farpool mount, or this kernel is older than 5.12: name the directory that was \
+             given to `farpool mount`"
+        ),
+        error => anyhow::Error::new(error).context(format!("cannot ask the mount at {place}")),
+    }
+}
+
+fn rebuild(mountpoint: &Path) -> Result<()> {
+    command(mountpoint, REBUILD)?;
+    let bar = bar("rebuilding");
+    let mut last_news = (Instant::now(), u64::MAX);
+    loop {
+        let volume = ask(mountpoint)?;
+        show(&bar, &volume.rebuild);
+        if volume.missing_extents == 0 && !volume.to_rebuild && !volume.rebuild.running {
+            bar.finish_and_clear();
+            return tell("nothing is missing");
+        }
+        let missing = volume.missing_extents;
+        if missing != last_news.1 {
+            last_news = (Instant::now(), missing);
+        } else if last_news.0.elapsed() > REBUILD_PATIENCE {
+            bar.finish_and_clear();
+            bail!(
+                "{missing} extents are still missing: there is no room for them on nodes that hold nothing else of their \
+                 rows; start another node with `farpool node`"
+            );
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+fn scrub(mountpoint: &Path) -> Result<()> {
+    let before = ask(mountpoint)?;
+    command(mountpoint, SCRUB)?;
+    let bar = bar("scrubbing");
+    // One that was under way when this was asked for does not count.
+    let wanted = before.scrub.finished + 1 + u64::from(before.scrub.running);
+    loop {
+        let volume = ask(mountpoint)?;
+        show(&bar, &volume.scrub);
+        if volume.scrub.finished >= wanted {
+            bar.finish_and_clear();
+            let found = volume.wrong_blocks.saturating_sub(before.wrong_blocks);
+            let mended = volume.mended_blocks.saturating_sub(before.mended_blocks);
+            let lost = volume.lost_blocks.saturating_sub(before.lost_blocks);
+            return tell(format!(
+                "{} blocks read: {found} wrong, {mended} mended, {lost} lost",
+                volume.scrub.blocks_done
+            ));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+fn bar(name: &'static str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{prefix} [{bar:40}] {pos}/{len} blocks");
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(0).with_style(style).with_prefix(name)
+}
+
+fn show(bar: &ProgressBar, work: &Work) {
+    bar.set_length(work.blocks_total);
+    bar.set_position(work.blocks_done);
+}

@@ -1,0 +1,236 @@
+//! `farpool run`: which library is loaded into which program, and what is said when that is impossible.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::support::{
+    Mount, Output, Pool, PoolOptions, Process, assert_complaint, eventually, farpool, run, run_command, tied,
+};
+
+/// A library that answers for itself when asked, in the place of the real one.
+fn stand_in(dir: &Path) -> PathBuf {
+    let library = dir.join("libstandin.so");
+    compile(dir, "const char *stood_in(void) { return \"loaded\"; }", &["-shared", "-fPIC"], &library);
+    library
+}
+
+/// A program that says whether the library was loaded, and then its arguments.
+const WITNESS: &str = "
+    #define _GNU_SOURCE
+    #include <dlfcn.h>
+    #include <stdio.h>
+    #include <signal.h>
+    int main(int count, char **arguments) {
+        const char *(*stood_in)(void) = (const char *(*)(void))dlsym(RTLD_DEFAULT, \"stood_in\");
+        printf(\"%s\", stood_in ? stood_in() : \"alone\");
+        printf(signal(SIGXFSZ, SIG_DFL) == SIG_DFL ? \" ends\" : \" ignores\");
+        for (int i = 0; i < count; i++) printf(\" %s\", arguments[i]);
+        return 7;
+    }";
+
+fn compile(dir: &Path, source: &str, options: &[&str], into: &Path) {
+    let text = dir.join("source.c");
+    fs::write(&text, source).unwrap();
+    let output = Command::new("cc").args(options).arg("-o").arg(into).arg(text).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn run_with(library: &Path, args: &[&str]) -> Output {
+    let mut command = farpool(["run"].iter().chain(args));
+    command.env("FARPOOL_PRELOAD", library).env_remove("LD_PRELOAD");
+    run_command(command)
+}
+
+#[test]
+fn the_program_gets_the_library_its_arguments_and_its_own_exit_status() {
+    let dir = TempDir::new().unwrap();
+    let (library, witness) = (stand_in(dir.path()), dir.path().join("witness"));
+    compile(dir.path(), WITNESS, &["-w"], &witness);
+    let witness = witness.to_str().unwrap();
+    for dashes in [&[][..], &["--"]] {
+        let output = run_with(&library, &[dashes, &[witness, "-x", "--help", "--", "y"]].concat());
+        assert_eq!(output.status.code(), Some(7));
+        let expected = format!("loaded ends {witness} -x --help -- y");
+        assert_eq!(output.stdout.trim_end(), expected);
+        assert!(output.stderr.is_empty());
+    }
+}
+
+#[test]
+fn a_program_that_cannot_be_served_runs_and_its_user_is_told_why() {
+    let dir = TempDir::new().unwrap();
+    let (library, program) = (stand_in(dir.path()), dir.path().join("static"));
+    compile(dir.path(), "int main(void) { return 0; }", &["-static"], &program);
+    let output = run_with(&library, &[program.to_str().unwrap()]);
+    assert!(output.status.success());
+    assert!(output.stderr.contains("is not accelerated: it is statically linked"), "{output:?}");
+}
+
+#[test]
+fn what_is_missing_is_named_with_the_fix() {
+    let dir = TempDir::new().unwrap();
+    let library = stand_in(dir.path());
+    assert_complaint(&run_with(&library, &["no-such-program"]), 1, "in PATH");
+    assert_complaint(&run_with(&library, &["/no/such/program"]), 1, "cannot run /no/such/program");
+    let plain = dir.path().join("plain");
+    fs::write(&plain, "text").unwrap();
+    fs::set_permissions(&plain, fs::Permissions::from_mode(0o600)).unwrap();
+    assert_complaint(&run_with(&library, &[plain.to_str().unwrap()]), 1, "cannot run");
+    assert_complaint(&run_with(Path::new("/no/such/library.so"), &["true"]), 2, "FARPOOL_PRELOAD");
+    let odd = dir.path().join("a b.so");
+    fs::copy(&library, &odd).unwrap();
+    assert_complaint(&run_with(&odd, &["true"]), 1, "cannot be preloaded");
+    assert_complaint(&run(["run"]), 2, "<COMMAND>");
+}
+
+/// The interposer as cargo built it.
+fn interposer() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let found =
+        test.ancestors().map(|folder| folder.join("libfarpool_preload.so")).find(|path| path.exists());
+    found.expect("the interposer is built by `cargo test`, or by `cargo build -p farpool-preload`")
+}
+
+/// Builds one of the C programs by which the interposer itself is tested.
+fn test_program(name: &str, dir: &Path) -> PathBuf {
+    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload/tests/programs");
+    let (source, program) = (programs.join(format!("{name}.c")), dir.join(name));
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-O1", "-w", "-o"]).arg(&program).arg(source).args(["-lpthread", "-ldl"]);
+    assert!(cc.output().unwrap().status.success());
+    program
+}
+
+/// What a program prints that works in a new folder of `parent`.
+fn seen_in(parent: &Path, program: &Path, args: &[&str], interposer: Option<&Path>) -> String {
+    let folder = TempDir::new_in(parent).unwrap();
+    let mut all = vec![program.to_str().unwrap(), folder.path().to_str().unwrap()];
+    all.extend(args);
+    let output = match interposer {
+        Some(library) => run_with(library, &all),
+        None => {
+            let mut command = Command::new(all[0]);
+            command.args(&all[1..]).env_remove("LD_PRELOAD");
+            run_command(command)
+        }
+    };
+    assert!(output.status.success() && output.stderr.is_empty(), "{program:?} {args:?}: {output:?}");
+    output.stdout
+}
+
+#[test]
+fn random_calls_on_a_mount_answer_the_same_with_the_interposer_as_without() {
+    let dir = TempDir::new().unwrap();
+    let (library, program) = (interposer(), test_program("sequence", dir.path()));
+    let pool = Pool::start(PoolOptions::default());
+    let mount = Mount::of(&pool, &["--accelerate"]);
+    for seed in ["1", "2", "3"] {
+        let args = [seed, "1500"];
+        let plain = seen_in(mount.path(), &program, &args, None);
+        let with = seen_in(mount.path(), &program, &args, Some(&library));
+        let differs = plain.lines().zip(with.lines()).find(|(plain, with)| plain != with);
+        assert_eq!((differs, plain.len()), (None, with.len()), "seed {seed}");
+    }
+}
+
+#[test]
+fn threads_handlers_and_children_of_an_interposed_program_find_their_files_on_a_mount() {
+    let dir = TempDir::new().unwrap();
+    let library = interposer();
+    let pool = Pool::start(PoolOptions::default());
+    let mount = Mount::of(&pool, &["--accelerate"]);
+    for name in ["threads", "children"] {
+        let program = test_program(name, dir.path());
+        seen_in(mount.path(), &program, &[], None);
+        seen_in(mount.path(), &program, &[], Some(&library));
+    }
+}
+
+#[test]
+fn positional_calls_on_a_mount_need_no_kernel() {
+    let dir = TempDir::new().unwrap();
+    let (library, program) = (interposer(), test_program("unaided", dir.path()));
+    let pool = Pool::start(PoolOptions::default());
+    let mount = Mount::of(&pool, &["--accelerate"]);
+    seen_in(mount.path(), &program, &[], Some(&library));
+}
+
+/// What the processes of `stress.c` share: a word to end by, progress of each, what was last written to each block.
+struct Control {
+    file: File,
+    path: PathBuf,
+}
+
+const ROLES: [&str; 6] = ["keeping", "keeping", "keeping", "reopening", "keeping", "mapping"];
+/// It keeps the file open without the interposer: while it lives, nobody is accelerated.
+const BYSTANDER: usize = 4;
+/// These run without the interposer.
+const PLAIN: [usize; 2] = [3, BYSTANDER];
+const SHARED_BYTES: u64 = 24 * 8192;
+const CONTROL_BYTES: u64 = 8 * (1 + 6 + 24);
+/// Rounds that a process lives for before it is killed.
+const ROUNDS: u64 = 60;
+
+impl Control {
+    fn new(dir: &Path) -> Self {
+        let path = dir.join("control");
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        file.set_len(CONTROL_BYTES).unwrap();
+        Control { file, path }
+    }
+
+    fn progress(&self, process: usize) -> u64 {
+        let mut word = [0; 8];
+        self.file.read_exact_at(&mut word, 8 * (1 + process as u64)).unwrap();
+        u64::from_ne_bytes(word)
+    }
+
+    fn end(&self) {
+        self.file.write_all_at(&1_u64.to_ne_bytes(), 0).unwrap();
+    }
+}
+
+#[test]
+fn accelerated_plain_and_mapping_processes_agree_on_one_file_while_they_are_killed() {
+    let dir = TempDir::new().unwrap();
+    let (library, program) = (interposer(), test_program("stress", dir.path()));
+    let control = Control::new(dir.path());
+    let pool = Pool::start(PoolOptions::default());
+    let mount = Mount::of(&pool, &["--accelerate"]);
+    fs::write(mount.file("shared"), vec![0; SHARED_BYTES as usize]).unwrap();
+    let start = |process: usize| {
+        let folder = mount.path().to_str().unwrap();
+        let number = process.to_string();
+        let mut command = tied(&program, [folder, ROLES[process], &number, control.path.to_str().unwrap()]);
+        if !PLAIN.contains(&process) {
+            command.env("LD_PRELOAD", &library);
+        }
+        Process::start(format!("stress {process}"), command)
+    };
+    let works = |process: usize| {
+        let from = control.progress(process);
+        eventually("the process works", || control.progress(process) >= from + ROUNDS);
+    };
+    let mut processes: Vec<Process> = (0..ROLES.len()).map(start).collect();
+    for _ in 0..3 {
+        for (number, process) in processes.iter_mut().enumerate() {
+            works(number);
+            process.kill();
+            if number == BYSTANDER {
+                // While it is gone, and the one that opens the file anew has it closed, the others are accelerated.
+                (0..BYSTANDER).for_each(works);
+            }
+            *process = start(number);
+        }
+    }
+    control.end();
+    for mut process in processes {
+        let output = process.wait();
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    }
+}

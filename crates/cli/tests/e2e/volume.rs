@@ -1,0 +1,145 @@
+//! What a mount's redundancy bears: nodes killed under load, rebuilds, scrubs.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{Advice, XattrFlags};
+use rustix::io::Errno;
+use serde_json::Value;
+
+use crate::support::{Mount, Pool, PoolOptions, assert_complaint, eventually, pattern, run};
+
+const MIB: usize = 1 << 20;
+const REDUNDANCY: &str = "user.farpool.redundancy";
+
+fn write_new(path: &Path, data: &[u8]) {
+    let mut file = File::create(path).unwrap();
+    file.write_all(data).unwrap();
+    file.sync_all().unwrap();
+}
+
+/// Reads a file past what the kernel may have kept of it.
+fn read_from_far(path: &Path) -> Vec<u8> {
+    let file = File::open(path).unwrap();
+    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+    fs::read(path).unwrap()
+}
+
+fn volume(command: &str, mount: &Mount) -> String {
+    let output = run(["volume", command, mount.path().to_str().unwrap()]);
+    assert!(output.status.success(), "{output:?}");
+    output.stdout
+}
+
+fn state(mount: &Mount) -> Value {
+    let output = run(["volume", "status", "--json", mount.path().to_str().unwrap()]);
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_str(&output.stdout).unwrap()
+}
+
+fn chosen(path: &Path) -> String {
+    let mut value = [0; 64];
+    let bytes = rustix::fs::getxattr(path, REDUNDANCY, &mut value[..]).unwrap();
+    String::from_utf8(value[..bytes].to_vec()).unwrap()
+}
+
+fn choose(path: &Path, redundancy: &str) -> Result<(), Errno> {
+    rustix::fs::setxattr(path, REDUNDANCY, redundancy.as_bytes(), XattrFlags::empty())
+}
+
+/// Kills two nodes one after the other, the second once everything lies elsewhere again, while a file is written over and over.
+fn lose_two_nodes_one_after_the_other(redundancy: &str) {
+    let mut pool = Pool::start(PoolOptions { nodes: 4, ..PoolOptions::default() });
+    let mut mount = Mount::of(&pool, &["--redundancy", redundancy]);
+    let (kept, busy) = (mount.file("kept"), mount.file("busy"));
+    let data = pattern(8 * MIB + 12_345, 1);
+    write_new(&kept, &data);
+    write_new(&busy, &pattern(4 * MIB, 2));
+
+    let stop = AtomicBool::new(false);
+    let last = std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let file = File::options().write(true).open(&busy).unwrap();
+            let mut round = 2;
+            while !stop.load(Ordering::Relaxed) {
+                round += 1;
+                file.write_all_at(&pattern(4 * MIB, round), 0).unwrap();
+                file.sync_all().unwrap();
+            }
+            round
+        });
+        pool.nodes[0].kill();
+        assert!(read_from_far(&kept) == data, "a lost node changes nothing");
+        eventually("the loss is noticed", || volume("status", &mount).contains("rebuild     done"));
+        volume("rebuild", &mount);
+        assert_eq!(state(&mount)["missing_extents"], 0);
+        pool.nodes[1].kill();
+        assert!(read_from_far(&kept) == data, "nor does a second one, after the rebuild");
+        stop.store(true, Ordering::Relaxed);
+        load.join().unwrap()
+    });
+    assert!(read_from_far(&busy) == pattern(4 * MIB, last), "what was written while nodes died is there");
+    assert_eq!(state(&mount)["lost_blocks"], 0);
+    mount.unmount();
+}
+
+#[test]
+fn a_parity_file_bears_a_killed_node_under_load_and_after_the_rebuild_another() {
+    lose_two_nodes_one_after_the_other("parity:2");
+}
+
+#[test]
+fn a_mirrored_file_bears_a_killed_node_under_load_and_after_the_rebuild_another() {
+    lose_two_nodes_one_after_the_other("mirror");
+}
+
+#[test]
+fn a_scrub_reads_every_block_and_finds_nothing_wrong_with_sound_memory() {
+    let pool = Pool::start(PoolOptions { nodes: 3, ..PoolOptions::default() });
+    let mut mount = Mount::of(&pool, &["--redundancy", "parity:2"]);
+    write_new(&mount.file("data"), &pattern(2 * MIB, 1));
+    // Eight extents of data in four rows, each with one of parity.
+    let said = volume("scrub", &mount);
+    assert_eq!(said.trim(), "384 blocks read: 0 wrong, 0 mended, 0 lost");
+    let lines = volume("status", &mount);
+    assert!(lines.contains("redundancy  parity:2") && lines.contains("missing     nothing"), "{lines}");
+    mount.unmount();
+}
+
+#[test]
+fn redundancy_is_chosen_for_a_directory_or_an_empty_file_and_stays_once_there_is_data() {
+    let pool = Pool::start(PoolOptions::default());
+    let mut mount = Mount::of(&pool, &[]);
+    let plain = mount.file("plain");
+    write_new(&plain, b"data");
+    assert_eq!(chosen(&plain), "stripe");
+    assert_eq!(choose(&plain, "mirror"), Err(Errno::BUSY), "it has data");
+
+    let directory = mount.file("directory");
+    fs::create_dir(&directory).unwrap();
+    choose(&directory, "mirror").unwrap();
+    assert_eq!(choose(&directory, "raid7"), Err(Errno::INVAL));
+    fs::create_dir(directory.join("deeper")).unwrap();
+    let inherits = directory.join("deeper/file");
+    write_new(&inherits, &pattern(MIB, 1));
+    assert_eq!(chosen(&inherits), "mirror");
+    assert_eq!(state(&mount)["redundant_files"], 1);
+
+    let empty = mount.file("empty");
+    File::create(&empty).unwrap();
+    choose(&empty, "parity:3").unwrap();
+    assert_eq!(chosen(&empty), "parity:3");
+    let error = fs::write(&empty, pattern(MIB, 1)).and_then(|()| File::open(&empty)?.sync_all());
+    assert!(error.is_err(), "four nodes are needed and there are two");
+    mount.unmount();
+}
+
+#[test]
+fn volume_of_a_directory_that_is_no_mount_names_the_fix() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = run(["volume", "status", directory.path().to_str().unwrap()]);
+    assert_complaint(&output, 1, "farpool mount");
+}

@@ -1,0 +1,92 @@
+//! Locks on blocks of a row's members.
+//!
+//! L1. Everybody takes them in one order: members with data ascending, then the parity, each member's blocks ascending.
+//!     So no two can wait for each other.
+//! L2. Whoever has a parity block's lock has its whole column: nothing is stored in any member of the column without it.
+
+use std::ops::Range;
+
+use farpool_pool::{Extent, SessionCore};
+use farpool_wire::BlockWord;
+
+use crate::blocks::BlockPlace;
+use crate::error::FileError;
+use crate::redundancy::is_parity;
+use crate::rules::Rules;
+use crate::store::StoreCore;
+
+/// Locks of a row. Dropping them leaves each block with the word it was given; else as it was, or lost when a write to it
+/// was given up half-way.
+pub(crate) struct Held<'a, R: Rules> {
+    store: &'a StoreCore<R>,
+    /// A write was posted and its outcome not yet seen.
+    pub(crate) in_doubt: bool,
+    /// As that, of a write that brings what the words say already.
+    pub(crate) mending: bool,
+    /// In the order of locking, which is that of members and blocks.
+    held: Vec<Hold>,
+}
+
+struct Hold {
+    at: (u64, u64),
+    place: BlockPlace,
+    word: BlockWord,
+    next: Option<BlockWord>,
+}
+
+impl<'a, R: Rules> Held<'a, R> {
+    /// Takes the locks of these blocks of these members, which are given in the order of locking. `offset` is what an error
+    /// names.
+    pub(crate) async fn take(
+        store: &'a StoreCore<R>,
+        core: &SessionCore,
+        members: impl IntoIterator<Item = (u64, &Extent, Range<u64>)>,
+        offset: u64,
+    ) -> Result<Held<'a, R>, FileError> {
+        let mut held = Held { store, in_doubt: false, mending: false, held: Vec::new() };
+        for (stripe, extent, blocks) in members {
+            for block in blocks {
+                let place = store.words.place(extent, block);
+                let word = store.words.lock(core.endpoint(), place).await;
+                let word = word.map_err(|_| FileError::Unavailable { offset })?;
+                held.held.push(Hold { at: (stripe, block), place, word, next: None });
+            }
+        }
+        debug_assert!(held.held.is_sorted_by_key(|hold| hold.at), "one order for all");
+        Ok(held)
+    }
+
+    fn find(&self, stripe: u64, block: u64) -> Option<usize> {
+        self.held.binary_search_by_key(&(stripe, block), |hold| hold.at).ok()
+    }
+
+    /// The word of a block as it was when it was locked; of a block that is not: `None`.
+    pub(crate) fn word(&self, stripe: u64, block: u64) -> Option<BlockWord> {
+        self.find(stripe, block).map(|at| self.held[at].word)
+    }
+
+    /// What a block's word is to be.
+    pub(crate) fn set(&mut self, stripe: u64, block: u64, next: BlockWord) {
+        if let Some(at) = self.find(stripe, block) {
+            self.held[at].next = Some(next);
+        }
+    }
+}
+
+impl<R: Rules> Drop for Held<'_, R> {
+    fn drop(&mut self) {
+        let mut to_mend = self.mending;
+        for hold in self.held.drain(..) {
+            let otherwise = if self.in_doubt { R::in_doubt(hold.word) } else { hold.word };
+            let given_up = self.in_doubt && hold.next.is_none();
+            let word = hold.next.unwrap_or(otherwise);
+            let newly_lost = word.is_lost() && !hold.word.is_lost();
+            to_mend |= given_up || newly_lost && is_parity(hold.at.0);
+            self.store.words.store(hold.place, word);
+        }
+        // Only now: whoever finds the note finds the words that it is about.
+        if to_mend {
+            self.store.volume.has_to_mend();
+        }
+    }
+}

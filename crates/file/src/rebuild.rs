@@ -1,0 +1,276 @@
+//! Rebuilding: what lay on lost nodes and leases is made again from the rest of its row and put elsewhere, while the file is in
+//! use; and what has to leave its place, or lies where a dead write may still land, goes the same way.
+//!
+//! U1. An extent is made anew under the locks of all its blocks and of their parity: nobody writes meanwhile, so no late
+//!     write is missed. Who has waited for such a lock looks whether the extent is still the file's before it writes.
+//! U2. Each block is read or made again, and checked against its word; what cannot be had becomes lost, with its parity.
+//! U3. What cannot be put anywhere for now stays as it is and is tried again.
+//! U4. A block that is mended keeps its word: whatever becomes of the store, the block is what the others make.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use farpool_pool::{EXTENT_BYTES, Extent, SessionCore};
+use farpool_wire::{BLOCK_BYTES, BlockWord};
+
+use crate::blocks::BLOCKS_PER_EXTENT;
+use crate::error::FileError;
+use crate::file_core::FileCore;
+use crate::held::Held;
+use crate::reconstruct::Unfit;
+use crate::redundancy::{Rows, is_parity};
+use crate::rows::{Row, replace_member};
+use crate::rules::Rules;
+use crate::store::StoreCore;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// After each extent made anew: so that at most 200 MiB/s of a network that others use go into it.
+const PAUSE: Duration = Duration::from_micros(EXTENT_BYTES * 1_000_000 / (200 << 20));
+
+impl<R: Rules> StoreCore<R> {
+    /// Whether [`rebuild`](Self::rebuild) may find something to do.
+    pub fn is_to_rebuild(&self) -> bool {
+        self.volume.is_to_mend() || self.stock.losses() != self.volume.rebuilt_up_to()
+    }
+
+    /// Whether every row is whole: no member lies on a lost node or lease or where a dead write may land, and no parity is
+    /// lost. Looks at everything.
+    pub fn is_whole(&self) -> bool {
+        self.files().iter().filter_map(Weak::upgrade).all(|file| {
+            let Some(rows) = file.rows() else { return true };
+            file.members_to_rebuild().is_empty() && file.parity_to_mend(rows).is_empty()
+        })
+    }
+
+    /// Makes anew what was lost, as far as the rest and the room allow, and returns the last failure. Ends early when `stopped`
+    /// says so, or when there is no room.
+    pub async fn rebuild(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
+        if !self.is_to_rebuild() {
+            return Ok(());
+        }
+        let losses = self.stock.losses();
+        let _noted = self.volume.take_to_mend();
+        let files: Vec<_> = self.files().iter().filter_map(Weak::upgrade).collect();
+        let members = files.iter().map(|file| file.members_to_rebuild().len() as u64).sum::<u64>();
+        if members > 0 {
+            self.volume.rebuild.begin(members * BLOCKS_PER_EXTENT);
+        }
+        let mut result = Ok(());
+        for file in files {
+            let Some(rows) = file.rows() else { continue };
+            for stripe in file.members_to_rebuild() {
+                if stopped() {
+                    self.volume.has_to_mend();
+                    return Ok(());
+                }
+                match file.rebuild_extent(core, rows, stripe).await {
+                    Ok(()) => self.volume.rebuild.step(BLOCKS_PER_EXTENT),
+                    Err(error) => result = Err(error),
+                }
+                core.endpoint().sleep(PAUSE).await;
+            }
+            for (stripe, block) in file.parity_to_mend(rows) {
+                result = result.and(file.mend_block(core, rows, stripe, block).await.map(drop));
+            }
+        }
+        self.volume.rebuild.end();
+        match result {
+            Ok(()) => self.volume.is_rebuilt_up_to(losses),
+            Err(_) => self.volume.has_to_mend(),
+        }
+        result
+    }
+}
+
+impl<R: Rules> FileCore<R> {
+    /// Members that lie nowhere any more, or where nothing may be written.
+    fn members_to_rebuild(&self) -> Vec<u64> {
+        if self.rows().is_none() {
+            return Vec::new();
+        }
+        let map = self.map.read();
+        let is_to_rebuild = |extent: Arc<Extent>| extent.region().is_over() || extent.is_in_doubt();
+        let stripes = map.stripes(0, u64::MAX).into_iter();
+        stripes.filter(|stripe| map.extent(*stripe).is_some_and(is_to_rebuild)).collect()
+    }
+
+    /// Extents, and how many of them lie nowhere any more.
+    pub(crate) fn count_members(&self) -> (u64, u64) {
+        let map = self.map.read();
+        let stripes = map.stripes(0, u64::MAX);
+        let is_missing = |stripe: &&u64| map.extent(**stripe).is_some_and(|extent| extent.region().is_over());
+        (stripes.len() as u64, stripes.iter().filter(is_missing).count() as u64)
+    }
+
+    /// Parity blocks that are lost though their extent is there.
+    fn parity_to_mend(&self, rows: Rows) -> Vec<(u64, u64)> {
+        let parities: Vec<(u64, Arc<Extent>)> = {
+            let map = self.map.read();
+            let parities = map.stripes(rows.parity_of(0), u64::MAX).into_iter();
+            parities.filter_map(|stripe| Some((stripe, map.extent(stripe)?))).collect()
+        };
+        let words = &self.store.words;
+        let blocks = parities.iter().flat_map(|(stripe, extent)| {
+            let lost =
+                (0..BLOCKS_PER_EXTENT).filter(|block| words.load(words.place(extent, *block)).is_lost());
+            lost.map(|block| (*stripe, block))
+        });
+        blocks.collect()
+    }
+
+    /// Puts a member elsewhere, with what it held.
+    pub(crate) async fn rebuild_extent(
+        &self,
+        core: &SessionCore,
+        rows: Rows,
+        stripe: u64,
+    ) -> Result<(), FileError> {
+        let Some(old) = self.map.read().extent(stripe) else { return Ok(()) };
+        let fresh = self.take_member(rows, stripe).await?;
+        let offset = rows.data_of(rows.row_of(stripe)).start * EXTENT_BYTES;
+        let Some((mut held, row)) =
+            self.hold_member(core, rows, stripe, 0..BLOCKS_PER_EXTENT, offset).await?
+        else {
+            self.store.volume.has_to_mend(); // another member was replaced meanwhile: this one may be as it was
+            return Ok(());
+        };
+        if !row.member(stripe).is_some_and(|now| Arc::ptr_eq(now, &old)) {
+            return Ok(()); // somebody else has done it
+        }
+        let mut buffer = core.buffer(EXTENT_BYTES as usize).map_err(|_| FileError::TooLong)?;
+        let mut is_read = false;
+        if !old.region().is_over() {
+            let (returned, read) = core.read(&old, 0, buffer).await;
+            buffer = returned;
+            is_read = read.is_ok();
+        }
+        let mut kept = [BlockWord::EMPTY; BLOCKS_PER_EXTENT as usize];
+        for (block, (word, data)) in (0..).zip(kept.iter_mut().zip(buffer.chunks_exact_mut(BLOCK_BYTES))) {
+            *word = self.renewed(core, &row, &mut held, (stripe, block), data, is_read).await?;
+        }
+        if !R::rebuild_keeps_locks() {
+            drop(held);
+            held = Held::take(&self.store, core, [], offset).await?;
+        }
+        if kept.iter().any(|word| !word.is_empty() && !word.is_lost()) {
+            let (_, written) = core.write(&fresh, 0, buffer).await;
+            written.map_err(|error| FileError::from_access(error, offset))?;
+        }
+        for (block, word) in (0..).zip(kept) {
+            self.store.words.store(self.store.words.place(&fresh, block), word);
+        }
+        let in_place = replace_member(&mut self.map.write(), rows, stripe, &old, fresh);
+        drop(held); // only now: who waits for one of them finds the new extent
+        if !in_place {
+            self.store.volume.has_to_mend(); // cut off meanwhile, or another member took the node
+        }
+        Ok(())
+    }
+
+    /// One block of a member that is made anew: its contents in `data` and its word. `is_read`: `data` holds what lay in its
+    /// old place.
+    async fn renewed(
+        &self,
+        core: &SessionCore,
+        row: &Row,
+        held: &mut Held<'_, R>,
+        (stripe, block): (u64, u64),
+        data: &mut [u8],
+        is_read: bool,
+    ) -> Result<BlockWord, FileError> {
+        let (word, parity, _) = self.words_held(row, held, stripe, block);
+        if word.is_empty() || word.is_lost() && !is_parity(stripe) {
+            return Ok(word);
+        }
+        if is_read && !word.is_lost() && word.matches(R::checksum(data)) {
+            return Ok(word);
+        }
+        match self.remake(core, row, (stripe, block), word, parity).await {
+            Ok(right) => {
+                data.copy_from_slice(&right);
+                let is_new = is_parity(stripe) && (word.is_lost() || !word.matches(R::checksum(data)));
+                Ok(if is_new { word.written(R::checksum(data)) } else { word })
+            }
+            Err(Unfit::Later(error)) => Err(error),
+            Err(Unfit::Gone) => {
+                // With the parity: what is lost counts as zeros in it from now on.
+                held.set(row.parity.0, block, parity.lost());
+                self.store.volume.beyond_mending(1);
+                Ok(word.lost())
+            }
+        }
+    }
+
+    /// Takes the locks of a member's blocks and of their parity, and the row as it is then; `None`: there is none.
+    async fn hold_member(
+        &self,
+        core: &SessionCore,
+        rows: Rows,
+        stripe: u64,
+        blocks: std::ops::Range<u64>,
+        offset: u64,
+    ) -> Result<Option<(Held<'_, R>, Row)>, FileError> {
+        let number = rows.row_of(stripe);
+        let Some(before) = self.row(rows, number) else { return Ok(None) };
+        let Some(extent) = before.member(stripe) else { return Ok(None) };
+        let (parity, parity_extent) = &before.parity;
+        let own = (!is_parity(stripe)).then_some((stripe, &**extent, blocks.clone()));
+        let members = own.into_iter().chain([(*parity, &**parity_extent, blocks)]);
+        let held = Held::take(&self.store, core, members, offset).await?;
+        let Some(row) = self.row(rows, number) else { return Ok(None) };
+        let same = |member: u64| match (before.member(member), row.member(member)) {
+            (Some(before), Some(now)) => Arc::ptr_eq(before, now),
+            _ => false,
+        };
+        Ok((same(stripe) && same(*parity)).then_some((held, row)))
+    }
+
+    /// Makes one block anew where it lies, if it is not what its word says and can be. Says whether it is right now.
+    pub(crate) async fn mend_block(
+        &self,
+        core: &SessionCore,
+        rows: Rows,
+        stripe: u64,
+        block: u64,
+    ) -> Result<bool, FileError> {
+        let offset = rows.data_of(rows.row_of(stripe)).start * EXTENT_BYTES + block * BLOCK;
+        let held = self.hold_member(core, rows, stripe, block..block + 1, offset).await?;
+        let Some((mut held, row)) = held else {
+            self.store.volume.has_to_mend(); // as above
+            return Ok(true);
+        };
+        let (word, parity, extent) = self.words_held(&row, &held, stripe, block);
+        if word.is_empty() {
+            return Ok(true);
+        }
+        if extent.region().is_over() || R::may_still_change(extent) || word.is_lost() && !is_parity(stripe) {
+            return Ok(false); // to be made anew elsewhere, or lost
+        }
+        if !word.is_lost() && !is_parity(stripe) {
+            match self.stored_block(core, extent, block, word).await {
+                Ok(_) => return Ok(true),
+                Err(Unfit::Later(error)) => return Err(error),
+                Err(Unfit::Gone) => {}
+            }
+        }
+        let right = match self.remake(core, &row, (stripe, block), word, parity).await {
+            Ok(right) => right,
+            Err(Unfit::Later(error)) => return Err(error),
+            Err(Unfit::Gone) => {
+                self.store.volume.beyond_mending(1);
+                return Ok(false);
+            }
+        };
+        let mut buffer = core.buffer(BLOCK_BYTES).map_err(|_| FileError::TooLong)?;
+        buffer.copy_from_slice(&right);
+        held.mending = true;
+        let (buffer, written) = core.write(extent, block * BLOCK, buffer).await;
+        written.map_err(|error| FileError::from_access(error, offset))?;
+        held.mending = false;
+        if word.is_lost() || !word.matches(R::checksum(&buffer)) {
+            held.set(stripe, block, word.written(R::checksum(&buffer)));
+        }
+        self.store.volume.mended();
+        Ok(true)
+    }
+}

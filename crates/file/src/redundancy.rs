@@ -1,0 +1,171 @@
+//! How a file bears the loss of a node, and where the members of its rows belong. Pure.
+//!
+//! A row is `data` consecutive extents of a file and one parity extent, all on nodes of their own. The parity's place among
+//! them rotates from row to row, so that no node has all of it. A mirror is a row of one: the parity of one extent is its
+//! copy.
+
+use std::fmt;
+use std::str::FromStr;
+
+use farpool_pool::EXTENT_BYTES;
+
+use crate::file_core::MAX_FILE_BYTES;
+
+/// Data extents of a row unless said otherwise: five nodes, a fifth of the memory for the parity.
+pub const DEFAULT_PARITY_DATA: u8 = 4;
+/// Most data extents of a row: one of so many nodes may be lost at a time, and what is lost is made again from all others.
+pub const MAX_PARITY_DATA: u8 = 16;
+/// Parity extents are in a file's list behind all that hold data, by the number of their row.
+const FIRST_PARITY: u64 = 1 << 40;
+
+/// How a file bears the loss of a node.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Redundancy {
+    /// Not at all; but the whole file lies on one node as long as that has room: other nodes' losses do not concern it.
+    None,
+    /// Not at all: extents lie on one node after the other.
+    #[default]
+    Stripe,
+    /// One lost node of a row: of `data` extents and their parity, each on a node of its own.
+    Parity {
+        /// Extents with data, at least two.
+        data: u8,
+    },
+    /// One of two: each extent lies on two nodes.
+    Mirror,
+}
+
+impl Redundancy {
+    /// How the file's rows are made, if it has any.
+    pub(crate) fn rows(self) -> Option<Rows> {
+        match self {
+            Redundancy::None | Redundancy::Stripe => None,
+            Redundancy::Parity { data } => Some(Rows { data: u64::from(data) }),
+            Redundancy::Mirror => Some(Rows { data: 1 }),
+        }
+    }
+
+    /// Nodes that a file of this kind needs at least.
+    pub fn nodes(self) -> u64 {
+        self.rows().map_or(1, |rows| rows.data + 1)
+    }
+}
+
+impl fmt::Display for Redundancy {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Redundancy::None => out.write_str("none"),
+            Redundancy::Stripe => out.write_str("stripe"),
+            Redundancy::Parity { data } => write!(out, "parity:{data}"),
+            Redundancy::Mirror => out.write_str("mirror"),
+        }
+    }
+}
+
+/// Not the name of a redundancy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "not a redundancy: use none, stripe, mirror, parity, or parity:K with K from 2 to {MAX_PARITY_DATA} extents of data in a row"
+)]
+pub struct NotARedundancy;
+
+impl FromStr for Redundancy {
+    type Err = NotARedundancy;
+
+    fn from_str(text: &str) -> Result<Self, NotARedundancy> {
+        match text {
+            "none" => Ok(Redundancy::None),
+            "stripe" => Ok(Redundancy::Stripe),
+            "mirror" => Ok(Redundancy::Mirror),
+            "parity" => Ok(Redundancy::Parity { data: DEFAULT_PARITY_DATA }),
+            other => {
+                let data = other.strip_prefix("parity:").and_then(|count| count.parse().ok());
+                let data = data.filter(|data| (2..=MAX_PARITY_DATA).contains(data));
+                data.map(|data| Redundancy::Parity { data }).ok_or(NotARedundancy)
+            }
+        }
+    }
+}
+
+/// How a file's extents make rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Rows {
+    /// Extents with data in a row.
+    pub(crate) data: u64,
+}
+
+impl Rows {
+    /// The row of a member, with data or parity.
+    pub(crate) fn row_of(self, stripe: u64) -> u64 {
+        if is_parity(stripe) { stripe - FIRST_PARITY } else { stripe / self.data }
+    }
+
+    /// The members of a row that hold data.
+    pub(crate) fn data_of(self, row: u64) -> std::ops::Range<u64> {
+        row * self.data..(row + 1) * self.data
+    }
+
+    /// The member of a row that holds the parity.
+    pub(crate) fn parity_of(self, row: u64) -> u64 {
+        FIRST_PARITY + row
+    }
+
+    /// On which place of the pool a member belongs: consecutive places are on consecutive nodes.
+    pub(crate) fn place(self, stripe: u64) -> u64 {
+        let row = self.row_of(stripe);
+        let parity_at = self.data - row % (self.data + 1);
+        let at = if is_parity(stripe) {
+            parity_at
+        } else {
+            let index = stripe % self.data;
+            index + u64::from(index >= parity_at)
+        };
+        row * (self.data + 1) + at
+    }
+}
+
+/// Whether a member of a file's list holds parity.
+pub(crate) fn is_parity(stripe: u64) -> bool {
+    stripe >= FIRST_PARITY
+}
+
+/// Behind all members with data.
+pub(crate) const END_OF_DATA: u64 = FIRST_PARITY;
+
+const _: () = assert!(MAX_FILE_BYTES / EXTENT_BYTES <= FIRST_PARITY);
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn members_of_a_row_have_places_of_their_own_and_the_parity_rotates() {
+        for data in [1, 2, 4, 16] {
+            let rows = Rows { data };
+            let mut parities = BTreeSet::new();
+            for row in 0..3 * (data + 1) {
+                let parity = rows.parity_of(row);
+                assert!(is_parity(parity) && rows.row_of(parity) == row);
+                let members = rows.data_of(row).chain([parity]);
+                let places: BTreeSet<u64> = members.map(|stripe| rows.place(stripe) % (data + 1)).collect();
+                assert_eq!(places.len() as u64, data + 1);
+                assert!(rows.data_of(row).all(|stripe| rows.row_of(stripe) == row && !is_parity(stripe)));
+                parities.insert(rows.place(parity) % (data + 1));
+            }
+            assert_eq!(parities.len() as u64, data + 1, "every node has some of the parity");
+        }
+    }
+
+    #[test]
+    fn a_redundancy_is_written_as_it_is_read() {
+        for text in ["none", "stripe", "mirror", "parity:2", "parity:16"] {
+            assert_eq!(text.parse::<Redundancy>().unwrap().to_string(), text);
+        }
+        assert_eq!("parity".parse(), Ok(Redundancy::Parity { data: DEFAULT_PARITY_DATA }));
+        for text in ["", "raid5", "parity:", "parity:1", "parity:17", "parity:x", "Mirror"] {
+            assert!(text.parse::<Redundancy>().is_err(), "{text}");
+        }
+    }
+}

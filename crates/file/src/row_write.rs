@@ -1,0 +1,512 @@
+//! Writing files with rows: data and parity together, or so that nobody can take one for the other's.
+//!
+//! W1. The new parity is known before anything is stored, so a write that must fail for what it cannot read changes nothing.
+//! W2. A column takes the new words if all its new data are stored, or if the row bears what is missing: then the missing
+//!     block is the one that the others make.
+//!     Where another member is missing already, the parity is stored only after the data: it is that member's only copy.
+//! W3. It keeps the old words if at most one of its blocks may have changed: then that one is what the others make.
+//! W4. Else its parity is lost until it is made anew from data, and so is data of which nobody knows what lies there.
+//! W5. A write that is dropped half-way ends as W4 with nothing known.
+
+use std::sync::Arc;
+
+use farpool_fabric::ArenaBuf;
+use farpool_pool::{AccessError, EXTENT_BYTES, Extent, SessionCore};
+use farpool_wire::{BLOCK_BYTES, BlockWord};
+use futures_util::future::join_all;
+
+use crate::error::FileError;
+use crate::file_core::FileCore;
+use crate::held::Held;
+use crate::parity;
+use crate::reconstruct::Unfit;
+use crate::redundancy::{Rows, is_parity};
+use crate::row_columns::{columns, runs};
+use crate::rows::Row;
+use crate::rules::Rules;
+use crate::split::{Piece, pieces};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// How often a write follows members that were moved or cut off while it waited, as in `write.rs`.
+const MAX_MOVES: u32 = 16;
+/// How often a write is tried again that found more members lost than the row bears.
+const MAX_RETRIES: u32 = 2;
+/// Rows of one write that are stored at a time: their data, parity and what is read for it fit in a session's arena.
+const ROWS_AT_ONCE: usize = 2;
+/// Columns whose old blocks are read at a time, for the same reason.
+const COLUMNS_AT_ONCE: usize = 4;
+
+/// What a write brings to one member.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    pub(crate) piece: Piece,
+    pub(crate) data: &'a [u8],
+}
+
+/// What came of trying to store parts of a row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RowStored {
+    Yes,
+    /// Nothing: some member is another now.
+    Elsewhere,
+    /// Nothing: this member has to lie elsewhere first.
+    MoveFirst(u64),
+}
+
+/// What is known of one member after its store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fate {
+    New,
+    /// Refused for certain.
+    Old,
+    Unknown,
+}
+
+/// The parity that a column is to have.
+pub(crate) enum Plan {
+    Sum(Vec<u8>),
+    /// All its data are empty.
+    Empty,
+    /// It cannot be told, or there is no place for it.
+    None,
+}
+
+/// Blocks that were stored in one operation.
+pub(crate) struct Store {
+    pub(crate) stripe: u64,
+    pub(crate) first_block: u64,
+    pub(crate) buffer: ArenaBuf,
+    pub(crate) result: Result<(), AccessError>,
+}
+
+impl Store {
+    pub(crate) fn fate(&self) -> Fate {
+        match self.result {
+            Ok(()) => Fate::New,
+            Err(AccessError::Refused(_) | AccessError::ArenaFull | AccessError::Short { .. }) => Fate::Old,
+            Err(_) => Fate::Unknown,
+        }
+    }
+
+    pub(crate) fn has(&self, block: u64) -> bool {
+        (self.first_block..self.first_block + (self.buffer.len() / BLOCK_BYTES) as u64).contains(&block)
+    }
+
+    pub(crate) fn block(&self, block: u64) -> &[u8] {
+        let at = (block - self.first_block) as usize * BLOCK_BYTES;
+        &self.buffer[at..at + BLOCK_BYTES]
+    }
+}
+
+impl<R: Rules> FileCore<R> {
+    /// Writes all of `data` at `offset`, wherever the file ends.
+    pub(crate) async fn write_rows(
+        &self,
+        core: &SessionCore,
+        rows: Rows,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), FileError> {
+        let mut rest = data;
+        let mut parts = Vec::with_capacity(4);
+        for piece in pieces(offset, data.len() as u64) {
+            let (own, behind) = rest.split_at((piece.end - piece.start) as usize);
+            rest = behind;
+            parts.push(Part { piece, data: own });
+        }
+        let by_row: Vec<_> = parts
+            .chunk_by(|one, other| rows.row_of(one.piece.stripe) == rows.row_of(other.piece.stripe))
+            .collect();
+        let mut result = Ok(());
+        for some in by_row.chunks(ROWS_AT_ONCE) {
+            // All of them to their end, whatever becomes of one: a write given up half-way would be in doubt.
+            let written = join_all(some.iter().map(|parts| self.write_row(core, rows, parts))).await;
+            result = result.and(written.into_iter().collect());
+        }
+        result
+    }
+
+    /// Writes the parts of one row.
+    async fn write_row(&self, core: &SessionCore, rows: Rows, parts: &[Part<'_>]) -> Result<(), FileError> {
+        let (mut without_parity, mut retries) = (false, 0);
+        for _ in 0..MAX_MOVES {
+            for part in parts {
+                self.ensure_member(rows, part.piece.stripe).await?;
+            }
+            let stored = match self.store_row(core, rows, parts, without_parity).await {
+                // Members of a row may turn out to be lost together if one lay where another was lost before. The next try
+                // finds them another place.
+                Err(FileError::Lost { .. }) if retries < MAX_RETRIES && self.is_overdrawn(rows, parts) => {
+                    retries += 1;
+                    continue;
+                }
+                stored => stored?,
+            };
+            match stored {
+                RowStored::Yes => return Ok(()),
+                RowStored::Elsewhere => {}
+                RowStored::MoveFirst(stripe) => match self.rebuild_extent(core, rows, stripe).await {
+                    // It is made anew once there is room.
+                    Err(_) if is_parity(stripe) => without_parity = true,
+                    moved => moved?,
+                },
+            }
+        }
+        Err(FileError::Unavailable { offset: parts[0].piece.file_offset(parts[0].piece.start) })
+    }
+
+    /// Whether more members of a row are lost than it bears, one of these parts' or the parity among them.
+    fn is_overdrawn(&self, rows: Rows, parts: &[Part<'_>]) -> bool {
+        let pieces: Vec<Piece> = parts.iter().map(|part| part.piece).collect();
+        let row = self.row(rows, rows.row_of(pieces[0].stripe));
+        row.is_some_and(|row| self.to_be_moved(&row, &pieces, false).is_some())
+    }
+
+    /// Locks the blocks that the parts touch and their parity, and stores both, unless some member has to be moved first or
+    /// is another by now.
+    pub(crate) async fn store_row(
+        &self,
+        core: &SessionCore,
+        rows: Rows,
+        parts: &[Part<'_>],
+        without_parity: bool,
+    ) -> Result<RowStored, FileError> {
+        let number = rows.row_of(parts[0].piece.stripe);
+        let offset = parts[0].piece.file_offset(parts[0].piece.start);
+        let pieces: Vec<Piece> = parts.iter().map(|part| part.piece).collect();
+        let Some((mut held, row)) = self.hold_row(core, rows, number, &pieces, offset).await? else {
+            return Ok(RowStored::Elsewhere);
+        };
+        let (parity, parity_extent) = &row.parity;
+        if let Some(stripe) = self.to_be_moved(&row, &pieces, without_parity) {
+            return Ok(RowStored::MoveFirst(stripe));
+        }
+        let buffers = self.new_blocks(core, &row, &held, parts).await?;
+        let columns = columns(&pieces);
+        let skip = parity_extent.region().is_over() || R::may_still_change(parity_extent);
+        let plans = if skip || !R::updates_parity() {
+            columns.iter().map(|_| Plan::None).collect()
+        } else {
+            self.plans(core, &row, &held, &columns, &buffers).await?
+        };
+        let of_parity = self.parity_buffers(core, *parity, &columns, &plans)?;
+        held.in_doubt = true;
+        let to_store = |(stripe, first_block, buffer)| {
+            let extent = row.member(stripe).expect("it was there when its locks were taken");
+            store(core, stripe, extent, first_block, buffer)
+        };
+        let is_degraded = row.data.iter().any(|(stripe, extent)| {
+            extent.region().is_over() && !pieces.iter().any(|piece| piece.stripe == *stripe)
+        });
+        let stores = if is_degraded {
+            let mut stores = join_all(buffers.into_iter().map(to_store)).await;
+            if stores.iter().all(|store| store.result.is_ok()) {
+                stores.extend(join_all(of_parity.into_iter().map(to_store)).await);
+            }
+            stores
+        } else {
+            join_all(buffers.into_iter().chain(of_parity).map(to_store)).await
+        };
+        if stores.iter().any(|store| store.result.is_err()) {
+            self.store.volume.has_to_mend();
+        }
+        let mut result = Ok(());
+        for (block, plan) in columns.iter().zip(&plans) {
+            result = result.and(self.settle_column(&row, &mut held, &stores, *block, plan));
+        }
+        drop(held);
+        result.map(|()| RowStored::Yes)
+    }
+
+    /// Takes the locks of pieces of a row and of their parity, and the row as it is then; `None`: some member is not there, or
+    /// another.
+    pub(crate) async fn hold_row(
+        &self,
+        core: &SessionCore,
+        rows: Rows,
+        number: u64,
+        pieces: &[Piece],
+        offset: u64,
+    ) -> Result<Option<(Held<'_, R>, Row)>, FileError> {
+        let Some(before) = self.row(rows, number) else { return Ok(None) };
+        let mut members = Vec::with_capacity(pieces.len() + 2);
+        for piece in pieces {
+            let Some(extent) = before.member(piece.stripe) else { return Ok(None) };
+            members.push((piece.stripe, &**extent, piece.first_block()..piece.end_block()));
+        }
+        let (parity, parity_extent) = &before.parity;
+        members.extend(runs(&columns(pieces)).map(|run| (*parity, &**parity_extent, run)));
+        let held = Held::take(&self.store, core, members, offset).await?;
+        // Only now, when it stays as it is.
+        let Some(row) = self.row(rows, number) else { return Ok(None) };
+        let same = |stripe: u64| match (before.member(stripe), row.member(stripe)) {
+            (Some(before), Some(now)) => Arc::ptr_eq(before, now),
+            _ => false,
+        };
+        let in_place = pieces.iter().all(|piece| same(piece.stripe)) && same(*parity);
+        Ok(in_place.then_some((held, row)))
+    }
+
+    /// A member that has to lie elsewhere before these pieces of the row can be stored.
+    fn to_be_moved(&self, row: &Row, pieces: &[Piece], without_parity: bool) -> Option<u64> {
+        let data = pieces.iter().filter_map(|piece| Some((piece.stripe, row.member(piece.stripe)?)));
+        let parity = (!without_parity).then_some((row.parity.0, &row.parity.1));
+        let mut concerned = data.chain(parity);
+        let mut over = Vec::new();
+        let in_doubt = concerned.find(|(stripe, extent)| {
+            if extent.region().is_over() {
+                over.push(*stripe);
+            }
+            R::may_still_change(extent)
+        });
+        // One lost member is what the row bears; of two, one at least has to be there again.
+        let all_over = row.members().filter(|(_, extent)| extent.region().is_over()).count();
+        in_doubt.map(|(stripe, _)| stripe).or_else(|| over.first().copied().filter(|_| all_over > 1))
+    }
+
+    /// The new contents of the blocks that the parts touch: stripe, first block, and whole blocks.
+    async fn new_blocks(
+        &self,
+        core: &SessionCore,
+        row: &Row,
+        held: &Held<'_, R>,
+        parts: &[Part<'_>],
+    ) -> Result<Vec<(u64, u64, ArenaBuf)>, FileError> {
+        let mut buffers = Vec::with_capacity(parts.len() + 1);
+        for Part { piece, data } in parts {
+            let mut buffer = core.buffer(piece.aligned_bytes() as usize).map_err(|_| FileError::TooLong)?;
+            let (first, last) = (piece.first_block(), piece.end_block() - 1);
+            let ends = [Some(first), Some(last).filter(|&last| last != first)];
+            for block in ends.into_iter().flatten().filter(|&block| !piece.covers(block)) {
+                let old = self.old_block_in_row(core, row, held, *piece, block).await?;
+                let at = (block - first) as usize * BLOCK_BYTES;
+                buffer[at..at + BLOCK_BYTES].copy_from_slice(&old);
+            }
+            let start = (piece.start - piece.aligned_start()) as usize;
+            buffer[start..start + data.len()].copy_from_slice(data);
+            buffers.push((piece.stripe, first, buffer));
+        }
+        Ok(buffers)
+    }
+
+    /// What a block holds whose column is held.
+    async fn old_block_in_row(
+        &self,
+        core: &SessionCore,
+        row: &Row,
+        held: &Held<'_, R>,
+        piece: Piece,
+        block: u64,
+    ) -> Result<Vec<u8>, FileError> {
+        let stripe = piece.stripe;
+        let (offset, start) = (piece.file_offset(block * BLOCK), block * BLOCK);
+        let one = Piece { stripe, start, end: start + BLOCK };
+        let (word, parity, extent) = self.words_held(row, held, stripe, block);
+        if word.is_lost() || self.map.read().first_lost(&one).is_some() {
+            return Err(FileError::Lost { offset });
+        }
+        if word.is_empty() {
+            return Ok(vec![0; BLOCK_BYTES]);
+        }
+        let unfit = match self.stored_block(core, extent, block, word).await {
+            Ok(data) => return Ok(data),
+            Err(unfit) => unfit,
+        };
+        match (self.remake(core, row, (stripe, block), word, parity).await, unfit) {
+            (Ok(data), _) => Ok(data),
+            (Err(Unfit::Later(error)), _) | (Err(Unfit::Gone), Unfit::Later(error)) => Err(error),
+            (Err(Unfit::Gone), Unfit::Gone) => Err(FileError::Lost { offset }),
+        }
+    }
+
+    /// The words of a member's block and of its parity, both held, and where the block lies.
+    pub(crate) fn words_held<'r>(
+        &self,
+        row: &'r Row,
+        held: &Held<'_, R>,
+        stripe: u64,
+        block: u64,
+    ) -> (BlockWord, BlockWord, &'r Arc<Extent>) {
+        let locked = "its lock was taken";
+        let word = held.word(stripe, block).expect(locked);
+        let parity = held.word(row.parity.0, block).expect(locked);
+        (word, parity, row.member(stripe).expect(locked))
+    }
+
+    /// The parity that each column is to have.
+    async fn plans(
+        &self,
+        core: &SessionCore,
+        row: &Row,
+        held: &Held<'_, R>,
+        columns: &[u64],
+        buffers: &[(u64, u64, ArenaBuf)],
+    ) -> Result<Vec<Plan>, FileError> {
+        let mut plans = Vec::with_capacity(columns.len());
+        for some in columns.chunks(COLUMNS_AT_ONCE) {
+            let of_column = some.iter().map(async |&block| {
+                let in_buffer = |(stripe, first, buffer): &'_ (u64, u64, ArenaBuf)| {
+                    let at = block.checked_sub(*first)? as usize * BLOCK_BYTES;
+                    (at < buffer.len()).then_some((*stripe, at))
+                };
+                let mut sum = vec![0; BLOCK_BYTES];
+                let mut written = Vec::with_capacity(buffers.len());
+                for one in buffers {
+                    if let Some((stripe, at)) = in_buffer(one) {
+                        parity::add(&mut sum, &one.2[at..at + BLOCK_BYTES]);
+                        written.push(stripe);
+                    }
+                }
+                self.plan(core, row, held, block, &written, Some(sum)).await
+            });
+            for plan in join_all(of_column).await {
+                plans.push(plan?);
+            }
+        }
+        Ok(plans)
+    }
+
+    /// The parity of a column of which `written` get new contents with this sum; without one they become empty.
+    ///
+    /// What the others add to it is read from them, or from the old parity less the old contents: whichever takes fewer
+    /// reads, and the other way if that fails.
+    pub(crate) async fn plan(
+        &self,
+        core: &SessionCore,
+        row: &Row,
+        held: &Held<'_, R>,
+        block: u64,
+        written: &[u64],
+        sum: Option<Vec<u8>>,
+    ) -> Result<Plan, FileError> {
+        let parity = held.word(row.parity.0, block).expect("its lock was taken");
+        let beside = self.words_beside(row, row.parity.0, block, parity);
+        let is_written = row.data.iter().map(|(stripe, _)| written.contains(stripe));
+        let counts = |word: &BlockWord| !word.is_empty() && !word.is_lost();
+        let (mut old, mut others) = (vec![(row.parity.1.clone(), parity)], Vec::new());
+        for (member, is_written) in beside.into_iter().zip(is_written).filter(|((_, word), _)| counts(word)) {
+            if is_written { old.push(member) } else { others.push(member) }
+        }
+        if others.is_empty() {
+            return Ok(sum.map_or(Plan::Empty, Plan::Sum));
+        }
+        let by_parity = async || {
+            if parity.is_lost() { Err(Unfit::Gone) } else { self.sum_of(core, &old, block).await }
+        };
+        let first = if old.len() < others.len() {
+            by_parity().await
+        } else {
+            self.sum_of(core, &others, block).await
+        };
+        let rest = match first {
+            Ok(rest) => Ok(rest),
+            Err(_) if old.len() < others.len() => self.sum_of(core, &others, block).await,
+            Err(_) => by_parity().await,
+        };
+        match rest {
+            Ok(mut rest) => {
+                sum.iter().for_each(|sum| parity::add(&mut rest, sum));
+                Ok(Plan::Sum(rest))
+            }
+            Err(Unfit::Gone) => Ok(Plan::None),
+            Err(Unfit::Later(error)) => Err(error),
+        }
+    }
+
+    /// The parity blocks that are to be stored, each run of them whole.
+    pub(crate) fn parity_buffers(
+        &self,
+        core: &SessionCore,
+        parity: u64,
+        columns: &[u64],
+        plans: &[Plan],
+    ) -> Result<Vec<(u64, u64, ArenaBuf)>, FileError> {
+        let sums: Vec<(u64, &Vec<u8>)> = columns
+            .iter()
+            .zip(plans)
+            .filter_map(|(block, plan)| if let Plan::Sum(sum) = plan { Some((*block, sum)) } else { None })
+            .collect();
+        let mut buffers = Vec::with_capacity(2);
+        for run in sums.chunk_by(|one, other| one.0 + 1 == other.0) {
+            let mut buffer = core.buffer(run.len() * BLOCK_BYTES).map_err(|_| FileError::TooLong)?;
+            for ((_, sum), place) in run.iter().zip(buffer.chunks_exact_mut(BLOCK_BYTES)) {
+                place.copy_from_slice(sum);
+            }
+            buffers.push((parity, run[0].0, buffer));
+        }
+        Ok(buffers)
+    }
+
+    /// Gives the blocks of a column the words that what became of the stores calls for.
+    fn settle_column(
+        &self,
+        row: &Row,
+        held: &mut Held<'_, R>,
+        stores: &[Store],
+        block: u64,
+        plan: &Plan,
+    ) -> Result<(), FileError> {
+        let of_column: Vec<&Store> = stores.iter().filter(|store| store.has(block)).collect();
+        let data: Vec<&Store> = of_column.iter().copied().filter(|store| !is_parity(store.stripe)).collect();
+        let parity = &row.parity.0;
+        let stored = of_column.iter().find(|store| is_parity(store.stripe)).copied();
+        let parity_fate = stored.map_or(Fate::Old, Store::fate);
+        let others_gone = row.data.iter().filter(|(stripe, extent)| {
+            let word = || self.store.words.load(self.store.words.place(extent, block)).unlocked();
+            extent.region().is_over()
+                && !data.iter().any(|store| store.stripe == *stripe)
+                && !word().is_empty()
+                && !word().is_lost()
+        });
+        let not_new = data.iter().filter(|store| store.fate() != Fate::New).count();
+        let all_new = not_new == 0;
+        let missing = not_new + others_gone.count() + usize::from(parity_fate != Fate::New);
+        let not_old = of_column.iter().filter(|store| store.fate() != Fate::Old).count();
+        let old_parity = held.word(*parity, block).expect("its lock was taken");
+        let failure = data.iter().find_map(|store| {
+            let offset = store.stripe * EXTENT_BYTES + block * BLOCK;
+            store.result.err().map(|error| FileError::from_access(error, offset))
+        });
+        if all_new || missing <= 1 {
+            for store in &data {
+                let word = held.word(store.stripe, block).expect("its lock was taken");
+                held.set(store.stripe, block, word.written(R::checksum(store.block(block))));
+            }
+            let next = match (stored, plan) {
+                _ if !R::updates_parity() => old_parity,
+                (Some(store), _) if store.fate() == Fate::New => {
+                    old_parity.written(R::checksum(store.block(block)))
+                }
+                _ => old_parity.lost(),
+            };
+            held.set(*parity, block, next);
+            return Ok(());
+        }
+        // Without a parity to make it from, a block of which nobody knows cannot keep its word.
+        let keep = not_old <= 1 && !old_parity.is_lost();
+        for store in &data {
+            let word = held.word(store.stripe, block).expect("its lock was taken");
+            let next = match store.fate() {
+                _ if keep => word,
+                Fate::Old => word,
+                Fate::New => word.written(R::checksum(store.block(block))),
+                Fate::Unknown => R::in_doubt(word),
+            };
+            held.set(store.stripe, block, next);
+        }
+        let next = if keep { old_parity } else { old_parity.lost() };
+        held.set(*parity, block, next);
+        Err(failure.unwrap_or(FileError::Lost { offset: row.data[0].0 * EXTENT_BYTES + block * BLOCK }))
+    }
+}
+
+async fn store(
+    core: &SessionCore,
+    stripe: u64,
+    extent: &Extent,
+    first_block: u64,
+    buffer: ArenaBuf,
+) -> Store {
+    let (buffer, result) = core.write(extent, first_block * BLOCK, buffer).await;
+    Store { stripe, first_block, buffer, result }
+}

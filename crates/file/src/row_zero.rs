@@ -1,0 +1,162 @@
+//! Zeroing parts of files with rows: whole blocks by their words alone, and the parity with them.
+
+use farpool_pool::{EXTENT_BYTES, Extent, SessionCore};
+use farpool_wire::{BLOCK_BYTES, BlockWord};
+
+use crate::error::FileError;
+use crate::file_core::FileCore;
+use crate::redundancy::Rows;
+use crate::row_columns::columns;
+use crate::row_write::{Fate, Part, Plan, RowStored, Store};
+use crate::rows::remove_member;
+use crate::rules::Rules;
+use crate::split::Piece;
+use futures_util::future::join_all;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// How often zeroing follows a member that was moved or cut off while it waited, as in `write.rs`.
+const MAX_MOVES: u32 = 16;
+const ZEROS: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
+
+impl<R: Rules> FileCore<R> {
+    /// Makes part of an extent read as zeros, giving it back if that is all of it. What cannot be had, and so not be cut,
+    /// is marked lost: it must not come back with other contents.
+    pub(crate) async fn zero_in_row(&self, core: &SessionCore, rows: Rows, piece: Piece) {
+        for part in head_whole_tail(piece) {
+            self.zero_part(core, rows, part).await;
+        }
+    }
+
+    async fn zero_part(&self, core: &SessionCore, rows: Rows, piece: Piece) {
+        for _ in 0..MAX_MOVES {
+            let Some(extent) = self.map.read().extent(piece.stripe) else { return };
+            let tried = match self.zero_in_member(core, rows, piece, &extent).await {
+                Ok(RowStored::Yes) => return,
+                Ok(RowStored::Elsewhere) => Ok(()),
+                Ok(RowStored::MoveFirst(stripe)) => self.rebuild_extent(core, rows, stripe).await,
+                Err(error) => Err(error),
+            };
+            // Unless the extent was moved or cut off meanwhile: then what failed is not the file's any more.
+            if tried.is_err() && self.map.write().lose_in(&piece, &extent) {
+                return;
+            }
+        }
+        self.map.write().lose(piece.file_offset(piece.start), piece.end - piece.start);
+    }
+
+    async fn zero_in_member(
+        &self,
+        core: &SessionCore,
+        rows: Rows,
+        piece: Piece,
+        extent: &Extent,
+    ) -> Result<RowStored, FileError> {
+        if piece.start.is_multiple_of(BLOCK) && piece.end.is_multiple_of(BLOCK) {
+            return self.empty_blocks(core, rows, piece).await;
+        }
+        let words = &self.store.words;
+        let word = words.load(words.place(extent, piece.first_block()));
+        if word.is_empty() || word.is_lost() {
+            return Ok(RowStored::Yes); // nothing there, or nothing that could show again
+        }
+        let data = &ZEROS[..(piece.end - piece.start) as usize];
+        self.store_row(core, rows, &[Part { piece, data }], false).await
+    }
+
+    /// Whole blocks become empty, whatever becomes of their parity: if that cannot be changed, it is lost until it is made
+    /// anew.
+    async fn empty_blocks(
+        &self,
+        core: &SessionCore,
+        rows: Rows,
+        piece: Piece,
+    ) -> Result<RowStored, FileError> {
+        let number = rows.row_of(piece.stripe);
+        let offset = piece.file_offset(piece.start);
+        let Some((mut held, row)) = self.hold_row(core, rows, number, &[piece], offset).await? else {
+            return Ok(RowStored::Elsewhere);
+        };
+        let columns = columns(&[piece]);
+        let (parity, parity_extent) = &row.parity;
+        let skip = parity_extent.region().is_over() || R::may_still_change(parity_extent);
+        let mut plans = Vec::with_capacity(columns.len());
+        for &block in &columns {
+            let word = held.word(piece.stripe, block).expect("its lock was taken");
+            let was_data = !word.is_empty() && !word.is_lost();
+            // What counted as zeros before changes no parity.
+            let plan = if was_data && R::updates_parity() {
+                Some(self.plan(core, &row, &held, block, &[piece.stripe], None).await?)
+            } else {
+                None
+            };
+            plans.push(match plan {
+                Some(Plan::Sum(_)) if skip => Some(Plan::None),
+                plan => plan,
+            });
+        }
+        let mut stores: Vec<Store> = Vec::new();
+        let (wanted, sums): (Vec<u64>, Vec<Plan>) =
+            columns.iter().copied().zip(plans).filter_map(|(block, plan)| Some((block, plan?))).unzip();
+        let buffers = self.parity_buffers(core, *parity, &wanted, &sums)?;
+        for &block in &columns {
+            held.set(piece.stripe, block, BlockWord::EMPTY);
+        }
+        // From here on a parity of which nobody knows is lost, and the data are empty either way.
+        held.in_doubt = true;
+        for &block in columns.iter().filter(|block| !wanted.contains(block)) {
+            let word = held.word(*parity, block).expect("its lock was taken");
+            held.set(*parity, block, word);
+        }
+        let writes = buffers.into_iter().map(async |(stripe, first_block, buffer)| {
+            let (buffer, result) = core.write(parity_extent, first_block * BLOCK, buffer).await;
+            Store { stripe, first_block, buffer, result }
+        });
+        stores.extend(join_all(writes).await);
+        for (&block, plan) in wanted.iter().zip(&sums) {
+            let old = held.word(*parity, block).expect("its lock was taken");
+            let stored = stores.iter().find(|store| store.has(block) && store.fate() == Fate::New);
+            let next = match (plan, stored) {
+                (Plan::Empty, _) => BlockWord::EMPTY,
+                (Plan::Sum(_), Some(store)) => old.written(R::checksum(store.block(block))),
+                _ => old.lost(),
+            };
+            held.set(*parity, block, next);
+        }
+        if piece.is_whole_extent() {
+            // Before the locks go: who waits for one finds that the extent is not the file's any more.
+            remove_member(&mut self.map.write(), rows, piece.stripe);
+        }
+        drop(held);
+        Ok(RowStored::Yes)
+    }
+}
+
+/// Whole blocks of a piece as one part, and what it touches of others as one each.
+fn head_whole_tail(piece: Piece) -> impl Iterator<Item = Piece> {
+    let Piece { stripe, start, end } = piece;
+    let first_whole = start.next_multiple_of(BLOCK).min(end);
+    let end_whole = (end - end % BLOCK).max(first_whole);
+    let parts = [(start, first_whole), (first_whole, end_whole), (end_whole, end)];
+    let parts = parts.map(|(start, end)| Piece { stripe, start, end });
+    parts.into_iter().filter(|part| part.start < part.end)
+}
+
+const _: () = assert!(EXTENT_BYTES.is_multiple_of(BLOCK));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_is_cut_at_the_borders_of_whole_blocks() {
+        let cut = |start, end| -> Vec<(u64, u64)> {
+            head_whole_tail(Piece { stripe: 3, start, end }).map(|part| (part.start, part.end)).collect()
+        };
+        assert_eq!(cut(0, EXTENT_BYTES), [(0, EXTENT_BYTES)]);
+        assert_eq!(cut(10, 20), [(10, 20)]);
+        assert_eq!(cut(10, BLOCK), [(10, BLOCK)]);
+        assert_eq!(cut(BLOCK, BLOCK + 1), [(BLOCK, BLOCK + 1)]);
+        assert_eq!(cut(10, BLOCK + 10), [(10, BLOCK), (BLOCK, BLOCK + 10)]);
+        assert_eq!(cut(10, 3 * BLOCK + 1), [(10, BLOCK), (BLOCK, 3 * BLOCK), (3 * BLOCK, 3 * BLOCK + 1)]);
+    }
+}

@@ -1,0 +1,136 @@
+//! The members of rows: which extents a row has now, and how it gets and loses them.
+//!
+//! R1. No two members of a row that hold something lie on one node.
+//! R2. A row that has data has its parity extent; one without data has none.
+//! R3. Both are kept under the lock of the file's list.
+
+use std::sync::Arc;
+
+use farpool_pool::{Extent, Where};
+use farpool_wire::NodeId;
+
+use crate::error::FileError;
+use crate::file_core::FileCore;
+use crate::map::Map;
+use crate::redundancy::{Rows, is_parity};
+use crate::rules::Rules;
+
+/// How often a member's extent is taken anew because another member took one on the same node meanwhile.
+const MAX_COLLISIONS: u32 = 16;
+
+/// The members that a row has at a moment.
+pub(crate) struct Row {
+    /// With data, ascending.
+    pub(crate) data: Vec<(u64, Arc<Extent>)>,
+    pub(crate) parity: (u64, Arc<Extent>),
+}
+
+impl Row {
+    pub(crate) fn member(&self, stripe: u64) -> Option<&Arc<Extent>> {
+        self.members().find(|(member, _)| *member == stripe).map(|(_, extent)| extent)
+    }
+
+    /// All of them, the parity last.
+    pub(crate) fn members(&self) -> impl Iterator<Item = &(u64, Arc<Extent>)> {
+        self.data.iter().chain([&self.parity])
+    }
+}
+
+/// Members of a row other than `stripe` that hold something still.
+fn others_of(map: &Map, rows: Rows, stripe: u64) -> Vec<Arc<Extent>> {
+    let row = rows.row_of(stripe);
+    let members = rows.data_of(row).chain([rows.parity_of(row)]).filter(|member| *member != stripe);
+    members.filter_map(|member| map.extent(member)).filter(|extent| !extent.region().is_over()).collect()
+}
+
+fn node_of(extent: &Extent) -> NodeId {
+    extent.region().id.node
+}
+
+/// Whether an extent may be this member's: none of the others is on its node.
+fn fits(map: &Map, rows: Rows, stripe: u64, extent: &Extent) -> bool {
+    others_of(map, rows, stripe).iter().all(|other| node_of(other) != node_of(extent))
+}
+
+/// Puts an extent in another's place, unless that one is not there any more or the extent does not fit.
+pub(crate) fn replace_member(
+    map: &mut Map,
+    rows: Rows,
+    stripe: u64,
+    old: &Arc<Extent>,
+    fresh: Extent,
+) -> bool {
+    fits(map, rows, stripe, &fresh) && map.replace(stripe, old, fresh)
+}
+
+/// Removes a member with data, and with the last one of its row the parity.
+pub(crate) fn remove_member(map: &mut Map, rows: Rows, stripe: u64) {
+    map.remove(stripe);
+    remove_bare_parity(map, rows, stripe);
+}
+
+/// Removes the parity of a member's row if the row has no data.
+pub(crate) fn remove_bare_parity(map: &mut Map, rows: Rows, stripe: u64) {
+    let row = rows.row_of(stripe);
+    if rows.data_of(row).all(|member| map.extent(member).is_none()) {
+        map.remove(rows.parity_of(row));
+    }
+}
+
+impl<R: Rules> FileCore<R> {
+    /// The row as it is now; none without parity.
+    pub(crate) fn row(&self, rows: Rows, row: u64) -> Option<Row> {
+        let map = self.map.read();
+        let parity = rows.parity_of(row);
+        let parity = (parity, map.extent(parity)?);
+        let data = rows.data_of(row).filter_map(|stripe| Some((stripe, map.extent(stripe)?)));
+        Some(Row { data: data.collect(), parity })
+    }
+
+    /// Sees to it that a row has this member with data, and its parity. Says whether the member is new.
+    pub(crate) async fn ensure_member(&self, rows: Rows, stripe: u64) -> Result<bool, FileError> {
+        let parity = rows.parity_of(rows.row_of(stripe));
+        for _ in 0..MAX_COLLISIONS {
+            let missing = {
+                let map = self.map.read();
+                [parity, stripe].into_iter().find(|member| map.extent(*member).is_none())
+            };
+            let Some(member) = missing else { return Ok(false) };
+            let fresh = self.take_member(rows, member).await?;
+            let mut map = self.map.write();
+            let belongs = is_parity(member) || map.extent(parity).is_some();
+            if belongs && fits(&map, rows, member, &fresh) {
+                let (_, is_fresh) = map.put(member, fresh);
+                if member == stripe {
+                    return Ok(is_fresh);
+                }
+            }
+        }
+        Err(FileError::Unavailable { offset: 0 })
+    }
+
+    /// A fresh extent for a member, on a node of its own.
+    pub(crate) async fn take_member(&self, rows: Rows, stripe: u64) -> Result<Extent, FileError> {
+        let (all, present) = {
+            let map = self.map.read();
+            let row = rows.row_of(stripe);
+            let others = rows.data_of(row).chain([rows.parity_of(row)]).filter(|member| *member != stripe);
+            let all: Vec<NodeId> =
+                others.filter_map(|member| map.extent(member)).map(|other| node_of(&other)).collect();
+            let present = others_of(&map, rows, stripe);
+            (all, present.iter().map(|other| node_of(other)).collect::<Vec<_>>())
+        };
+        let place = self.start.wrapping_add(rows.place(stripe));
+        // Not where another was lost, as long as there is a choice: what else is held of that node may be gone as well.
+        let is_wider = present.len() < all.len();
+        match self.store.take_extent(place, &Where::NotOn(all)).await {
+            Err(FileError::NoSpace) if is_wider => {}
+            Err(FileError::NoSpace) => return Err(self.store.why_no_space(rows.data + 1)),
+            taken => return taken,
+        }
+        self.store.take_extent(place, &Where::NotOn(present)).await.map_err(|error| match error {
+            FileError::NoSpace => self.store.why_no_space(rows.data + 1),
+            other => other,
+        })
+    }
+}

@@ -1,0 +1,154 @@
+//! Scrubbing: every block is read and compared with its word, and every parity with its data; what is wrong is made anew from
+//! the rest of its row.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Weak};
+
+use farpool_pool::{EXTENT_BYTES, Extent, SessionCore};
+use farpool_wire::{BLOCK_BYTES, BlockWord};
+
+use crate::blocks::BLOCKS_PER_EXTENT;
+use crate::error::FileError;
+use crate::file_core::FileCore;
+use crate::held::Held;
+use crate::parity;
+use crate::reconstruct::Unfit;
+use crate::redundancy::Rows;
+use crate::rules::Rules;
+use crate::split::Piece;
+use crate::store::StoreCore;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+impl<R: Rules> StoreCore<R> {
+    /// Reads every block of every file, and mends what is wrong. Returns the last failure that says nothing about a block; ends
+    /// early when `stopped` says so.
+    pub async fn scrub(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
+        let files: Vec<_> = self.files().iter().filter_map(Weak::upgrade).collect();
+        let extents: u64 = files.iter().map(|file| file.map.read().allocated_bytes() / EXTENT_BYTES).sum();
+        self.volume.scrub.begin(extents * BLOCKS_PER_EXTENT);
+        let mut result = Ok(());
+        for file in files {
+            let scrubbed = match file.rows() {
+                Some(rows) => file.scrub_rows(core, rows, &stopped).await,
+                None => file.scrub_plain(core, &stopped).await,
+            };
+            result = result.and(scrubbed);
+            if stopped() {
+                break;
+            }
+        }
+        self.volume.scrub.end();
+        result
+    }
+}
+
+impl<R: Rules> FileCore<R> {
+    async fn scrub_plain(&self, core: &SessionCore, stopped: &impl Fn() -> bool) -> Result<(), FileError> {
+        let stripes = self.map.read().stripes(0, u64::MAX);
+        for stripe in stripes {
+            for block in 0..BLOCKS_PER_EXTENT {
+                if stopped() {
+                    return Ok(());
+                }
+                let buffer = core.buffer(BLOCK_BYTES).map_err(|_| FileError::TooLong)?;
+                let piece = Piece { stripe, start: block * BLOCK, end: (block + 1) * BLOCK };
+                match self.read_piece(core, piece, buffer).await {
+                    Err(FileError::Damaged { .. }) => {
+                        self.store.volume.found_wrong();
+                        self.store.volume.beyond_mending(1);
+                    }
+                    Err(FileError::Lost { .. }) => self.store.volume.beyond_mending(1),
+                    other => drop(other?),
+                }
+                self.store.volume.scrub.step(1);
+            }
+        }
+        Ok(())
+    }
+
+    async fn scrub_rows(
+        &self,
+        core: &SessionCore,
+        rows: Rows,
+        stopped: &impl Fn() -> bool,
+    ) -> Result<(), FileError> {
+        let stripes = self.map.read().stripes(0, u64::MAX);
+        let numbers: BTreeSet<u64> = stripes.into_iter().map(|stripe| rows.row_of(stripe)).collect();
+        let mut result = Ok(());
+        for number in numbers {
+            let members = self.row(rows, number).map_or(0, |row| row.members().count() as u64);
+            for block in 0..BLOCKS_PER_EXTENT {
+                if stopped() {
+                    return result;
+                }
+                result = result.and(self.scrub_column(core, rows, number, block).await);
+                self.store.volume.scrub.step(members);
+            }
+        }
+        result
+    }
+
+    async fn scrub_column(
+        &self,
+        core: &SessionCore,
+        rows: Rows,
+        number: u64,
+        block: u64,
+    ) -> Result<(), FileError> {
+        for stripe in self.wrong_members(core, rows, number, block).await? {
+            self.store.volume.found_wrong();
+            self.mend_block(core, rows, stripe, block).await?;
+        }
+        Ok(())
+    }
+
+    /// Members whose block is there and is not what its word says, or the parity if it is not that of the data.
+    async fn wrong_members(
+        &self,
+        core: &SessionCore,
+        rows: Rows,
+        number: u64,
+        block: u64,
+    ) -> Result<Vec<u64>, FileError> {
+        let Some(before) = self.row(rows, number) else { return Ok(Vec::new()) };
+        let (parity, parity_extent) = &before.parity;
+        let offset = rows.data_of(number).start * EXTENT_BYTES + block * BLOCK;
+        let members = [(*parity, &**parity_extent, block..block + 1)];
+        let mut held = Held::<R>::take(&self.store, core, members, offset).await?;
+        let Some(row) = self.row(rows, number) else { return Ok(Vec::new()) };
+        if !Arc::ptr_eq(&row.parity.1, parity_extent) {
+            return Ok(Vec::new()); // just made anew
+        }
+        let parity_word = held.word(*parity, block).expect("its lock was taken");
+        let word_of = |stripe: u64, extent: &Extent| -> BlockWord {
+            let words = &self.store.words;
+            if stripe == *parity { parity_word } else { words.load(words.place(extent, block)).unlocked() }
+        };
+        let (mut wrong, mut sum, mut is_whole) = (Vec::new(), vec![0; BLOCK_BYTES], !parity_word.is_lost());
+        for (stripe, extent) in row.members() {
+            let word = word_of(*stripe, extent);
+            if word.is_empty() || word.is_lost() {
+                continue;
+            }
+            if extent.region().is_over() {
+                is_whole = false;
+                continue;
+            }
+            match self.stored_block(core, extent, block, word).await {
+                Ok(data) => parity::add(&mut sum, &data),
+                Err(Unfit::Later(error)) => return Err(error),
+                Err(Unfit::Gone) => {
+                    is_whole = false;
+                    wrong.push(*stripe);
+                }
+            }
+        }
+        if is_whole && sum.iter().any(|byte| *byte != 0) {
+            tracing::error!(offset, "a parity is not that of its data");
+            held.set(*parity, block, parity_word.lost());
+            wrong.push(*parity);
+        }
+        Ok(wrong)
+    }
+}

@@ -1,0 +1,108 @@
+//! Attributes that are not kept but answered: how a file bears the loss of a node, and the state of the whole mount.
+//!
+//! | attribute | of | read | write |
+//! |---|---|---|---|
+//! | `user.farpool.redundancy` | a file | its redundancy | chooses it; EBUSY unless the file is empty |
+//! | `user.farpool.redundancy` | a directory | as written (an attribute like others) | that of files and directories made in it from now on |
+//! | `user.farpool.volume` | the root | the state as JSON | |
+//! | `user.farpool.rebuild`, `user.farpool.scrub` | the root | | has it begun, in the background |
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use farpool_file::{Progress, Redundancy, VolumeStatus};
+use fuser::Errno;
+
+use super::{FarFs, Outcome};
+use crate::body::Body;
+use crate::namespace::{Ino, Kind, Namespace, XattrMode};
+
+const REDUNDANCY: &str = "user.farpool.redundancy";
+const VOLUME: &str = "user.farpool.volume";
+const REBUILD: &str = "user.farpool.rebuild";
+const SCRUB: &str = "user.farpool.scrub";
+
+impl FarFs {
+    /// The value of an attribute that is answered rather than kept.
+    pub(super) fn answered(&self, ino: Ino, name: &OsStr) -> Outcome<Option<Vec<u8>>> {
+        if name == REDUNDANCY
+            && let Some(body) = self.stat(ino)?.body()
+        {
+            return Ok(Some(body.far.redundancy().to_string().into_bytes()));
+        }
+        if name == VOLUME && ino == Ino::ROOT {
+            return Ok(Some(json(&self.store.volume_status(), self.redundancy).into_bytes()));
+        }
+        Ok(None)
+    }
+
+    /// Does what setting such an attribute asks for; false: it is one to be kept.
+    pub(super) fn obeyed(&self, ino: Ino, name: &OsStr, value: &[u8]) -> Outcome<bool> {
+        if name == REDUNDANCY {
+            let redundancy = parse(value).ok_or(Errno::EINVAL)?;
+            let stat = self.stat(ino)?;
+            return match stat.body() {
+                Some(body) if body.far.set_redundancy(redundancy) => Ok(true),
+                Some(_) => Err(Errno::EBUSY.into()),
+                None => Ok(false),
+            };
+        }
+        if ino != Ino::ROOT {
+            return Ok(false);
+        }
+        if name == REBUILD {
+            self.store.start_rebuild();
+        } else if name == SCRUB {
+            self.store.start_scrub();
+        } else if name == VOLUME {
+            return Err(Errno::EPERM.into());
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// The redundancy of what is made in a directory.
+    pub(super) fn redundancy_in(&self, parent: Ino) -> Outcome<Redundancy> {
+        let names = self.names()?;
+        let chosen = names.xattr(parent, OsStr::new(REDUNDANCY)).ok().and_then(parse);
+        Ok(chosen.unwrap_or(self.redundancy))
+    }
+}
+
+/// A directory takes over what was chosen for the one that it is made in.
+pub(super) fn inherit(names: &mut Namespace<Arc<Body>>, parent: Ino, child: Ino) -> Outcome<()> {
+    let name = OsStr::new(REDUNDANCY);
+    let Ok(chosen) = names.xattr(parent, name).map(<[u8]>::to_vec) else { return Ok(()) };
+    Ok(names.set_xattr(child, name, &chosen, XattrMode::Set, SystemTime::now())?)
+}
+
+/// Whether something that was made is a directory.
+pub(super) fn is_directory(kind: &Kind<Arc<Body>>) -> bool {
+    matches!(kind, Kind::Directory)
+}
+
+fn parse(value: &[u8]) -> Option<Redundancy> {
+    OsStr::from_bytes(value).to_str()?.trim_end().parse().ok()
+}
+
+fn json(status: &VolumeStatus, redundancy: Redundancy) -> String {
+    let progress = |progress: &Progress| {
+        let Progress { running, total, done, finished } = progress;
+        format!(
+            "{{\"running\":{running},\"blocks_total\":{total},\"blocks_done\":{done},\"finished\":{finished}}}"
+        )
+    };
+    let VolumeStatus { files, redundant_files, extents, missing_extents, .. } = status;
+    let VolumeStatus { wrong_blocks, mended_blocks, lost_blocks, to_rebuild, .. } = status;
+    format!(
+        "{{\"redundancy\":\"{redundancy}\",\"files\":{files},\"redundant_files\":{redundant_files},\
+         \"extents\":{extents},\"missing_extents\":{missing_extents},\"to_rebuild\":{to_rebuild},\
+         \"wrong_blocks\":{wrong_blocks},\"mended_blocks\":{mended_blocks},\"lost_blocks\":{lost_blocks},\
+         \"rebuild\":{},\"scrub\":{}}}",
+        progress(&status.rebuild),
+        progress(&status.scrub)
+    )
+}

@@ -1,0 +1,66 @@
+//! What the interposer needs from a mount. The real one speaks to the daemon; tests bring a stand-in.
+
+use std::any::Any;
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+/// Bytes of a ticket.
+pub const TICKET_BYTES: usize = 32;
+/// Most bytes in the name of an abstract Unix socket: `sun_path` without its leading zero.
+pub const SOCKET_NAME_MAX: usize = 107;
+
+/// What a mount answers when a descriptor's open file description is registered with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// Names the file to the mount's host, and proves that this process may use it.
+    pub ticket: [u8; TICKET_BYTES],
+    /// The abstract Unix socket of the mount's host; zeros follow the name.
+    pub socket: [u8; SOCKET_NAME_MAX],
+}
+
+/// The kernel's side: descriptors of mounts.
+///
+/// Every method may be called by several threads at once, and must make no hooked call of which it would need the
+/// library's own effect: while one of these runs, the thread's hooked calls go straight to the kernel.
+pub trait Backend: Sync {
+    /// Whether the descriptor may be of a mount. Called once for most descriptors of a program: it must be cheap,
+    /// and change nothing.
+    fn recognises(&self, fd: RawFd) -> bool;
+
+    /// Registers the descriptor's open file description. Doing it again answers the same. `None`: not a mount, or
+    /// its file is not to be accelerated.
+    fn register(&self, fd: RawFd) -> Option<Registration>;
+
+    /// Gives acceleration of the description up for good, also of one that was never registered; returns when no
+    /// operation on it is in flight. Plain system calls only: a `vfork` child calls it.
+    fn unregister(&self, fd: RawFd);
+
+    /// Connects to the host of a mount.
+    fn join(&self, registration: &Registration) -> Option<Arc<dyn Host>>;
+}
+
+/// A mount, joined by this process. In a forked child it is abandoned, and never dropped.
+pub trait Host: Send + Sync {
+    /// The file that a ticket names.
+    fn open(&self, ticket: &[u8; TICKET_BYTES]) -> Option<Box<dyn File>>;
+
+    /// What one thread needs for its operations.
+    fn session(&self) -> Option<Box<dyn Any>>;
+
+    /// Whether the mount has ended. Then nothing more is opened here, and its files answer nothing.
+    fn is_over(&self) -> bool;
+
+    /// In the child of a fork: touches nothing that the parent has any more. What is left is leaked. Takes no lock.
+    fn abandon(&self);
+}
+
+/// A file of a mount. `None` means: ask the kernel; so it is for ever once the mount has ended. Sessions are of the
+/// same host.
+pub trait File: Send + Sync {
+    /// Reads from `offset` on. Fewer bytes than asked for mean the end of the file.
+    fn read_at(&self, session: &dyn Any, offset: u64, to: &mut [IoSliceMut<'_>]) -> Option<usize>;
+
+    /// Writes from `offset` on.
+    fn write_at(&self, session: &dyn Any, offset: u64, from: &[IoSlice<'_>]) -> Option<usize>;
+}

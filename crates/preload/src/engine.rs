@@ -1,0 +1,276 @@
+//! What the hooks ask: serve this call, or let the kernel do it?
+
+use std::any::Any;
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::RawFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::backend::{Backend, File};
+use crate::entry::within;
+use crate::hosts::{Hosts, Opened};
+use crate::identity::same;
+use crate::mounts::Mounts;
+use crate::process::{Process, Right};
+use crate::sys;
+use crate::table::{DESCRIPTORS_MAX, Found, Pin, Slot, Table, flag};
+
+/// Bytes that one call moves at most, as in the kernel (`MAX_RW_COUNT`): more is the kernel's to cut short.
+const CALL_BYTES_MAX: usize = 0x7fff_f000;
+/// Guards are at most this part of the descriptors that the process may have. The rest is the program's.
+const GUARDS_PART: u64 = 4;
+/// Guards lie above this number, or above half the limit if that is lower: programs expect low numbers to be theirs.
+const GUARDS_FROM: u64 = 1024;
+
+static MOUNTS: Mounts = Mounts::new();
+
+/// One process's interposer.
+pub struct Engine {
+    pub(crate) process: Process,
+    pub(crate) table: Table,
+    backend: OnceLock<&'static dyn Backend>,
+    hosts: Hosts,
+    /// Whether the program ever took a record lock: closing any descriptor of a file drops those on it.
+    pub(crate) takes_record_locks: AtomicBool,
+    /// Numbers that are to be copied for a spawned program, see [`Engine::will_copy`].
+    pub(crate) copied: [AtomicU64; DESCRIPTORS_MAX / u64::BITS as usize],
+}
+
+impl Engine {
+    /// Nothing known yet.
+    #[allow(clippy::new_without_default)] // a static needs `const`
+    pub const fn new() -> Self {
+        Engine {
+            process: Process::new(),
+            table: Table::new(),
+            backend: OnceLock::new(),
+            hosts: Hosts::new(),
+            takes_record_locks: AtomicBool::new(false),
+            copied: [const { AtomicU64::new(0) }; DESCRIPTORS_MAX / u64::BITS as usize],
+        }
+    }
+
+    pub(crate) fn backend(&self) -> &'static dyn Backend {
+        self.backend.get().copied().unwrap_or(&MOUNTS)
+    }
+
+    /// Puts something else in the place of the mounts, once.
+    pub fn use_backend(&self, backend: &'static dyn Backend) -> bool {
+        self.backend.set(backend).is_ok()
+    }
+
+    /// A positional read, if it can be served here.
+    pub fn read(&self, fd: RawFd, to: &mut [IoSliceMut<'_>], offset: i64) -> Option<usize> {
+        if self.table.is_plain(fd) {
+            return None;
+        }
+        let (offset, _) = range(offset, to.iter().map(|piece| piece.len()))?;
+        within(|| {
+            let pin = self.usable(fd, flag::READABLE)?;
+            self.operate(fd, &pin, |file, session| file.read_at(session, offset, to))
+        })
+    }
+
+    /// A positional write, if it can be served here.
+    pub fn write(&self, fd: RawFd, from: &[IoSlice<'_>], offset: i64) -> Option<usize> {
+        if self.table.is_plain(fd) {
+            return None;
+        }
+        let (offset, end) = range(offset, from.iter().map(|piece| piece.len()))?;
+        within(|| {
+            let pin = self.usable(fd, flag::WRITABLE).filter(|pin| end <= pin.write_limit())?;
+            self.operate(fd, &pin, |file, session| file.write_at(session, offset, from))
+        })
+    }
+
+    /// Whether the descriptor is one of ours, found out if it is not known yet. For callers who must not look at the
+    /// program's memory if it is not.
+    pub fn is_ours(&self, fd: RawFd) -> bool {
+        if self.table.is_plain(fd) {
+            return false;
+        }
+        within(|| self.pinned(fd).map(drop)).is_some()
+    }
+
+    fn usable(&self, fd: RawFd, needed: u32) -> Option<Pin<'_>> {
+        let mut pin = self.pinned(fd)?;
+        if !self.is_still(fd, &pin) {
+            self.lost(fd, &pin);
+            pin = self.pinned(fd).filter(|pin| self.is_still(fd, pin))?;
+        }
+        (pin.has(needed) && !pin.has(flag::ENDING)).then_some(pin)
+    }
+
+    fn operate(
+        &self,
+        fd: RawFd,
+        pin: &Pin<'_>,
+        operation: impl FnOnce(&dyn File, &dyn Any) -> Option<usize>,
+    ) -> Option<usize> {
+        if pin.opened().is_none() {
+            self.open_again(fd, pin)?;
+        }
+        pin.opened()?.operate(operation)
+    }
+
+    /// Whether the descriptor still names the description that is remembered (I1).
+    pub(crate) fn is_still(&self, fd: RawFd, pin: &Pin<'_>) -> bool {
+        pin.guard().is_some_and(|guard| same(fd, guard))
+    }
+
+    /// The number means something else now: it was closed behind the library's back.
+    pub(crate) fn lost(&self, fd: RawFd, pin: &Pin<'_>) {
+        if self.process.is_owner() {
+            if self.takes_record_locks.load(Ordering::Relaxed) {
+                pin.set(flag::KEPT);
+            }
+            self.table.take_if(fd, pin);
+        }
+    }
+
+    /// Whether anything may be used that belongs to this process. In the child of a fork, prepares it.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.process.is_ready(|| {
+            self.table.adopt();
+            self.hosts.forget();
+        })
+    }
+
+    pub(crate) fn pinned(&self, fd: RawFd) -> Option<Pin<'_>> {
+        if self.process.is_started() && !self.is_ready() {
+            return None;
+        }
+        match self.table.look(fd) {
+            Slot::Known(pin) => Some(pin),
+            Slot::Plain => None,
+            Slot::Unknown => self.learn(fd),
+        }
+    }
+
+    /// The first positional call on a descriptor.
+    fn learn(&self, fd: RawFd) -> Option<Pin<'_>> {
+        let backend = self.backend();
+        if !backend.recognises(fd) || !self.process.start() {
+            // A number that is not open may be a mount's tomorrow.
+            if sys::ends_at_exec(fd).is_some() {
+                self.table.set_plain(fd);
+            }
+            return None;
+        }
+        if !self.is_ready() || !self.process.is_owner() {
+            return None;
+        }
+        let right = self.process.right()?;
+        match self.shared(fd).or_else(|| self.register(backend, fd, &right)) {
+            Some(pin) => {
+                self.table.put(fd, pin.clone());
+                Some(pin)
+            }
+            None => {
+                self.table.set_plain(fd);
+                None
+            }
+        }
+    }
+
+    /// A description that is known by another number.
+    pub(crate) fn shared(&self, fd: RawFd) -> Option<Pin<'_>> {
+        if self.table.live() == 0 {
+            return None;
+        }
+        let id = sys::file_id(fd)?;
+        self.table.pins().find(|pin| pin.id() == id && self.is_still(fd, pin))
+    }
+
+    /// Registers a description with its mount.
+    ///
+    /// Not one with `O_APPEND`: the kernel finds the end of a file by what it remembers of its size, which goes stale
+    /// where a file grows by accelerated writes.
+    ///
+    /// `O_DIRECT` comes first: from then on nothing that the kernel does for this description leaves anything in its
+    /// page cache. The guard comes last, because closing it again would drop the program's record locks.
+    fn register(&self, backend: &dyn Backend, fd: RawFd, right: &Right<'_>) -> Option<Pin<'_>> {
+        let (id, status) = (sys::file_id(fd)?, sys::status_flags(fd)?);
+        let limit = sys::soft_limit(libc::RLIMIT_NOFILE);
+        let room = u64::from(self.table.live()) < limit / GUARDS_PART;
+        if status & (libc::O_PATH | libc::O_APPEND) != 0 || !room || !same(fd, fd) {
+            return None;
+        }
+        let wants_direct = status & libc::O_DIRECT != 0;
+        if !wants_direct && sys::fcntl(fd, libc::F_SETFL, (status | libc::O_DIRECT) as usize) != 0 {
+            return None;
+        }
+        let opened = self.open(backend, fd, right);
+        let guard = opened.as_ref().and_then(|_| new_guard(fd, limit));
+        let (Some(opened), Some(guard)) = (opened, guard) else {
+            if !wants_direct {
+                sys::fcntl(fd, libc::F_SETFL, status as usize);
+            }
+            return None;
+        };
+        let write_limit = sys::soft_limit(libc::RLIMIT_FSIZE);
+        let pin = self.table.claim(&Found { guard, id, flags: allowed(status), write_limit }, right);
+        pin.set_opened(opened, right);
+        Some(pin)
+    }
+
+    /// Registers, and opens the file with its host. If the second fails, the first is undone.
+    fn open(&self, backend: &dyn Backend, fd: RawFd, right: &Right<'_>) -> Option<Opened> {
+        let answer = backend.register(fd)?;
+        let opened = self.hosts.open(backend, &answer, right);
+        if opened.is_none() {
+            backend.unregister(fd);
+        }
+        opened
+    }
+
+    /// In the child of a fork, for a description that its parent had registered.
+    fn open_again(&self, fd: RawFd, pin: &Pin<'_>) -> Option<()> {
+        let backend = self.backend();
+        if !self.process.is_owner() {
+            return None;
+        }
+        let right = self.process.right()?;
+        if pin.opened().is_some() {
+            return Some(());
+        }
+        match backend.register(fd).and_then(|answer| self.hosts.open(backend, &answer, &right)) {
+            Some(opened) => {
+                pin.set_opened(opened, &right);
+                Some(())
+            }
+            None => {
+                self.give_up(fd, pin);
+                None
+            }
+        }
+    }
+}
+
+/// Offset and end of a call that could be served at all. The rest is refused, cut short, or answered by the kernel.
+fn range(offset: i64, mut pieces: impl Iterator<Item = usize>) -> Option<(u64, u64)> {
+    let bytes = pieces.try_fold(0_usize, |sum, piece| sum.checked_add(piece))?;
+    if bytes == 0 || bytes > CALL_BYTES_MAX {
+        return None;
+    }
+    let end = offset.checked_add(i64::try_from(bytes).ok()?)?;
+    Some((u64::try_from(offset).ok()?, u64::try_from(end).ok()?))
+}
+
+/// The library's own descriptor for the same description.
+fn new_guard(fd: RawFd, limit: u64) -> Option<RawFd> {
+    let from = GUARDS_FROM.min(limit / 2) as usize;
+    let guard = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, from);
+    (guard >= 0).then_some(guard)
+}
+
+fn allowed(status: i32) -> u32 {
+    let access = match status & libc::O_ACCMODE {
+        libc::O_RDONLY => flag::READABLE,
+        libc::O_WRONLY => flag::WRITABLE,
+        libc::O_RDWR => flag::READABLE | flag::WRITABLE,
+        _ => 0,
+    };
+    let direct = if status & libc::O_DIRECT == 0 { 0 } else { flag::WANTS_DIRECT };
+    access | direct
+}

@@ -1,0 +1,143 @@
+//! Calls that close descriptors, copy them, or change their flags.
+
+#![allow(non_snake_case)] // glibc's names
+
+use std::ffi::{c_char, c_int, c_uint};
+
+use libc::{FILE, off_t, size_t};
+
+use super::{engine, next};
+
+/// `CLOSE_RANGE_CLOEXEC` of `linux/close_range.h`: nothing is closed yet.
+const CLOSE_RANGE_CLOEXEC: c_int = 4;
+
+macro_rules! close {
+    ($($name:ident),*) => {
+        $(#[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name(fd: c_int) -> c_int {
+            // SAFETY: what the program asked for.
+            engine().close(fd, || unsafe { next::close(fd) })
+        })*
+    };
+}
+close!(close, __close);
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    // SAFETY: what the program asked for.
+    let answer = unsafe { next::close_range(first, last, flags) };
+    engine().close_range(first, last, || answer == 0 && flags & CLOSE_RANGE_CLOEXEC == 0);
+    answer
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn closefrom(first: c_int) {
+    // SAFETY: what the program asked for.
+    unsafe { next::closefrom(first) };
+    engine().close_range(first.max(0).unsigned_abs(), c_uint::MAX, || true);
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn dup(old: c_int) -> c_int {
+    // SAFETY: what the program asked for.
+    let new = unsafe { next::dup(old) };
+    if new >= 0 {
+        engine().copied(old, new);
+    }
+    new
+}
+
+macro_rules! dup2 {
+    ($($name:ident),*) => {
+        $(#[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name(old: c_int, new: c_int) -> c_int {
+            // SAFETY: what the program asked for.
+            engine().replace(old, new, || unsafe { next::dup2(old, new) })
+        })*
+    };
+}
+dup2!(dup2, __dup2);
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    // SAFETY: what the program asked for.
+    engine().replace(old, new, || unsafe { next::dup3(old, new, flags) })
+}
+
+macro_rules! fcntl {
+    ($($name:ident),*) => {
+        // One argument of unknown type, passed where a number or a pointer would be. If the program gave none, the
+        // kernel does not look at it.
+        $(#[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name(fd: c_int, command: c_int, argument: size_t) -> c_int {
+            // SAFETY: what the program asked for.
+            let real = |argument| unsafe { next::fcntl(fd, command, argument) };
+            match command {
+                libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+                    let new = real(argument);
+                    if new >= 0 {
+                        engine().copied(fd, new);
+                    }
+                    new
+                }
+                libc::F_GETFL => engine().shown_flags(fd, real(argument)),
+                libc::F_SETFL => engine().set_flags(fd, argument as c_int, |flags| real(flags as size_t)),
+                libc::F_SETLK | libc::F_SETLKW => {
+                    engine().note_record_locks();
+                    real(argument)
+                }
+                _ => real(argument),
+            }
+        })*
+    };
+}
+fcntl!(fcntl, fcntl64, __fcntl);
+
+macro_rules! lockf {
+    ($($name:ident),*) => {
+        $(#[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name(fd: c_int, command: c_int, bytes: off_t) -> c_int {
+            engine().note_record_locks();
+            // SAFETY: what the program asked for.
+            unsafe { next::lockf(fd, command, bytes) }
+        })*
+    };
+}
+lockf!(lockf, lockf64);
+
+/// The descriptor behind a stream; -1 if it has none.
+unsafe fn descriptor(stream: *mut FILE) -> c_int {
+    // SAFETY: the thread's own `errno`, and the program's stream, which is still open.
+    unsafe {
+        let errno = *libc::__errno_location();
+        let fd = libc::fileno(stream);
+        *libc::__errno_location() = errno;
+        fd
+    }
+}
+
+macro_rules! fclose {
+    ($($name:ident),*) => {
+        $(#[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name(stream: *mut FILE) -> c_int {
+            // SAFETY: the stream is the program's, and open until `real` runs.
+            let fd = unsafe { descriptor(stream) };
+            // SAFETY: what the program asked for.
+            engine().close(fd, || unsafe { next::fclose(stream) })
+        })*
+    };
+}
+fclose!(fclose, _IO_fclose);
+
+macro_rules! freopen {
+    ($($name:ident),*) => {
+        $(#[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
+            // SAFETY: the stream is the program's, and open until `real` runs.
+            let fd = unsafe { descriptor(stream) };
+            // SAFETY: what the program asked for.
+            engine().close(fd, || unsafe { next::$name(path, mode, stream) })
+        })*
+    };
+}
+freopen!(freopen, freopen64);

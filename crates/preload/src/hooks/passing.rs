@@ -1,0 +1,67 @@
+//! Calls that map a file or pass descriptors to other processes: acceleration is given up first.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use libc::{mmsghdr, msghdr, off_t, size_t, ssize_t};
+
+use super::{engine, next};
+
+macro_rules! mmap {
+    ($($name:ident),*) => {
+        $(#[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name(
+            at: *mut c_void,
+            bytes: size_t,
+            access: c_int,
+            flags: c_int,
+            fd: c_int,
+            offset: off_t,
+        ) -> *mut c_void {
+            if fd >= 0 && flags & libc::MAP_ANONYMOUS == 0 {
+                engine().give_away(fd);
+            }
+            // SAFETY: what the program asked for.
+            unsafe { next::mmap(at, bytes, access, flags, fd, offset) }
+        })*
+    };
+}
+mmap!(mmap, mmap64);
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the program's message, which `sendmsg` is about to read as well.
+    unsafe { give_away_passed(message) };
+    // SAFETY: what the program asked for.
+    unsafe { next::sendmsg(socket, message, flags) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn sendmmsg(socket: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+    if !messages.is_null() {
+        for index in 0..count as usize {
+            // SAFETY: the program vouches for `count` messages, which `sendmmsg` is about to read as well.
+            unsafe { give_away_passed(&raw const (*messages.add(index)).msg_hdr) };
+        }
+    }
+    // SAFETY: what the program asked for.
+    unsafe { next::sendmmsg(socket, messages, count, flags) }
+}
+
+/// Gives up what a message passes on.
+unsafe fn give_away_passed(message: *const msghdr) {
+    // SAFETY: the program's message is readable, its control data as long as it says, and `CMSG_NXTHDR` stays within.
+    unsafe {
+        let Some(message) = message.as_ref().filter(|message| !message.msg_control.is_null()) else { return };
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while let Some(at) = header.as_ref() {
+            if at.cmsg_level == libc::SOL_SOCKET && at.cmsg_type == libc::SCM_RIGHTS {
+                let bytes = at.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
+                let first = libc::CMSG_DATA(header).cast::<c_int>();
+                for index in 0..bytes / size_of::<c_int>() {
+                    engine().give_away(first.add(index).read_unaligned());
+                }
+            }
+            header = libc::CMSG_NXTHDR(message, header);
+        }
+    }
+}

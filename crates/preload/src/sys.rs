@@ -1,0 +1,178 @@
+//! System calls made past the library's own hooks: libc's wrappers of the same names would lead back into them.
+//!
+//! They set `errno` on failure; whoever runs within [`crate::entry`] has it put back.
+
+use std::os::fd::RawFd;
+
+/// `fcntl` with one argument.
+pub fn fcntl(fd: RawFd, command: i32, argument: usize) -> i32 {
+    // SAFETY: the commands used here take and return numbers; no memory is handed over.
+    unsafe { libc::syscall(libc::SYS_fcntl, fd, command, argument) as i32 }
+}
+
+/// The flags of an open file description, if the descriptor is open.
+pub fn status_flags(fd: RawFd) -> Option<i32> {
+    let flags = fcntl(fd, libc::F_GETFL, 0);
+    (flags >= 0).then_some(flags)
+}
+
+/// Whether an `exec` closes the descriptor; `None` if it is not open.
+pub fn ends_at_exec(fd: RawFd) -> Option<bool> {
+    let flags = fcntl(fd, libc::F_GETFD, 0);
+    (flags >= 0).then_some(flags & libc::FD_CLOEXEC != 0)
+}
+
+/// Closes a descriptor of the library's own. Linux closes it whatever it answers.
+pub fn close(fd: RawFd) {
+    // SAFETY: the caller owns this descriptor.
+    unsafe { libc::syscall(libc::SYS_close, fd) };
+}
+
+/// Device and inode of an open file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileId {
+    /// Device of the file system.
+    pub device: u64,
+    /// The inode there.
+    pub inode: u64,
+}
+
+/// What the kernel knows of an open file without asking a mount.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts {
+    /// Which file it is.
+    pub id: FileId,
+    /// Neither a folder nor anything special.
+    pub is_regular: bool,
+}
+
+/// Which file a descriptor is open on.
+pub fn file_id(fd: RawFd) -> Option<FileId> {
+    facts(fd).map(|facts| facts.id)
+}
+
+/// The kind of file system that a descriptor is open on (`f_type`).
+pub fn file_system(fd: RawFd) -> Option<i64> {
+    let mut system = std::mem::MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: the buffer is one `statfs`, and alive; nobody else has it.
+    let answer = unsafe { libc::syscall(libc::SYS_fstatfs, fd, system.as_mut_ptr()) };
+    // SAFETY: the kernel has filled it.
+    (answer == 0).then(|| unsafe { system.assume_init() }.f_type)
+}
+
+/// The calling thread's `errno`.
+pub fn last_error() -> i32 {
+    // SAFETY: the thread's own.
+    unsafe { *libc::__errno_location() }
+}
+
+/// What the kernel knows of an open file.
+pub fn facts(fd: RawFd) -> Option<Facts> {
+    let mut stat = std::mem::MaybeUninit::<libc::statx>::uninit();
+    let how = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: the path is an empty string, the buffer is one `statx`; both are alive, and nobody else has the buffer.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_statx,
+            fd,
+            c"".as_ptr(),
+            how,
+            libc::STATX_INO | libc::STATX_TYPE,
+            stat.as_mut_ptr(),
+        )
+    };
+    if answer != 0 {
+        return None;
+    }
+    // SAFETY: the kernel has filled it.
+    let stat = unsafe { stat.assume_init() };
+    let device = libc::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+    let is_regular = u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFREG;
+    Some(Facts { id: FileId { device, inode: stat.stx_ino }, is_regular })
+}
+
+/// Bytes of folder entries taken at a time; they lie on the stack.
+const ENTRIES_BYTES: usize = 2048;
+/// In an entry of a folder (`linux_dirent64`): where its length is, and where its name begins.
+const ENTRY_LENGTH: usize = 16;
+const ENTRY_NAME: usize = 19;
+/// Where there is no `/proc`, numbers below this one are tried.
+const NUMBERS_TRIED: RawFd = 1024;
+
+/// All open descriptors, without allocating: this runs in the children of forks.
+pub fn each_open(mut visit: impl FnMut(RawFd)) {
+    let how = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    // SAFETY: the path is a C string.
+    let folder = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, c"/proc/self/fd".as_ptr(), how) };
+    let Ok(folder) =
+        RawFd::try_from(folder).map_err(drop).and_then(|fd| if fd < 0 { Err(()) } else { Ok(fd) })
+    else {
+        return (0..NUMBERS_TRIED).for_each(visit);
+    };
+    let mut entries = [0_u8; ENTRIES_BYTES];
+    loop {
+        // SAFETY: the buffer is as long as it says, alive, and nobody else has it.
+        let filled =
+            unsafe { libc::syscall(libc::SYS_getdents64, folder, entries.as_mut_ptr(), ENTRIES_BYTES) };
+        let Ok(filled @ 1..) = usize::try_from(filled) else { break };
+        let mut rest = entries.get(..filled).unwrap_or_default();
+        while let Some((entry, behind)) = first_entry(rest) {
+            if let Some(fd) = number(entry).filter(|fd| *fd != folder) {
+                visit(fd);
+            }
+            rest = behind;
+        }
+    }
+    close(folder);
+}
+
+fn first_entry(entries: &[u8]) -> Option<(&[u8], &[u8])> {
+    let length = entries.get(ENTRY_LENGTH..ENTRY_LENGTH + 2)?;
+    entries.split_at_checked(u16::from_ne_bytes(length.try_into().ok()?).max(1).into())
+}
+
+/// The name of an entry, if it is a number.
+fn number(entry: &[u8]) -> Option<RawFd> {
+    let name = entry.get(ENTRY_NAME..)?.split(|byte| *byte == 0).next()?;
+    std::str::from_utf8(name).ok()?.parse().ok()
+}
+
+/// Makes the kernel ask the mount for the file's size, where its own may be stale.
+pub fn refresh(fd: RawFd) {
+    let mut stat = std::mem::MaybeUninit::<libc::statx>::uninit();
+    let how = libc::AT_EMPTY_PATH | libc::AT_STATX_FORCE_SYNC;
+    // SAFETY: as in `facts`; what is filled in is not looked at.
+    unsafe { libc::syscall(libc::SYS_statx, fd, c"".as_ptr(), how, libc::STATX_SIZE, stat.as_mut_ptr()) };
+}
+
+/// The calling process, as the kernel says now.
+pub fn process_id() -> i32 {
+    // SAFETY: takes nothing.
+    unsafe { libc::syscall(libc::SYS_getpid) as i32 }
+}
+
+/// A soft limit of the process; `u64::MAX` if there is none or it cannot be had.
+pub fn soft_limit(resource: libc::__rlimit_resource_t) -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let nothing = std::ptr::null::<libc::rlimit>();
+    // SAFETY: the buffer is one `rlimit`, and alive; no new limit is given.
+    let answer = unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, nothing, &raw mut limit) };
+    if answer == 0 { limit.rlim_cur } else { u64::MAX }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn open_descriptors_are_all_found_and_closed_ones_are_not() {
+        let files: Vec<_> = (0..200).map(|_| tempfile::tempfile().unwrap()).collect();
+        let closed = files[150].try_clone().unwrap().as_raw_fd();
+        let mut found = Vec::new();
+        each_open(|fd| found.push(fd));
+        assert!(files.iter().all(|file| found.contains(&file.as_raw_fd())));
+        assert!(!found.contains(&closed) || files.iter().any(|file| file.as_raw_fd() == closed));
+    }
+}

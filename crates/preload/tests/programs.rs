@@ -1,0 +1,114 @@
+//! The library in C programs that do not know of it: what they see is what they would see without it.
+//!
+//! Each runs without it, with it (where nothing is a mount, so all goes to the kernel), and with the stand-in of
+//! `examples/double.rs`, by which the files of a tmpfs are accelerated.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+const TMPFS: &str = "/dev/shm";
+const SEQUENCE_STEPS: &str = "3000";
+const SEQUENCES: u64 = 8;
+
+/// What cargo has built beside these tests.
+fn built(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let found = test.ancestors().skip(1).map(|folder| folder.join(name)).find(|path| path.exists());
+    found.unwrap_or_else(|| {
+        panic!("{name} is built by `cargo test -p farpool-preload`, without choosing a test")
+    })
+}
+
+fn library() -> PathBuf {
+    built("libfarpool_preload.so")
+}
+
+fn double() -> PathBuf {
+    built("examples/libdouble.so")
+}
+
+fn compile(name: &str, into: &Path) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/programs/{name}.c"));
+    let program = into.join(name);
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-o"]);
+    let output = cc.arg(&program).arg(source).args(["-lpthread", "-ldl"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    program
+}
+
+fn run(program: &Path, arguments: &[&str], preloaded: Option<&Path>) -> Output {
+    let mut command = Command::new(program);
+    command.args(arguments).env_remove("LD_PRELOAD");
+    if let Some(library) = preloaded {
+        command.env("LD_PRELOAD", library);
+    }
+    let output = command.output().unwrap();
+    let (status, stderr) = (output.status, String::from_utf8_lossy(&output.stderr));
+    assert!(
+        status.success() && stderr.is_empty(),
+        "{program:?} {arguments:?} with {preloaded:?}: {status}, signal {:?}, {stderr}",
+        status.signal()
+    );
+    output
+}
+
+/// A program, and a folder for the files of each run.
+fn in_folders(name: &str, parent: &Path, check: impl Fn(&Path, &dyn Fn() -> TempDir)) {
+    let build = tempfile::tempdir().unwrap();
+    let program = compile(name, build.path());
+    check(&program, &|| TempDir::new_in(parent).unwrap());
+}
+
+fn same_in_all_worlds(name: &str, parent: &Path, extra: &[&str]) {
+    in_folders(name, parent, |program, folder| {
+        let seen = |library: Option<&Path>| {
+            let folder = folder();
+            let arguments = [&[folder.path().to_str().unwrap()], extra].concat();
+            String::from_utf8(run(program, &arguments, library).stdout).unwrap()
+        };
+        let plain = seen(None);
+        let mut worlds = vec![library()];
+        if parent == Path::new(TMPFS) {
+            worlds.push(double());
+        }
+        for world in worlds {
+            let with = seen(Some(&world));
+            let differs = plain.lines().zip(with.lines()).find(|(plain, with)| plain != with);
+            assert!(differs.is_none(), "{name} {extra:?} with {world:?}: {differs:?}");
+            assert_eq!(plain.len(), with.len());
+        }
+    });
+}
+
+#[test]
+fn random_calls_answer_the_same_with_the_library_as_without() {
+    for seed in 1..=SEQUENCES {
+        same_in_all_worlds("sequence", Path::new(TMPFS), &[&seed.to_string(), SEQUENCE_STEPS]);
+    }
+    same_in_all_worlds("sequence", Path::new(env!("CARGO_TARGET_TMPDIR")), &["77", SEQUENCE_STEPS]);
+}
+
+#[test]
+fn threads_and_signal_handlers_read_what_was_written_whoever_closes_descriptors() {
+    same_in_all_worlds("threads", Path::new(TMPFS), &[]);
+}
+
+#[test]
+fn forked_and_spawned_programs_get_their_files_and_acceleration_ends_where_it_must() {
+    same_in_all_worlds("children", Path::new(TMPFS), &[]);
+}
+
+#[test]
+fn the_library_exports_the_hooks_and_nothing_else() {
+    let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library()).output().unwrap();
+    let symbols = String::from_utf8(output.stdout).unwrap();
+    let mut exported: Vec<&str> = symbols.lines().filter_map(|line| line.split_whitespace().nth(2)).collect();
+    exported.sort_unstable();
+    let mut expected: Vec<&str> = include_str!("exported.txt").split_whitespace().collect();
+    expected.sort_unstable();
+    assert_eq!(exported, expected);
+}

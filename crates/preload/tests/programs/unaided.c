@@ -1,0 +1,79 @@
+/* unaided DIR: reads and writes by position while the kernel refuses to do it: whatever succeeds was served within the
+ * process. Ends well if nearly everything was. */
+#include "common.h"
+
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <poll.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+enum { BYTES = 1 << 20, ROUNDS = 4000, LONGEST = 40000, PATIENCE_S = 20, REFUSED = EUCLEAN };
+
+static unsigned char model[BYTES], seen[LONGEST];
+
+static void refuse_positional_calls(void) {
+#define REFUSE(call)                                                      \
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##call, 0, 1),                \
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | REFUSED)
+    struct sock_filter steps[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        REFUSE(pread64), REFUSE(pwrite64), REFUSE(preadv), REFUSE(pwritev), REFUSE(preadv2), REFUSE(pwritev2),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof steps / sizeof *steps, steps};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
+}
+
+static void await_acceleration(int fd) {
+    time_t end = time(NULL) + PATIENCE_S;
+    while (pread(fd, seen, 1, 0) != 1) {
+        CHECK(errno == REFUSED && time(NULL) < end);
+        poll(NULL, 0, 5);
+    }
+}
+
+/* What fails for once (say a block whose word is just being taken) is left out. */
+static int served_here(long answer, size_t bytes) {
+    if (answer < 0) CHECK(errno == REFUSED);
+    else CHECK((size_t)answer == bytes);
+    return answer >= 0;
+}
+
+static int one_round(int fd, uint64_t *state) {
+    size_t bytes = 1 + next_random(state) % LONGEST, at = next_random(state) % (BYTES - bytes);
+    struct iovec pieces[2] = {{seen, bytes / 2}, {seen + bytes / 2, bytes - bytes / 2}};
+    int two = bytes > 1 && next_random(state) % 2;
+    if (next_random(state) % 2) {
+        long answer = two ? preadv2(fd, pieces, 2, (off_t)at, 0) : pread(fd, seen, bytes, (off_t)at);
+        if (!served_here(answer, bytes)) return 0;
+        CHECK(memcmp(seen, model + at, bytes) == 0);
+        return 1;
+    }
+    for (size_t i = 0; i < bytes; i++) seen[i] = (unsigned char)next_random(state);
+    long answer = two ? pwritev(fd, pieces, 2, (off_t)at) : pwrite(fd, seen, bytes, (off_t)at);
+    if (!served_here(answer, bytes)) return 0;
+    memcpy(model + at, seen, bytes);
+    return 1;
+}
+
+int main(int count_of, char **arguments) {
+    CHECK(count_of == 2);
+    int fd = filled(arguments[1], 50, 'z', BYTES);
+    memset(model, 'z', BYTES);
+    CHECK(pread(fd, seen, 1, 0) == 1);
+    refuse_positional_calls();
+    await_acceleration(fd);
+    uint64_t state = 424242;
+    int here = 0;
+    for (int i = 0; i < ROUNDS; i++) here += one_round(fd, &state);
+    CHECK(here > ROUNDS * 9 / 10);
+    CHECK(lseek(fd, 0, SEEK_SET) == 0);
+    for (size_t at = 0; at < BYTES; at += LONGEST / 2) { /* by the kernel, which must agree */
+        long bytes = read(fd, seen, LONGEST / 2);
+        CHECK(bytes > 0 && memcmp(seen, model + at, (size_t)bytes) == 0);
+    }
+    return 0;
+}

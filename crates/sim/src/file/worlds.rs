@@ -1,0 +1,46 @@
+//! Worlds in which a row bears everything that happens: no more than one node of it is hurt at a time. In these a redundant
+//! file has no excuse.
+
+use farpool_fabric::sim::{Faults, Random};
+use farpool_file::Redundancy;
+
+use super::link::{Lie, Shaking};
+use super::{Ills, LOST_WRITE, LOST_WRITE_PERMILLE, UNLOCKED_EARLY};
+use crate::plane::post::Delivery;
+
+/// How many worlds are such, in thousandths.
+pub(super) const BEARING_PERMILLE: u32 = 300;
+/// Files that want more nodes than there are, in thousandths.
+const TOO_MANY_PERMILLE: u32 = 20;
+
+/// What may go wrong in such a world, besides mishaps to one node: connections to a dead one say nothing.
+pub(super) fn bearable(mutation: Option<&'static str>, random: &mut Random) -> Ills {
+    let silent_permille = if random.chance(400) { 300 } else { 0 };
+    let lie = match mutation {
+        Some(UNLOCKED_EARLY) => Some(Lie::DoneEarly),
+        Some(LOST_WRITE) => Some(Lie::DoneNever(LOST_WRITE_PERMILLE)),
+        _ => None,
+    };
+    Ills {
+        faults: Faults { silent_permille, ..Faults::default() },
+        delivery: Delivery::default(),
+        shaking: Shaking { lie, ..Shaking::default() },
+        harmless: true,
+    }
+}
+
+/// The redundancy of a new file in a world of so many nodes.
+pub(super) fn redundancy(nodes: u64, random: &mut Random) -> Redundancy {
+    let any = [
+        Redundancy::None,
+        Redundancy::Stripe,
+        Redundancy::Mirror,
+        Redundancy::Mirror,
+        Redundancy::Parity { data: 2 },
+        Redundancy::Parity { data: 2 },
+        Redundancy::Parity { data: 3 },
+        Redundancy::Parity { data: 4 },
+    ];
+    let drawn = any[random.index(any.len())];
+    if drawn.nodes() <= nodes || random.chance(TOO_MANY_PERMILLE) { drawn } else { Redundancy::Stripe }
+}

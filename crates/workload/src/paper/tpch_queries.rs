@@ -1,0 +1,252 @@
+//! Figures 4 and 5 and table 1 of paper 2: TPC-H's queries on DuckDB by where its temporary files lie, and what they read
+//! and write meanwhile.
+//!
+//! TPC-H's queries are modest: DuckDB does most of them without temporary files. So the join and sort of all, and the
+//! grouping of all, which its tests have beside them, are measured as well.
+//! Each query has as little memory as it can be done with, found out once, on tmpfs. The process is limited to that and a
+//! little more, so that the kernel's cache does not stand in for the disk.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::process::child_titled;
+use super::stage::{LOCAL_LIMIT_MIB, Spot, make_volume, node_mib, noted};
+use super::watch::{Sample, Watch};
+use crate::cgroup::MemoryLimit;
+use crate::databases::duckdb::{Benchmark, DuckDb, Query, Ran};
+use crate::databases::{Ground, GroundOptions, Place};
+use crate::machine;
+use crate::pool::Transport;
+use crate::progress::Progress;
+use crate::stop::StopFlag;
+
+/// The tables' file is cached in it, and the program is.
+const BESIDE_QUERY_MIB: u64 = 256;
+/// How often a query's process is looked at. Some queries take a tenth of a second.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// What a query's process is known by among ours.
+const QUERY_TITLE: &str = "-readonly";
+
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct QueriesOptions<'a> {
+    /// TPC-H's scale factor.
+    pub scale: f64,
+    /// How often each place is measured.
+    pub rounds: usize,
+    /// Where the database lives meanwhile; on a real disk.
+    pub work_dir: &'a Path,
+    /// The `farpool` binary.
+    pub farpool: &'a Path,
+}
+
+/// A run of a query.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QueryRun {
+    /// Its number in TPC-H, as `q01`, or its name.
+    pub query: String,
+    /// Where its temporary files lay.
+    pub spot: Spot,
+    /// How long it took.
+    pub seconds: f64,
+    /// The memory that DuckDB was given.
+    pub memory_mb: u32,
+    /// What lay in its temporary files at most.
+    pub temp_bytes: u64,
+    /// What it read and wrote meanwhile, the tables included.
+    pub samples: Vec<Sample>,
+}
+
+/// All runs.
+#[derive(Clone, Debug)]
+pub struct QueriesReport {
+    /// In the order of their rounds.
+    pub runs: Vec<QueryRun>,
+    /// Whether the process's memory was limited.
+    pub is_limited: bool,
+    /// What could not be had.
+    pub notes: Vec<String>,
+}
+
+/// Measures. An error if two runs of a query return different rows.
+pub fn measure(options: &QueriesOptions<'_>, stop: &StopFlag) -> Result<QueriesReport> {
+    let duckdb = DuckDb::find()?;
+    let progress = Progress::on_stderr();
+    let mut notes = Vec::new();
+    let group = format!("farpool-queries-{}", std::process::id());
+    let limit = MemoryLimit::create(&group, LOCAL_LIMIT_MIB);
+    let mut limit = noted(limit, "the process's memory was not limited", &mut notes);
+    let work = machine::scratch_dir(options.work_dir, "farpool-paper-")?;
+    let tmpfs = machine::scratch_dir(Path::new("/dev/shm"), "farpool-paper-")?;
+    let volume = make_volume(options.scale, work.path(), limit.as_ref());
+    let mut volume = noted(volume, "there was no throttled disk", &mut notes);
+    let ground = Ground::prepare(
+        &GroundOptions {
+            farpool: options.farpool,
+            work_dir: options.work_dir,
+            memory_per_node_mib: node_mib(options.scale),
+            transport: Transport::Shm,
+            wrapper: limit.as_ref().map(|limit| joining(&limit.procs_file())).unwrap_or_default(),
+        },
+        stop,
+    )?;
+    let mut spots = vec![
+        (Spot::Tmpfs, tmpfs.path().to_owned()),
+        (Spot::FarShm, ground.dir(Place::Far, "temporary")?),
+        (Spot::Disk, ground.dir(Place::Local, "temporary")?),
+    ];
+    if let Some(volume) = &volume {
+        let dir = volume.mount_point().join("temporary");
+        fs::create_dir(&dir)?;
+        spots.push((Spot::Throttled, dir));
+    }
+    let step = progress.step(format!("generating TPC-H at scale factor {}", options.scale));
+    let database = ground.path(Place::Local, "database");
+    let queries = duckdb.generate(&ground, Benchmark::TpcH, options.scale, &database)?;
+    step.done("generated");
+    let mut bench = Bench { duckdb, ground: &ground, database, limit: limit.as_mut() };
+    let runs = bench.rounds(&queries, &spots, options.rounds, progress)?;
+    ground.tear_down()?;
+    volume.as_mut().map_or(Ok(()), |volume| volume.remove())?;
+    limit.as_mut().map_or(Ok(()), MemoryLimit::remove)?;
+    Ok(QueriesReport { runs, is_limited: limit.is_some(), notes })
+}
+
+/// Runs a program in a control group.
+fn joining(procs_file: &Path) -> Vec<OsString> {
+    let join = r#"echo 0 >"$0" && exec "$@""#;
+    vec!["sh".into(), "-c".into(), join.into(), procs_file.into()]
+}
+
+struct Bench<'a> {
+    duckdb: DuckDb,
+    ground: &'a Ground,
+    database: PathBuf,
+    limit: Option<&'a mut MemoryLimit>,
+}
+
+impl Bench<'_> {
+    fn rounds(
+        &mut self,
+        queries: &[Query],
+        spots: &[(Spot, PathBuf)],
+        rounds: usize,
+        progress: Progress,
+    ) -> Result<Vec<QueryRun>> {
+        let (_, local) = spots.first().context("no place for temporary files")?;
+        let mut known: BTreeMap<&str, Ran> = BTreeMap::new();
+        let step = progress.step("looking for the least memory of each query");
+        for query in queries {
+            self.limit_to(LOCAL_LIMIT_MIB)?;
+            known.insert(&query.name, self.duckdb.run(self.ground, &self.database, local, query, 0)?);
+        }
+        step.done("found");
+        let mut runs = Vec::new();
+        for round in 0..rounds {
+            let step = progress.step(format!("round {} of {rounds}", round + 1));
+            for query in queries {
+                let before = &known[query.name.as_str()];
+                for turn in 0..spots.len() {
+                    let (spot, dir) = &spots[(turn + round) % spots.len()];
+                    let beside = u64::from(before.memory_mb) + BESIDE_QUERY_MIB;
+                    self.limit_to(if *spot == Spot::Tmpfs { LOCAL_LIMIT_MIB } else { beside })?;
+                    let (ran, samples) = self.watched(query, dir, before.memory_mb)?;
+                    ensure!(ran.rows == before.rows, "query {}: other rows on {}", query.name, spot.name());
+                    let Ran { seconds, memory_mb, temp_bytes, .. } = ran;
+                    runs.push(QueryRun {
+                        query: label(&query.name),
+                        spot: *spot,
+                        seconds,
+                        memory_mb,
+                        temp_bytes,
+                        samples,
+                    });
+                }
+            }
+            step.done("measured");
+        }
+        Ok(runs)
+    }
+
+    fn limit_to(&mut self, mib: u64) -> Result<()> {
+        self.limit.as_mut().map_or(Ok(()), |limit| limit.change(mib))
+    }
+
+    /// Runs a query and looks at its process meanwhile.
+    fn watched(&self, query: &Query, dir: &Path, memory_mb: u32) -> Result<(Ran, Vec<Sample>)> {
+        let done = AtomicBool::new(false);
+        let mut watch = Watch::default();
+        let ran = thread::scope(|scope| {
+            scope.spawn(|| {
+                // Relaxed: the flag carries no data; the scope's end pairs with the use of `watch`.
+                while !done.load(Ordering::Relaxed) {
+                    watch.look_for(|| child_titled(std::process::id(), QUERY_TITLE));
+                    thread::sleep(LOOK_EVERY);
+                }
+            });
+            let ran = self.duckdb.run(self.ground, &self.database, dir, query, memory_mb);
+            done.store(true, Ordering::Relaxed);
+            ran
+        })?;
+        Ok((ran, watch.samples))
+    }
+}
+
+/// Numbers as they are sorted.
+fn label(name: &str) -> String {
+    name.parse::<u32>().map_or_else(|_| name.to_owned(), |number| format!("q{number:02}"))
+}
+
+impl QueriesReport {
+    /// The queries, in their order.
+    pub fn queries(&self) -> Vec<&str> {
+        let mut queries: Vec<&str> = Vec::new();
+        for run in &self.runs {
+            if !queries.contains(&run.query.as_str()) {
+                queries.push(&run.query);
+            }
+        }
+        queries
+    }
+
+    /// The runs of a query in a place, round by round.
+    pub fn of<'a>(&'a self, query: &'a str, spot: Spot) -> impl Iterator<Item = &'a QueryRun> {
+        self.runs.iter().filter(move |run| run.query == query && run.spot == spot)
+    }
+}
+
+impl QueryRun {
+    /// Bytes read and written by the last look.
+    pub fn traffic(&self) -> (u64, u64) {
+        self.samples.last().map_or((0, 0), |last| (last.read_bytes, last.written_bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_found_by_query_and_place() {
+        let run = |query: &str, spot, seconds| QueryRun {
+            query: label(query),
+            spot,
+            seconds,
+            memory_mb: 16,
+            temp_bytes: 0,
+            samples: vec![Sample { at_s: 1.0, read_bytes: 5, written_bytes: 7, cpu_s: 0.5 }],
+        };
+        let runs = vec![run("9", Spot::Disk, 2.0), run("group", Spot::Tmpfs, 1.0), run("9", Spot::Disk, 3.0)];
+        let report = QueriesReport { runs, is_limited: true, notes: Vec::new() };
+        assert_eq!(report.queries(), ["q09", "group"]);
+        assert_eq!(report.of("q09", Spot::Disk).map(|run| run.seconds).collect::<Vec<_>>(), [2.0, 3.0]);
+        assert_eq!(report.runs[0].traffic(), (5, 7));
+    }
+}
