@@ -4,8 +4,8 @@ use farpool_sim::{Scenario, find_scenario, hunt, run_guarded, sweep};
 
 /// Enough to see every kind of fault of a scenario at work; `farpool sim` runs ten thousand.
 const SEEDS: u64 = 150;
-/// Within so many seeds each mutation must be noticed; `farpool sim` allows a thousand.
-const HUNTED_SEEDS: u64 = 400;
+/// Within so many seeds each mutation must be noticed, as for `farpool sim`.
+const HUNTED_SEEDS: u64 = 1_000;
 const THREADS: usize = 2;
 
 fn scenario(name: &str) -> &'static Scenario {
