@@ -64,6 +64,8 @@ Mutations:
   size-not-shared                      a file that is written past its end is not longer for it
   cut-tail-shows-again                 what is cut off of a block is there again once the file grows
   write-in-doubt-taken-for-none        the old word stands after a write of which nobody knows
+  stale-parity                         a write leaves the parity as it is
+  rebuild-misses-a-late-write          others write into an extent while it is made anew elsewhere
   acceleration-not-revoked             a process works on a file directly that is closed to it")]
     File(SeedArgs),
 }
