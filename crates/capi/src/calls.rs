@@ -93,6 +93,8 @@ pub unsafe extern "C" fn farpool_open(
     unsafe { open_by(pool, name, file, Connection::find) }
 }
 
+/// # Safety
+/// As for its callers, which pass on what the program gave them (`farpool.h`).
 unsafe fn open_by(
     pool: ConnectionHandle,
     name: *const c_char,
@@ -166,6 +168,8 @@ pub unsafe extern "C" fn farpool_write_async(
     unsafe { start(file, Kind::Write, data.cast_mut(), bytes, offset, done, context) }
 }
 
+/// # Safety
+/// The bytes at `data` are for the operation alone until `done` is called, as `farpool.h` asks of the program.
 unsafe fn start(
     file: FileHandle,
     kind: Kind,

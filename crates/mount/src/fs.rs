@@ -9,7 +9,8 @@
 //!     next `write`, and our answer, ENOSPC or EIO, is what that `write` gives; `fsync` and `close` give it, too.
 //! M5. Data that the kernel accepted and that could not be stored is marked as lost: reading it gives EIO, never
 //!     zeros or what was there before.
-//! M6. The kernel may cache names, attributes and pages for as long as it likes: nobody else changes them. It
+//! M6. The kernel may cache names, attributes and pages for as long as it likes: nobody else changes them, but where processes
+//!     work on files directly (`guests`), which is why it then keeps no attributes and collects no writes. It
 //!     serialises what changes a file's size (its inode lock); but it writes pages back at any moment, so crate `file`
 //!     must bear a write beside whatever else happens to the file.
 //! M7. It is we who take set-user-id bits from files that are written to. Else the kernel would ask, before every write,

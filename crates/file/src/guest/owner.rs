@@ -167,7 +167,7 @@ impl Drop for Alone {
 }
 
 impl<R: Rules> FileCore<R> {
-    /// Makes guests see the file, though it is closed to them until it is [opened](Self::set_open_to_guests).
+    /// Makes guests see the file, though it is closed to them until it is [opened](Self::open_to_guests).
     ///
     /// # Errors
     /// When there is no memory or no descriptor for it.

@@ -106,6 +106,9 @@ macro_rules! lockf {
 lockf!(lockf, lockf64);
 
 /// The descriptor behind a stream; -1 if it has none.
+///
+/// # Safety
+/// `stream` is null or an open stream that nobody closes meanwhile.
 unsafe fn descriptor(stream: *mut FILE) -> c_int {
     // SAFETY: the thread's own `errno`, and the program's stream, which is still open.
     unsafe {

@@ -48,6 +48,9 @@ unsafe extern "C" fn sendmmsg(socket: c_int, messages: *mut mmsghdr, count: c_ui
 }
 
 /// Gives up what a message passes on.
+///
+/// # Safety
+/// `message` is what the program gave to `sendmsg`: it can be read, with all that it points to, until this returns.
 unsafe fn give_away_passed(message: *const msghdr) {
     // SAFETY: the program's message is readable, its control data as long as it says, and `CMSG_NXTHDR` stays within.
     unsafe {

@@ -11,6 +11,8 @@ use super::{engine, next};
 /// threads may have little of it.
 const PIECES_MAX: usize = 128;
 
+/// # Safety
+/// `to` has room for `bytes` bytes that nobody else uses meanwhile, as for `pread`.
 unsafe fn read_here(fd: c_int, to: *mut c_void, bytes: size_t, offset: off_t) -> Option<ssize_t> {
     if to.is_null() || isize::try_from(bytes).is_err() || engine().table.is_plain(fd) {
         return None;
@@ -20,6 +22,8 @@ unsafe fn read_here(fd: c_int, to: *mut c_void, bytes: size_t, offset: off_t) ->
     engine().read(fd, &mut [IoSliceMut::new(piece)], offset).map(|bytes| bytes as ssize_t)
 }
 
+/// # Safety
+/// At `from` there are `bytes` bytes that nobody changes meanwhile, as for `pwrite`.
 unsafe fn write_here(fd: c_int, from: *const c_void, bytes: size_t, offset: off_t) -> Option<ssize_t> {
     if from.is_null() || isize::try_from(bytes).is_err() || engine().table.is_plain(fd) {
         return None;
@@ -30,6 +34,9 @@ unsafe fn write_here(fd: c_int, from: *const c_void, bytes: size_t, offset: off_
 }
 
 /// The pieces of a call, if all of them could be slices. The caller has made sure that the call is one of ours.
+///
+/// # Safety
+/// At `pieces` there are `count` pieces, which stay as they are for as long as the answer is used.
 unsafe fn pieces<'a>(pieces: *const iovec, count: c_int) -> Option<&'a [iovec]> {
     let count = usize::try_from(count).ok().filter(|count| (1..=PIECES_MAX).contains(count))?;
     if pieces.is_null() || !pieces.is_aligned() {
@@ -41,6 +48,8 @@ unsafe fn pieces<'a>(pieces: *const iovec, count: c_int) -> Option<&'a [iovec]> 
     pieces.iter().all(usable).then_some(pieces)
 }
 
+/// # Safety
+/// As for `preadv`: `count` pieces at `to`, each with room that nobody else uses meanwhile.
 unsafe fn readv_here(fd: c_int, to: *const iovec, count: c_int, offset: off_t) -> Option<ssize_t> {
     if !engine().is_ours(fd) {
         return None;
