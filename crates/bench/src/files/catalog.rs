@@ -225,7 +225,8 @@ pub const STANDS: &[Stand] = &[
             ],
             remark: Some(
                 "Every block that is read is verified by its checksum, on every row of far memory. Over tcp the \
-                 interposer reads, and leaves writes to the mount.",
+                 interposer reads, and leaves writes to the mount, where each waits for its node: past the kernel's \
+                 cache, also if the program did not ask for that. So programs that write much are faster there without it.",
             ),
         }],
     },

@@ -101,10 +101,17 @@ pub struct Volume {
 
 /// Who does what a slice asks for.
 enum Worker {
-    /// A client of a filled file. Dropped in this order.
-    Client { talk: Talk, _client: Child, _ground: Ground },
+    /// A process.
+    Client(Box<Client>),
     /// This thread.
     PingPong(PingPong),
+}
+
+/// A client of a filled file. Dropped in this order.
+struct Client {
+    talk: Talk,
+    _process: Child,
+    _ground: Ground,
 }
 
 /// What lies below a file. Dropped in this order.
@@ -148,8 +155,9 @@ impl Spec {
 
     fn occupy(&self, around: &Surroundings<'_>, ground: Result<(Ground, PathBuf)>) -> Result<Volume> {
         let (ground, file) = ground.with_context(|| format!("cannot start {}", self.name))?;
-        let (client, talk) = self.client(around, &file)?;
-        Ok(Volume { spec: *self, worker: Worker::Client { talk, _client: client, _ground: ground } })
+        let (process, talk) = self.client(around, &file)?;
+        let client = Client { talk, _process: process, _ground: ground };
+        Ok(Volume { spec: *self, worker: Worker::Client(Box::new(client)) })
     }
 
     fn ground(&self, around: &Surroundings<'_>) -> Result<(Ground, PathBuf)> {
@@ -294,7 +302,7 @@ impl Volume {
     /// Has the client begin a slice. Without one, it is done at its end.
     pub fn begin(&mut self, ask: &Ask) -> Result<()> {
         match &mut self.worker {
-            Worker::Client { talk, .. } => talk.tell(&ask_line(ask)?),
+            Worker::Client(client) => client.talk.tell(&ask_line(ask)?),
             Worker::PingPong(_) => Ok(()),
         }
     }
@@ -302,8 +310,8 @@ impl Volume {
     /// What came of the slice.
     pub fn end(&mut self, ask: &Ask, stop: &AtomicBool) -> Result<Answer> {
         match &mut self.worker {
-            Worker::Client { talk, .. } => {
-                answer_of(&talk.hear(Duration::from_secs_f64(ask.seconds) + ANSWER_SLACK, stop)?)
+            Worker::Client(client) => {
+                answer_of(&client.talk.hear(Duration::from_secs_f64(ask.seconds) + ANSWER_SLACK, stop)?)
             }
             Worker::PingPong(ping_pong) => ping_pong.slice(ask),
         }

@@ -172,8 +172,7 @@ fn hash_sort_section(report: &HashSortReport, effort: &Effort) -> Section {
                 "Hash+Sort of Li et al., section 5.2.2, with work_mem of 4 MiB and no parallel workers; {} rounds, in \
                  each of which all places take turns; ratios paired by round, medians with the smallest and the \
                  largest; all runs return the same rows. Traffic is what the server's process reads and writes by \
-                 system calls, tables included, in the round of the median: what the interposer serves is not among it, and \
-                 over tcp it serves reads.",
+                 system calls, tables included, in the round of the median: what the interposer serves is not among it.",
                 effort.rounds
             ),
         ),
@@ -193,7 +192,7 @@ fn hash_sort_drawing(report: &HashSortReport, spots: &[Spot]) -> String {
     let bar = |&spot: &Spot| {
         let colour = match spot {
             Spot::Tmpfs => FLOOR,
-            Spot::InterposedShm | Spot::InterposedTcp | Spot::FarShm => OURS,
+            Spot::InterposedShm | Spot::FarShm | Spot::FarTcp => OURS,
             Spot::Disk | Spot::Throttled => PEER,
         };
         Some(Bar { name: spot.name().into(), colour, spread: Spread::of(report.seconds(spot))? })
@@ -261,8 +260,8 @@ mod tests {
         let seconds = |spot| match spot {
             Spot::Tmpfs => 10.0,
             Spot::InterposedShm => 11.5,
-            Spot::InterposedTcp => 13.0,
             Spot::FarShm => 12.0,
+            Spot::FarTcp => 13.0,
             Spot::Disk => 14.0,
             Spot::Throttled => 30.0,
         };

@@ -207,7 +207,7 @@ impl About<'_> {
 fn bar(spot: Spot, spread: Spread) -> Option<Bar> {
     let colour = match spot {
         Spot::Tmpfs => FLOOR,
-        Spot::InterposedShm | Spot::InterposedTcp | Spot::FarShm => OURS,
+        Spot::InterposedShm | Spot::FarShm | Spot::FarTcp => OURS,
         Spot::Disk | Spot::Throttled => PEER,
     };
     Some(Bar { name: spot.name().into(), colour, spread })

@@ -36,10 +36,10 @@ pub enum Spot {
     Tmpfs,
     /// In far memory reached by shared memory, with the interposer.
     InterposedShm,
-    /// In far memory reached over TCP, with the interposer.
-    InterposedTcp,
     /// In far memory reached by shared memory, by the mount alone.
     FarShm,
+    /// In far memory reached over TCP, by the mount alone.
+    FarTcp,
     /// On the machine's disk.
     Disk,
     /// On a disk throttled like a cloud volume.
@@ -49,15 +49,15 @@ pub enum Spot {
 impl Spot {
     /// All of them; where there is no throttled disk it is left out.
     pub const ALL: [Self; 6] =
-        [Self::Tmpfs, Self::InterposedShm, Self::InterposedTcp, Self::FarShm, Self::Disk, Self::Throttled];
+        [Self::Tmpfs, Self::InterposedShm, Self::FarShm, Self::FarTcp, Self::Disk, Self::Throttled];
 
     /// What people call it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tmpfs => "tmpfs",
             Self::InterposedShm => "interposer, 2 nodes, shm",
-            Self::InterposedTcp => "interposer, 2 nodes, tcp",
             Self::FarShm => "mount alone, 2 nodes, shm",
+            Self::FarTcp => "mount alone, 2 nodes, tcp",
             Self::Disk => "the machine's disk",
             Self::Throttled => "throttled, 3,000 IOPS, 125 MiB/s",
         }
@@ -67,8 +67,8 @@ impl Spot {
         match self {
             Self::Tmpfs => "local_memory",
             Self::InterposedShm => "interposed_shm",
-            Self::InterposedTcp => "interposed_tcp",
             Self::FarShm => "far_shm",
+            Self::FarTcp => "far_tcp",
             Self::Disk => "pg_default",
             Self::Throttled => "throttled_volume",
         }
@@ -110,7 +110,7 @@ impl Stage {
         let volume = make_volume(options.scale, work.path(), limit.as_ref());
         let volume = noted(volume, "there was no throttled disk", &mut notes);
         let mut far = Vec::new();
-        for spot in [Spot::InterposedShm, Spot::InterposedTcp, Spot::FarShm] {
+        for spot in [Spot::InterposedShm, Spot::FarShm, Spot::FarTcp] {
             far.push((spot, start_pool(options, work.path(), spot, stop)?));
         }
         let dir = &subfolder(work.path(), "postgres")?;
@@ -211,8 +211,8 @@ fn interposer(farpool: &Path) -> [OsString; 3] {
 fn start_pool(options: &StageOptions<'_>, work: &Path, spot: Spot, stop: &StopFlag) -> Result<FarMemory> {
     let dir = subfolder(work, spot.tablespace())?;
     let guests = match (spot, Server::user()?) {
-        (Spot::InterposedShm | Spot::InterposedTcp, Some(user)) => Guests::Of(user),
-        (Spot::InterposedShm | Spot::InterposedTcp, None) => Guests::Ours,
+        (Spot::InterposedShm, Some(user)) => Guests::Of(user),
+        (Spot::InterposedShm, None) => Guests::Ours,
         _ => Guests::None,
     };
     let pool = PoolOptions {
@@ -222,7 +222,7 @@ fn start_pool(options: &StageOptions<'_>, work: &Path, spot: Spot, stop: &StopFl
         log_dir: &dir,
         nodes: NODES,
         memory_per_node_mib: node_mib(options.scale),
-        transport: if spot == Spot::InterposedTcp { Transport::Tcp } else { Transport::Shm },
+        transport: if spot == Spot::FarTcp { Transport::Tcp } else { Transport::Shm },
         allow_other: Server::is_other_user(),
         guests,
     };
