@@ -77,7 +77,7 @@ const fn far(transport: &'static str, percent: u64, mount_args: &'static [&'stat
 }
 
 const fn accelerated(transport: &'static str) -> Kind {
-    Kind::Far { transport, nodes: 2, percent: 100, mount_args: &["--accelerate"] }
+    Kind::Far { transport, nodes: 1, percent: 100, mount_args: &["--accelerate"] }
 }
 
 const NONE: &[&str] = &["--redundancy", "none"];
