@@ -69,8 +69,7 @@ impl Spinner {
         self.looks -= 1;
         if self.looks == 0 {
             std::thread::yield_now();
-            // With whom the processor is shared may well be the peer that is waited for: he has it after every look.
-            self.looks = if now.elapsed() > SHARED_YIELD { 1 } else { LOOKS_PER_YIELD };
+            self.looks = looks_until_next(now.elapsed());
         }
         true
     }
@@ -82,13 +81,18 @@ impl Spinner {
     }
 }
 
+/// Looks until the next yield, by how long the last one took. Whoever else ran may well be the peer that is waited for.
+fn looks_until_next(took: Duration) -> u32 {
+    if took > SHARED_YIELD { 1 } else { LOOKS_PER_YIELD }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_budget_shrinks_without_success_and_recovers_with_it() {
-        let mut spinner = Spinner { budget: LONGEST_SPIN, since: None, looks: LOOKS_PER_YIELD, allowed: true };
+        let mut spinner = Spinner { allowed: true, ..Spinner::new() };
         (0..10).for_each(|_| spinner.learn(2 * WORTH_SPINNING));
         assert_eq!(spinner.budget, SHORTEST_SPIN);
         spinner.learn(2 * SHORTEST_SPIN); // the budget was too short for this one, but need not have been
@@ -97,7 +101,7 @@ mod tests {
 
     #[test]
     fn whoever_has_spun_in_vain_sleeps_until_something_comes() {
-        let mut spinner = Spinner { budget: LONGEST_SPIN, since: None, looks: LOOKS_PER_YIELD, allowed: true };
+        let mut spinner = Spinner { allowed: true, ..Spinner::new() };
         while spinner.spin_again() {}
         assert!(!spinner.spin_again());
         spinner.progressed();
@@ -105,8 +109,14 @@ mod tests {
     }
 
     #[test]
+    fn whoever_shares_a_processor_gives_way_after_every_look() {
+        assert_eq!(looks_until_next(2 * SHARED_YIELD), 1);
+        assert_eq!(looks_until_next(SHARED_YIELD / 4), LOOKS_PER_YIELD);
+    }
+
+    #[test]
     fn a_single_processor_never_spins() {
-        let mut spinner = Spinner { budget: LONGEST_SPIN, since: None, looks: LOOKS_PER_YIELD, allowed: false };
+        let mut spinner = Spinner { allowed: false, ..Spinner::new() };
         assert!(!spinner.spin_again());
     }
 }

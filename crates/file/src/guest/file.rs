@@ -1,5 +1,6 @@
 //! A file as a guest works on it: by the owner's protocol, and only where nothing is out of the ordinary (G1).
 
+use std::iter;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -63,9 +64,27 @@ impl<R: Rules> GuestFileCore<R> {
         }
         let skipped = offset % BLOCK_BYTES as u64;
         let aligned = (skipped + bytes).next_multiple_of(BLOCK_BYTES as u64);
-        let mut rest = Some(core.buffer(aligned as usize).map_err(|_| AskOwner)?);
+        let buffer = core.buffer(aligned as usize).map_err(|_| AskOwner)?;
+        let mut all = pieces(offset, bytes);
+        let first = all.next().expect("at least one byte is read");
+        let whole = if first.aligned_bytes() == aligned {
+            self.read_piece(core, first, buffer).await? // most reads: nothing to put together
+        } else {
+            self.read_pieces(core, iter::once(first).chain(all), buffer).await?
+        };
+        Ok((Some(whole), skipped as usize..(skipped + bytes) as usize))
+    }
+
+    /// Reads neighbouring pieces into their parts of a buffer.
+    async fn read_pieces(
+        &self,
+        core: &SessionCore,
+        all: impl Iterator<Item = Piece>,
+        buffer: ArenaBuf,
+    ) -> Result<ArenaBuf, AskOwner> {
+        let mut rest = Some(buffer);
         let mut reads = Vec::with_capacity(4);
-        for piece in pieces(offset, bytes) {
+        for piece in all {
             let mut own = rest.take().expect("there is a part for each piece");
             let piece_bytes = piece.aligned_bytes() as usize;
             if piece_bytes < own.len() {
@@ -76,9 +95,9 @@ impl<R: Rules> GuestFileCore<R> {
         // All to their end, whatever becomes of one: a read given up half-way would keep its buffer.
         let parts = join_all(reads).await.into_iter().collect::<Result<Vec<_>, _>>()?;
         let mut parts = parts.into_iter();
-        let mut whole = parts.next().expect("at least one byte is read");
+        let mut whole = parts.next().expect("there is at least one piece");
         parts.for_each(|part| whole.join(part));
-        Ok((Some(whole), skipped as usize..(skipped + bytes) as usize))
+        Ok(whole)
     }
 
     /// Writes all of `data` at `offset`, making the file longer if need be.
