@@ -82,6 +82,12 @@ struct Growing {
     waiting: Vec<Waker>,
 }
 
+/// How often an operation is tried: anew after a broken connection, and once more when the repeat ran into the
+/// reconnection of a sibling.
+const TRIES: u32 = 5;
+/// Moving many GiB takes seconds.
+const MOVE_PATIENCE: Millis = Millis(30_000);
+
 /// Who looks after the leases under which a session works, and hears from it what became of them.
 pub trait LeaseKeeper: Send + Sync {
     /// The clock by which leases are used.
@@ -92,6 +98,20 @@ pub trait LeaseKeeper: Send + Sync {
 
     /// A node says that a lease is over.
     fn lease_lost(&self, region: RegionId, epoch: Epoch);
+
+    /// What its sessions put up with before they give an operation up.
+    fn bears(&self) -> Trouble {
+        Trouble { tries: TRIES, while_moved: MOVE_PATIENCE }
+    }
+}
+
+/// What a session puts up with before it gives an operation up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Trouble {
+    /// How often an operation is tried.
+    pub tries: u32,
+    /// How long a region may be moved to other memory.
+    pub while_moved: Millis,
 }
 
 impl LeaseKeeper for Stock {

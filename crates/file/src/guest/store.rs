@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use farpool_fabric::{Clock, Peer};
 use farpool_lease::Millis;
-use farpool_pool::{Extent, LeaseKeeper, LeasedRegion, NodeState};
+use farpool_pool::{Extent, LeaseKeeper, LeasedRegion, NodeState, Trouble};
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
 use parking_lot::RwLock;
 
@@ -128,12 +128,13 @@ impl GuestStore {
     pub(super) fn extent(&self, number: u64) -> Option<Extent> {
         let (region, place) = (number / self.extents_per_region, number % self.extents_per_region);
         let term = self.table.region(region)?;
-        let is_it = |known: &&Arc<LeasedRegion>| known.epoch == Epoch(term.epoch) && !known.is_over();
+        let is_lease = |id: RegionId, epoch: Epoch| id.node.0 == term.node && epoch.0 == term.epoch;
+        let is_it = |known: &&Arc<LeasedRegion>| is_lease(known.id, known.epoch) && !known.is_over();
         let known = self.met.read().regions.get(&region).filter(is_it).cloned();
         let known = match known {
             Some(known) => known,
             None => {
-                let told = (self.ask)(region).filter(|told| told.epoch == Epoch(term.epoch))?;
+                let told = (self.ask)(region).filter(|told| is_lease(told.id, told.epoch))?;
                 self.met.write().add(region, told)
             }
         };
@@ -153,6 +154,12 @@ impl LeaseKeeper for GuestStore {
     }
 
     fn lease_lost(&self, _: RegionId, _: Epoch) {}
+
+    /// Little: the owner can be asked instead, and waits for the operation if it wants the file for itself. The second try
+    /// is for regions whose memory was just moved.
+    fn bears(&self) -> Trouble {
+        Trouble { tries: 2, while_moved: Millis(0) }
+    }
 }
 
 impl GuestPlace {
