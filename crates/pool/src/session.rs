@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::{ArenaBuf, ArenaFull, Endpoint, OpError, Queue, Uncertain, block_on};
+use farpool_lease::Millis;
 use farpool_wire::{MAX_TRANSFER_BYTES, NodeId, Refusal, RegionId};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -26,6 +27,9 @@ use crate::watch::endpoint;
 
 /// Room for the largest transfer with its blocks completed at both ends, twice.
 const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
+/// How often an operation is tried: anew after a broken connection, and once more when the repeat ran into the
+/// reconnection of a sibling.
+const TRIES: u32 = 5;
 /// Before the second try, and as much longer before each later one: half a second in all, for a node that is besieged.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
@@ -186,12 +190,16 @@ impl SessionCore {
         let region = extent.region();
         let under_way = UnderWay { extent, may_land: Cell::new(false) };
         let mut in_doubt = false;
-        for attempt in 0..self.trouble.tries {
+        let no_try_after = self.leases.now().plus(self.trouble.try_within);
+        for attempt in 0..TRIES {
+            if attempt > 0 && self.leases.now() > no_try_after {
+                break;
+            }
             self.pause_before(attempt).await;
             if let Err(error) = region.check(self.leases.now().0) {
                 return (buffer, Err(error));
             }
-            let attached = self.attach(region).await;
+            let attached = self.attach(region, no_try_after).await;
             let (queue, result) = match attached {
                 Err(error) => return (buffer, Err(settled(error, region.id, in_doubt))),
                 Ok(queue) => {
@@ -244,8 +252,15 @@ impl SessionCore {
     }
 
     /// The queue to a region's node, with the region attached.
-    async fn attach(&self, region: &Arc<LeasedRegion>) -> Result<Rc<NodeQueue>, AccessError> {
-        for attempt in 0..self.trouble.tries {
+    async fn attach(
+        &self,
+        region: &Arc<LeasedRegion>,
+        no_try_after: Millis,
+    ) -> Result<Rc<NodeQueue>, AccessError> {
+        for attempt in 0..TRIES {
+            if attempt > 0 && self.leases.now() > no_try_after {
+                break;
+            }
             self.pause_before(attempt).await;
             let queue = self.queue(&region.node)?;
             let known = queue

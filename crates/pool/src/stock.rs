@@ -82,9 +82,8 @@ struct Growing {
     waiting: Vec<Waker>,
 }
 
-/// How often an operation is tried: anew after a broken connection, and once more when the repeat ran into the
-/// reconnection of a sibling.
-const TRIES: u32 = 5;
+/// Longer than all tries take: each may have to wait for a connection.
+const TRY_WITHIN: Millis = Millis(60_000);
 /// Moving many GiB takes seconds.
 const MOVE_PATIENCE: Millis = Millis(30_000);
 
@@ -101,15 +100,15 @@ pub trait LeaseKeeper: Send + Sync {
 
     /// What its sessions put up with before they give an operation up.
     fn bears(&self) -> Trouble {
-        Trouble { tries: TRIES, while_moved: MOVE_PATIENCE }
+        Trouble { try_within: TRY_WITHIN, while_moved: MOVE_PATIENCE }
     }
 }
 
 /// What a session puts up with before it gives an operation up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Trouble {
-    /// How often an operation is tried.
-    pub tries: u32,
+    /// How long after its beginning an operation is still tried anew.
+    pub try_within: Millis,
     /// How long a region may be moved to other memory.
     pub while_moved: Millis,
 }

@@ -18,6 +18,9 @@ use crate::file_core::FileCore;
 use crate::rules::Rules;
 use crate::store::StoreCore;
 
+/// How long an operation is tried anew; one more may have to wait for a connection, which takes less than the owner's patience.
+const TRY_WITHIN: Millis = Millis(1_000);
+
 /// What a guest is given of a store, by duplicated descriptors.
 pub struct GuestMemory<D> {
     /// The words of all blocks.
@@ -155,10 +158,9 @@ impl LeaseKeeper for GuestStore {
 
     fn lease_lost(&self, _: RegionId, _: Epoch) {}
 
-    /// Little: the owner can be asked instead, and waits for the operation if it wants the file for itself. The second try
-    /// is for regions whose memory was just moved.
+    /// Little: the owner can be asked instead, and waits for the operation if it wants the file for itself.
     fn bears(&self) -> Trouble {
-        Trouble { tries: 2, while_moved: Millis(0) }
+        Trouble { try_within: TRY_WITHIN, while_moved: Millis(0) }
     }
 }
 

@@ -395,7 +395,10 @@ impl<'a> Judge<'a> {
                 };
                 self.records.iter().any(|doubt| {
                     let is_cut = self.world.short && doubt.written().is_empty() && !covers(doubt);
-                    let in_doubt = (!doubt.is_done() || is_cut) && touches(doubt) && doubt.start < failed.end;
+                    // One under way may be in doubt until it is tried again by another way.
+                    let under_way = !self.world.calm && self.row.is_none() && doubt.end >= failed.start;
+                    let not_done = !doubt.is_done() || is_cut || under_way;
+                    let in_doubt = not_done && touches(doubt) && doubt.start < failed.end;
                     let mended = |other: &&&Record| {
                         other.is_done() && covers(other) && doubt.precedes(other) && other.precedes(failed)
                     };
