@@ -142,19 +142,28 @@ fn undo_leftovers() {
     let list = ["--list", "--noheadings", "--raw", "--output", "NAME,BACK-FILE"].map(OsStr::new);
     let listed = run("losetup", &list, COMMAND_DEADLINE).unwrap_or_default();
     for (device, image) in devices_of(&listed) {
-        let unused = File::open(&image).is_ok_and(|file| file.try_lock().is_ok());
-        if !unused {
-            continue;
-        }
-        if let Ok(number) = device_number(device) {
-            let _ = write_rules(&rules_v1(Path::new(BLKIO_ROOT), &number).1); // with version 2 they went with the group
-        }
-        let _ = run("umount", &[device.as_ref()], COMMAND_DEADLINE); // if it was mounted
-        if run("losetup", &["-d".as_ref(), device.as_ref()], COMMAND_DEADLINE).is_ok() {
-            let _ = fs::remove_file(&image);
-            complain(&format!("farpool: undone what a killed run had left: {device} on {}", image.display()));
+        // Held until the image is gone: another run that finds the same leftover would undo what has the device by then.
+        if let Some(_locked) = File::open(&image).ok().filter(|file| file.try_lock().is_ok()) {
+            undo_leftover(device, &image);
         }
     }
+}
+
+fn undo_leftover(device: &str, image: &Path) {
+    if let Ok(number) = device_number(device) {
+        let _ = write_rules(&rules_v1(Path::new(BLKIO_ROOT), &number).1); // with version 2 they went with the group
+    }
+    let _ = run("umount", &[device.as_ref()], COMMAND_DEADLINE); // if it was mounted
+    if run("losetup", &["-d".as_ref(), device.as_ref()], COMMAND_DEADLINE).is_ok() {
+        // With the folder it lies in, if that is a scratch folder as ours are.
+        let folder = image.parent().filter(|folder| is_scratch(folder));
+        let _ = folder.map_or_else(|| fs::remove_file(image), fs::remove_dir_all);
+        complain(&format!("farpool: undone what a killed run had left: {device} on {}", image.display()));
+    }
+}
+
+fn is_scratch(folder: &Path) -> bool {
+    folder.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"farpool-"))
 }
 
 /// Our volumes among loop devices and their files, one a line.
@@ -228,6 +237,7 @@ mod tests {
                       /dev/loop2 /tmp/not-farpool-throttled.image\n/dev/loop3\n";
         let ours: Vec<_> = devices_of(listed).collect();
         assert_eq!(ours, [("/dev/loop1", PathBuf::from("/tmp/farpool-x/farpool-throttled.image"))]);
+        assert!(is_scratch(Path::new("/tmp/farpool-x")) && !is_scratch(Path::new("/tmp")));
     }
 
     #[test]
