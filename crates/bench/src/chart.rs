@@ -29,6 +29,8 @@ pub struct Chart {
     pub title: String,
     /// Digits behind the point.
     pub digits: usize,
+    /// A length that all are compared with, as 1 of ratios.
+    pub mark: Option<f64>,
     /// From top to bottom.
     pub bars: Vec<Bar>,
 }
@@ -98,6 +100,15 @@ impl Chart {
         let largest = self.bars.iter().map(|bar| bar.spread.most).fold(0.0, f64::max);
         for (row, bar) in self.bars.iter().enumerate() {
             svg.push_str(&draw_bar(top + TITLE + ROW * row as f64, bar, largest, self.digits));
+        }
+        if let Some(mark) = self.mark.filter(|mark| *mark <= largest) {
+            let (x, from) = (LEFT + (RIGHT - LEFT) * mark / largest, top + TITLE - ROW + BAR);
+            let to = top + self.height() - ROW + BAR;
+            // Writing to a string does not fail.
+            let _ = writeln!(
+                svg,
+                "<path d=\"M{x:.1} {from:.1}V{to:.1}\" stroke=\"black\" stroke-dasharray=\"4 3\" fill=\"none\"/>"
+            );
         }
     }
 }
@@ -184,6 +195,16 @@ fn draw_bar(top: f64, bar: &Bar, largest: f64, digits: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mark_stands_at_its_length_among_the_bars_and_one_beyond_them_nowhere() {
+        let spread = |middle| Spread { middle, least: middle, most: middle };
+        let bar = |middle| Bar { name: "q".into(), colour: PEER, spread: spread(middle) };
+        let chart = |mark| Chart { title: "ratios".into(), digits: 2, mark, bars: vec![bar(0.5), bar(2.0)] };
+        let half = LEFT + LONGEST / 2.0;
+        assert!(draw(&[chart(Some(1.0))]).contains(&format!("M{half:.1} ")));
+        assert!([None, Some(3.0)].iter().all(|mark| !draw(&[chart(*mark)]).contains("dasharray")));
+    }
 
     #[test]
     fn courses_share_a_scale_and_are_named_below() {

@@ -174,7 +174,12 @@ impl Plain {
                 let spread = measured.spread(id, spec.id, self.decides())?;
                 Some(Bar { name: spec.name.into(), colour, spread })
             };
-            Chart { title: format!("{id}: {what}"), digits, bars: specs.iter().filter_map(bar).collect() }
+            Chart {
+                title: format!("{id}: {what}"),
+                digits,
+                mark: None,
+                bars: specs.iter().filter_map(bar).collect(),
+            }
         };
         chart::draw(&self.operations.iter().map(chart).collect::<Vec<_>>())
     }

@@ -192,7 +192,12 @@ fn section(
             let spread: Spread = measured.spread(id, name, figure)?;
             Some(Bar { name: name.into(), colour, spread })
         };
-        Chart { title: format!("{id}: {what}"), digits: 0, bars: names.iter().filter_map(bar).collect() }
+        Chart {
+            title: format!("{id}: {what}"),
+            digits: 0,
+            mark: None,
+            bars: names.iter().filter_map(bar).collect(),
+        }
     };
     let charts = operations.iter().flat_map(|Operation { id, .. }| {
         [

@@ -61,6 +61,7 @@ pub fn draw(results: &Results) -> String {
     let charts = PANELS.iter().map(|panel| Chart {
         title: panel.title.into(),
         digits: panel.digits,
+        mark: None,
         bars: panel.bars.iter().filter_map(bar).collect(),
     });
     chart::draw(&charts.collect::<Vec<_>>())

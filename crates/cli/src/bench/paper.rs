@@ -64,7 +64,7 @@ struct FilesArgs {
     rounds: u16,
 
     /// How long each time
-    #[arg(long, value_name = "N", default_value = "0.3", value_parser = parse_seconds)]
+    #[arg(long, value_name = "N", default_value = "0.25", value_parser = parse_seconds)]
     seconds: Duration,
 
     /// Size of each file
@@ -214,7 +214,7 @@ fn throttled(work: &Path, footprint: ByteSize) -> Result<ThrottledVolume> {
 }
 
 /// A server at work is measured so many times as long as a file: a scan takes milliseconds.
-const SCANS_PER_FILE_SLICE: u32 = 10;
+const SCANS_PER_FILE_SLICE: u32 = 12;
 /// What a file system takes for itself, and then some.
 const VOLUME_MIB: u64 = 256;
 /// Files that lie in memory at the same time, at most, and what their nodes keep beyond them.

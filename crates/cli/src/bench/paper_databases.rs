@@ -9,7 +9,7 @@ use farpool_bench::{
     middle, ratio,
 };
 use farpool_workload::StopFlag;
-use farpool_workload::paper::hash_sort::{self, HashSortOptions, HashSortReport, Timed};
+use farpool_workload::paper::hash_sort::{self, HashSortOptions, HashSortReport, MOUNT_ALONE_ROUNDS, Timed};
 use farpool_workload::paper::lending::{self, LendingOptions, Slice, Use};
 use farpool_workload::paper::{Sample, Spot};
 
@@ -85,6 +85,7 @@ fn lending_section(slices: &[Slice], scale: f64, effort: &Effort<'_>) -> Section
     let chart = |title: &str, digits, figure: fn(&Slice) -> f64| Chart {
         title: title.into(),
         digits,
+        mark: None,
         bars: Use::ALL
             .into_iter()
             .filter_map(|usage| {
@@ -170,7 +171,7 @@ fn hash_sort_section(report: &HashSortReport, effort: &Effort) -> Section {
             "Method",
             format!(
                 "Hash+Sort of Li et al., section 5.2.2, with work_mem of 4 MiB and no parallel workers; {} rounds, in \
-                 each of which all places take turns; ratios paired by round, medians with the smallest and the \
+                 each of which all places take turns, those by the mount alone in {MOUNT_ALONE_ROUNDS} at most; ratios paired by round, medians with the smallest and the \
                  largest; all runs return the same rows. Traffic is what the server's process reads and writes by \
                  system calls, tables included, in the round of the median: what the interposer serves is not among it.",
                 effort.rounds
@@ -200,6 +201,7 @@ fn hash_sort_drawing(report: &HashSortReport, spots: &[Spot]) -> String {
     let bars = Chart {
         title: "Hash+Sort: seconds (less is better)".into(),
         digits: 1,
+        mark: None,
         bars: spots.iter().filter_map(bar).collect(),
     };
     let course = |title: &str, figure: fn(&Sample) -> f64| Course {

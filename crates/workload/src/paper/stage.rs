@@ -63,6 +63,11 @@ impl Spot {
         }
     }
 
+    /// Whether far memory is reached by the mount alone.
+    pub fn is_mount_alone(self) -> bool {
+        matches!(self, Self::FarShm | Self::FarTcp)
+    }
+
     fn tablespace(self) -> &'static str {
         match self {
             Self::Tmpfs => "local_memory",
