@@ -139,7 +139,7 @@ impl<R: Rules> StoreCore<R> {
             to_rebuild: self.is_to_rebuild(),
             ..VolumeStatus::default()
         };
-        (status.wrong_blocks, status.mended_blocks, status.lost_blocks) = self.volume.counts();
+        self.volume.tell(&mut status);
         for file in self.files().iter().filter_map(Weak::upgrade) {
             status.files += 1;
             if file.rows().is_some() {

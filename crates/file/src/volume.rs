@@ -40,6 +40,8 @@ pub struct VolumeStatus {
     pub mended_blocks: u64,
     /// Blocks that could not be: no redundancy, or more lost than it bears.
     pub lost_blocks: u64,
+    /// Reads for which a node took so long that others were asked, since the store began.
+    pub hedged_reads: u64,
 }
 
 #[derive(Debug, Default)]
@@ -84,6 +86,7 @@ pub(crate) struct Volume {
     wrong: AtomicU64,
     mended: AtomicU64,
     lost: AtomicU64,
+    hedged: AtomicU64,
     /// Some parity is lost, or some extent in doubt.
     to_mend: AtomicBool,
     /// Somebody asked for a scrub.
@@ -105,9 +108,16 @@ impl Volume {
         self.lost.fetch_add(blocks, Ordering::Relaxed);
     }
 
-    pub(crate) fn counts(&self) -> (u64, u64, u64) {
-        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        (load(&self.wrong), load(&self.mended), load(&self.lost))
+    pub(crate) fn hedged(&self) {
+        self.hedged.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What was counted since the store began.
+    pub(crate) fn tell(&self, status: &mut VolumeStatus) {
+        status.wrong_blocks = self.wrong.load(Ordering::Relaxed);
+        status.mended_blocks = self.mended.load(Ordering::Relaxed);
+        status.lost_blocks = self.lost.load(Ordering::Relaxed);
+        status.hedged_reads = self.hedged.load(Ordering::Relaxed);
     }
 
     /// Something is not as redundant as it should be.
