@@ -91,6 +91,11 @@ impl FileStore {
         self.core.volume.has_to_mend();
     }
 
+    /// Has rebuilding take no more of the network than this, instead of [`DEFAULT_REBUILD_BYTES_PER_S`](crate::DEFAULT_REBUILD_BYTES_PER_S).
+    pub fn limit_rebuild(&self, bytes_per_s: u64) {
+        self.core.volume.limit_rebuild(bytes_per_s);
+    }
+
     /// Size of the pool for this owner.
     pub fn capacity(&self) -> Capacity {
         self.pool.capacity()

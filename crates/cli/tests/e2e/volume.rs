@@ -111,6 +111,19 @@ fn a_scrub_reads_every_block_and_finds_nothing_wrong_with_sound_memory() {
 }
 
 #[test]
+fn a_mount_that_needs_more_nodes_than_there_are_says_so_and_waits_for_them() {
+    let pool = Pool::start(PoolOptions::default());
+    let mut mount = Mount::of(&pool, &["--redundancy", "parity:4", "--rebuild-rate", "1GiB"]);
+    let mut file = File::create(mount.file("data")).unwrap();
+    let refused = file.write_all(&[1]).and_then(|()| file.sync_all());
+    assert_eq!(refused.unwrap_err().raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
+    drop(file);
+    let said = mount.unmount().stderr;
+    let count = pool.nodes.len();
+    assert!(said.contains(&format!("parity:4 needs 5 nodes and the pool has {count}")), "{said}");
+}
+
+#[test]
 fn a_node_that_is_slow_to_answer_is_not_waited_for() {
     let pool = Pool::start(PoolOptions { nodes: 3, ..PoolOptions::default() });
     // Over TCP, as to another machine: a node of this host is reached without asking it anything.
