@@ -120,7 +120,7 @@ fn warn_of_missing_nodes(broker: &Located, redundancy: Redundancy) -> Result<()>
         if alive < redundancy.nodes() {
             complain(format!(
                 "farpool: {redundancy} needs {} nodes and the pool has {alive}: until more are started (`farpool node`), \
-                 files cannot be written",
+                 only the smallest files find room",
                 redundancy.nodes()
             ));
         }

@@ -115,7 +115,7 @@ fn a_mount_that_needs_more_nodes_than_there_are_says_so_and_waits_for_them() {
     let pool = Pool::start(PoolOptions::default());
     let mut mount = Mount::of(&pool, &["--redundancy", "parity:4", "--rebuild-rate", "1GiB"]);
     let mut file = File::create(mount.file("data")).unwrap();
-    let refused = file.write_all(&[1]).and_then(|()| file.sync_all());
+    let refused = file.write_all(&pattern(2 * MIB, 1)).and_then(|()| file.sync_all());
     assert_eq!(refused.unwrap_err().raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
     drop(file);
     let said = mount.unmount().stderr;
