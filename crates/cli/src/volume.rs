@@ -76,6 +76,7 @@ struct Volume {
     wrong_blocks: u64,
     mended_blocks: u64,
     lost_blocks: u64,
+    hedged_reads: u64,
     rebuild: Work,
     scrub: Work,
 }
@@ -125,6 +126,7 @@ impl Volume {
                 "blocks      {} wrong, {} mended, {} lost",
                 self.wrong_blocks, self.mended_blocks, self.lost_blocks
             ),
+            format!("slow nodes  {} reads done without them", self.hedged_reads),
         ]
     }
 }

@@ -1,6 +1,5 @@
 //! A file as a guest works on it: by the owner's protocol, and only where nothing is out of the ordinary (G1).
 
-use std::iter;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -15,7 +14,7 @@ use super::layout::Layout;
 use super::store::{GuestPlace, GuestStore};
 use crate::blocks::BLOCKS_PER_EXTENT;
 use crate::file_core::MAX_FILE_BYTES;
-use crate::read::{Verdict, verify};
+use crate::read::{Verdict, in_pieces, verify};
 use crate::rules::{Rules, Shipped};
 use crate::split::{Piece, pieces};
 use crate::write::Locks;
@@ -65,39 +64,8 @@ impl<R: Rules> GuestFileCore<R> {
         let skipped = offset % BLOCK_BYTES as u64;
         let aligned = (skipped + bytes).next_multiple_of(BLOCK_BYTES as u64);
         let buffer = core.buffer(aligned as usize).map_err(|_| AskOwner)?;
-        let mut all = pieces(offset, bytes);
-        let first = all.next().expect("at least one byte is read");
-        let whole = if first.aligned_bytes() == aligned {
-            self.read_piece(core, first, buffer).await? // most reads: nothing to put together
-        } else {
-            self.read_pieces(core, iter::once(first).chain(all), buffer).await?
-        };
+        let whole = in_pieces(offset, bytes, buffer, |piece, own| self.read_piece(core, piece, own)).await?;
         Ok((Some(whole), skipped as usize..(skipped + bytes) as usize))
-    }
-
-    /// Reads neighbouring pieces into their parts of a buffer.
-    async fn read_pieces(
-        &self,
-        core: &SessionCore,
-        all: impl Iterator<Item = Piece>,
-        buffer: ArenaBuf,
-    ) -> Result<ArenaBuf, AskOwner> {
-        let mut rest = Some(buffer);
-        let mut reads = Vec::with_capacity(4);
-        for piece in all {
-            let mut own = rest.take().expect("there is a part for each piece");
-            let piece_bytes = piece.aligned_bytes() as usize;
-            if piece_bytes < own.len() {
-                rest = Some(own.split_off(piece_bytes));
-            }
-            reads.push(self.read_piece(core, piece, own));
-        }
-        // All to their end, whatever becomes of one: a read given up half-way would keep its buffer.
-        let parts = join_all(reads).await.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let mut parts = parts.into_iter();
-        let mut whole = parts.next().expect("there is at least one piece");
-        parts.for_each(|part| whole.join(part));
-        Ok(whole)
     }
 
     /// Writes all of `data` at `offset`, making the file longer if need be.
