@@ -56,7 +56,7 @@ bench-io: ## the fabric beside its floors and beside nbdkit, memcached and redis
 	target/release/farpool bench io-table --out docs/bench
 
 .PHONY: bench-files
-bench-files: ## files in far memory beside floors, peers and disks, as the papers' figures show them: docs/bench/files.md
+bench-files: ## files in far memory beside floors, peers and disks, as the papers' figures show them: docs/bench/files.md, half an hour
 	@scripts/setup bench
 	@scripts/setup databases
 	FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli --package farpool-preload

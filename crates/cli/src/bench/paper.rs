@@ -60,7 +60,7 @@ struct FilesArgs {
     out: PathBuf,
 
     /// How often everything is measured; medians are shown
-    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 
     /// How long each time
