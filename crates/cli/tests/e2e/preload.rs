@@ -160,7 +160,7 @@ fn positional_calls_on_a_mount_need_no_kernel() {
     seen_in(mount.path(), &program, &[], Some(&library));
 }
 
-/// What the processes of `stress.c` share: a word to end by, progress of each, what was last written to each block.
+/// What the processes of `stress.c` share, as it says.
 struct Control {
     file: File,
     path: PathBuf,
@@ -172,7 +172,7 @@ const BYSTANDER: usize = 4;
 /// These run without the interposer.
 const PLAIN: [usize; 2] = [3, BYSTANDER];
 const SHARED_BYTES: u64 = 24 * 8192;
-const CONTROL_BYTES: u64 = 8 * (1 + 6 + 24);
+const CONTROL_BYTES: u64 = 8 * (1 + 6 + 6 + 24);
 /// Rounds that a process lives for before it is killed.
 const ROUNDS: u64 = 60;
 
@@ -188,6 +188,18 @@ impl Control {
         let mut word = [0; 8];
         self.file.read_exact_at(&mut word, 8 * (1 + process as u64)).unwrap();
         u64::from_ne_bytes(word)
+    }
+
+    /// Waits until a process has done some more rounds; panics with what it said if it ends before.
+    #[track_caller]
+    fn await_rounds(&self, number: usize, process: &mut Process) {
+        let from = self.progress(number);
+        eventually("the process works", || {
+            if !process.is_running() {
+                panic!("process {number} ({}) found a fault: {:?}", ROLES[number], process.wait());
+            }
+            self.progress(number) >= from + ROUNDS
+        });
     }
 
     fn end(&self) {
@@ -212,20 +224,16 @@ fn accelerated_plain_and_mapping_processes_agree_on_one_file_while_they_are_kill
         }
         Process::start(format!("stress {process}"), command)
     };
-    let works = |process: usize| {
-        let from = control.progress(process);
-        eventually("the process works", || control.progress(process) >= from + ROUNDS);
-    };
     let mut processes: Vec<Process> = (0..ROLES.len()).map(start).collect();
     for _ in 0..3 {
-        for (number, process) in processes.iter_mut().enumerate() {
-            works(number);
-            process.kill();
+        for number in 0..ROLES.len() {
+            control.await_rounds(number, &mut processes[number]);
+            processes[number].kill();
             if number == BYSTANDER {
                 // While it is gone, and the one that opens the file anew has it closed, the others are accelerated.
-                (0..BYSTANDER).for_each(works);
+                (0..BYSTANDER).for_each(|other| control.await_rounds(other, &mut processes[other]));
             }
-            *process = start(number);
+            processes[number] = start(number);
         }
     }
     control.end();
