@@ -9,7 +9,8 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::support::{
-    Mount, Output, Pool, PoolOptions, Process, assert_complaint, eventually, farpool, run, run_command, tied,
+    Mount, Output, Pool, PoolOptions, Process, Up, assert_complaint, eventually, farpool, root, run,
+    run_command, tied,
 };
 
 /// A library that answers for itself when asked, in the place of the real one.
@@ -158,6 +159,43 @@ fn positional_calls_on_a_mount_need_no_kernel() {
     let pool = Pool::start(PoolOptions::default());
     let mount = Mount::of(&pool, &["--accelerate"]);
     seen_in(mount.path(), &program, &[], Some(&library));
+}
+
+/// As most systems number `nobody`; any user would do who is not root.
+const STRANGER: &str = "65534";
+
+#[test]
+fn positional_calls_need_no_kernel_where_the_pool_and_the_mount_are_root_s_and_the_program_is_not() {
+    if !root() {
+        return; // only root can be somebody else
+    }
+    let up = Up::start();
+    let nodes = up.status()["nodes"].clone();
+    let sockets = nodes.as_array().unwrap().iter().map(|node| node["shm_socket"].as_str().unwrap());
+    assert_eq!(sockets.len(), 2);
+    let dir = TempDir::new().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
+    let far = dir.path().join("far");
+    fs::create_dir(&far).unwrap();
+    let options = ["mount", far.to_str().unwrap(), "--allow-other", "--accelerate-for", STRANGER];
+    let mount = Mount::with(up.farpool(&options), far.clone());
+    // Where the program runs, what it needs can be read by everybody.
+    let (library, program) = (dir.path().join("library.so"), test_program("unaided", dir.path()));
+    fs::copy(interposer(), &library).unwrap();
+    let folder = mount.file("folder");
+    fs::create_dir(&folder).unwrap();
+    std::os::unix::fs::chown(&folder, STRANGER.parse().ok(), None).unwrap();
+    let as_stranger = |program: &str, args: &[&str]| {
+        let ids = ["--reuid", STRANGER, "--regid", STRANGER, "--clear-groups", "--", program];
+        let mut command = tied("setpriv", ids.iter().chain(args));
+        command.env("LD_PRELOAD", &library);
+        run_command(command)
+    };
+    for socket in sockets {
+        assert!(!as_stranger("test", &["-e", socket]).status.success(), "{socket} is root's alone");
+    }
+    let output = as_stranger(program.to_str().unwrap(), &[folder.to_str().unwrap()]);
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
 }
 
 /// What the processes of `stress.c` share, as it says.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use farpool_fabric::{Clock, Peer};
@@ -200,6 +201,13 @@ impl<R: Rules> StoreCore<R> {
         let held = self.stock.numbered_regions().into_iter().find(|held| held.number == number)?;
         let LeasedRegion { id, epoch, key, ref node, .. } = *held.region;
         Some(GuestRegion { id, epoch, key, peer: node.peer.clone() })
+    }
+
+    /// Where a node is reached that guests were told of; `None`: there is no such node, or no longer.
+    pub fn peer_of_guests(&self, node: NodeId, shm_socket: &Path) -> Option<Peer> {
+        let is_it = |peer: &&Peer| peer.node == node && peer.shm_socket.as_deref() == Some(shm_socket);
+        let regions = self.stock.numbered_regions();
+        regions.iter().map(|held| &held.region.node.peer).find(is_it).cloned()
     }
 
     /// What has to be done for guests now and then, several times in the term of a lease: tells them until when regions may
