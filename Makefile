@@ -59,7 +59,7 @@ bench-io: ## the fabric beside its floors and beside nbdkit, memcached and redis
 bench-files: ## files in far memory beside floors, peers and disks, as the papers' figures show them: docs/bench/files.md
 	@scripts/setup bench
 	@scripts/setup databases
-	FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli
+	FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli --package farpool-preload
 	target/release/farpool bench paper files --figure all --out docs/bench
 
 .PHONY: test

@@ -34,7 +34,7 @@ mod tally;
 
 pub use chart::{Bar, Chart, Course, FLOOR, Line, OURS, PEER, draw_all};
 pub use files::{
-    Figure, FilesOptions, Section, conditions, is_about_files_alone, run_files, serve_file_client,
+    Figure, FilesOptions, Section, Verdict, conditions, is_about_files_alone, run_files, serve_file_client,
     serve_fuse_floor, write_sections,
 };
 pub use floors::{serve_ping_pong, serve_tcp};

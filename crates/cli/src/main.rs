@@ -89,6 +89,11 @@ impl Command {
             Command::Sim(args) => sim::run(args),
         }
     }
+
+    /// What is logged unless [`LOG_VARIABLE`] says otherwise. Losses are what a simulation is about: nobody has to be told.
+    fn usual_log(&self) -> &'static str {
+        if matches!(self, Command::Sim(_)) { "off" } else { "warn" }
+    }
 }
 
 fn main() -> ExitCode {
@@ -98,7 +103,7 @@ fn main() -> ExitCode {
     };
     // A file that meets its limit is an error that names it, not the end without a word.
     ignore_file_size_signal();
-    match start_log().and_then(|()| cli.command.run()) {
+    match start_log(cli.command.usual_log()).and_then(|()| cli.command.run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => errors::report(&error),
     }
@@ -115,9 +120,9 @@ fn named_subcommand() -> Option<String> {
     Cli::command().find_subcommand(&name).map(|_| name)
 }
 
-fn start_log() -> Result<()> {
+fn start_log(usual: &str) -> Result<()> {
     let wanted = std::env::var(LOG_VARIABLE).unwrap_or_default();
-    let wanted = if wanted.is_empty() { "warn" } else { &wanted };
+    let wanted = if wanted.is_empty() { usual } else { &wanted };
     let filter = EnvFilter::try_new(wanted).map_err(|error| {
         UsageError(format!(
             "{LOG_VARIABLE}={wanted} says nothing ({error}): try error, warn, info, debug or trace"

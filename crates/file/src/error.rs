@@ -41,6 +41,14 @@ pub enum FileError {
         /// Start of the block.
         offset: u64,
     },
+    /// A process that works on the mount's files directly (`farpool run`) is stopped in the middle of an operation: let it go
+    /// on, or end it.
+    #[error(
+        "a process that works on the mount's files directly has not ended its operation for {} s; if it is stopped, \
+         continue or end it",
+        crate::guest::PATIENCE.as_secs()
+    )]
+    GuestAtWork,
     /// Nothing happened: close files, raise the limits (`ulimit -n`), and try again.
     #[error("this process is short of descriptors or memory")]
     Short,

@@ -29,5 +29,5 @@ pub(crate) mod table;
 pub use file::{AskOwner, GuestFileCore};
 pub use host::{GuestFile, GuestSession, Host};
 pub use owner::{GuestId, TooManyGuests};
-pub(crate) use owner::{Guests, Shared};
+pub(crate) use owner::{Guests, PATIENCE, Shared};
 pub use store::{GuestMemory, GuestPlace, GuestRegion, GuestStore};

@@ -96,7 +96,7 @@ impl<R: Rules> FileCore<R> {
             match self.remake_for_reader(core, rows, (piece.stripe, block), extent, *word).await {
                 Ok(Remade::Right(right)) => data.copy_from_slice(&right),
                 Ok(Remade::Overtaken) => return Ok(Attempt::Overtaken(buffer)),
-                Err(unfit) => return Err(self.not_to_be_had(extent, piece, block, is_read, failure, unfit)),
+                Err(unfit) => return Err(not_to_be_had(extent, piece, block, is_read, failure, unfit)),
             }
             if is_read {
                 self.store.volume.found_wrong();
@@ -106,23 +106,27 @@ impl<R: Rules> FileCore<R> {
         }
         Ok(Attempt::Done(buffer))
     }
+}
 
-    /// Neither the member nor the others have it.
-    fn not_to_be_had(
-        &self,
-        extent: &Extent,
-        piece: Piece,
-        block: u64,
-        is_read: bool,
-        failure: Unfit,
-        unfit: Unfit,
-    ) -> FileError {
-        let offset = piece.stripe * EXTENT_BYTES + block * BLOCK;
-        match (failure, unfit) {
-            (Unfit::Later(error), _) => error,
-            (Unfit::Gone, Unfit::Later(error)) => error,
-            (Unfit::Gone, Unfit::Gone) if is_read && !extent.is_in_doubt() => self.damaged(extent, offset),
-            (Unfit::Gone, Unfit::Gone) => FileError::Lost { offset },
+/// Neither the member nor the others have it. A block that is not what its word says is not told apart from one that is lost:
+/// its store may have failed, and the others that bore it be gone since (W2 of `row_write`).
+fn not_to_be_had(
+    extent: &Extent,
+    piece: Piece,
+    block: u64,
+    is_read: bool,
+    failure: Unfit,
+    unfit: Unfit,
+) -> FileError {
+    let offset = piece.stripe * EXTENT_BYTES + block * BLOCK;
+    match (failure, unfit) {
+        (Unfit::Later(error), _) | (Unfit::Gone, Unfit::Later(error)) => error,
+        (Unfit::Gone, Unfit::Gone) => {
+            if is_read && !extent.is_in_doubt() {
+                let region = extent.region().id;
+                tracing::warn!(%region, offset, "a block is not what was written last, and the rest of its row does not have it");
+            }
+            FileError::Lost { offset }
         }
     }
 }

@@ -33,7 +33,7 @@ pub use pool::{Pool, PoolConfig};
 pub use region::{LeasedRegion, NodeState};
 pub use session::{Session, SessionCore, SessionGuard};
 pub use space::{EXTENT_BYTES, Extent, Where};
-pub use stock::{Capacity, LeaseKeeper, NumberedRegion, Reach, Stock, StockConfig};
+pub use stock::{Capacity, LeaseKeeper, NumberedRegion, Reach, Stock, StockConfig, Trouble};
 pub use watch::watch_nodes;
 
 use std::time::Duration;

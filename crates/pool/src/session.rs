@@ -22,7 +22,7 @@ use crate::error::{AccessError, is_shortage};
 use crate::pool::Shared;
 use crate::region::{LeasedRegion, NodeState};
 use crate::space::Extent;
-use crate::stock::LeaseKeeper;
+use crate::stock::{LeaseKeeper, Trouble};
 use crate::watch::endpoint;
 
 /// Room for the largest transfer with its blocks completed at both ends, twice.
@@ -32,9 +32,6 @@ const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
 const TRIES: u32 = 5;
 /// Before the second try, and as much longer before each later one: half a second in all, for a node that is besieged.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
-
-/// How long a region may be moved to other memory: many GiB take seconds.
-const MOVE_PATIENCE: Millis = Millis(30_000);
 
 /// The blocking edge of a session. Any thread may use it, one at a time.
 #[derive(Clone)]
@@ -98,6 +95,7 @@ impl Confined {
 /// A session for one thread's `async` code: an endpoint, and a queue per node.
 pub struct SessionCore {
     leases: Arc<dyn LeaseKeeper>,
+    trouble: Trouble,
     endpoint: Endpoint,
     queues: RefCell<BTreeMap<NodeId, Rc<NodeQueue>>>,
 }
@@ -148,7 +146,8 @@ fn settled(error: AccessError, region: RegionId, in_doubt: bool) -> AccessError 
 impl SessionCore {
     /// A session over an endpoint of its own, whose clock is that of the leases.
     pub fn new(leases: Arc<dyn LeaseKeeper>, endpoint: Endpoint) -> Self {
-        SessionCore { leases, endpoint, queues: RefCell::default() }
+        let trouble = leases.bears();
+        SessionCore { leases, trouble, endpoint, queues: RefCell::default() }
     }
 
     /// The session's end of the fabric.
@@ -191,12 +190,16 @@ impl SessionCore {
         let region = extent.region();
         let under_way = UnderWay { extent, may_land: Cell::new(false) };
         let mut in_doubt = false;
+        let no_try_after = self.leases.now().plus(self.trouble.try_within);
         for attempt in 0..TRIES {
+            if attempt > 0 && self.leases.now() > no_try_after {
+                break;
+            }
             self.pause_before(attempt).await;
             if let Err(error) = region.check(self.leases.now().0) {
                 return (buffer, Err(error));
             }
-            let attached = self.attach(region).await;
+            let attached = self.attach(region, no_try_after).await;
             let (queue, result) = match attached {
                 Err(error) => return (buffer, Err(settled(error, region.id, in_doubt))),
                 Ok(queue) => {
@@ -235,7 +238,7 @@ impl SessionCore {
     /// Asks the node to attach a region, for as long as it says that the memory is just being moved: that takes as long
     /// as copying a region, and says nothing against the node.
     async fn attach_once_it_stays(&self, queue: &NodeQueue, region: &LeasedRegion) -> Result<(), OpError> {
-        let give_up_at = self.leases.now().plus(MOVE_PATIENCE);
+        let give_up_at = self.leases.now().plus(self.trouble.while_moved);
         loop {
             match queue.queue.attach(region.id, region.epoch, region.key).await {
                 Err(OpError::Refused(Refusal::Busy))
@@ -249,8 +252,15 @@ impl SessionCore {
     }
 
     /// The queue to a region's node, with the region attached.
-    async fn attach(&self, region: &Arc<LeasedRegion>) -> Result<Rc<NodeQueue>, AccessError> {
+    async fn attach(
+        &self,
+        region: &Arc<LeasedRegion>,
+        no_try_after: Millis,
+    ) -> Result<Rc<NodeQueue>, AccessError> {
         for attempt in 0..TRIES {
+            if attempt > 0 && self.leases.now() > no_try_after {
+                break;
+            }
             self.pause_before(attempt).await;
             let queue = self.queue(&region.node)?;
             let known = queue

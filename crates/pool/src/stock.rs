@@ -82,6 +82,11 @@ struct Growing {
     waiting: Vec<Waker>,
 }
 
+/// Longer than all tries take: each may have to wait for a connection.
+const TRY_WITHIN: Millis = Millis(60_000);
+/// Moving many GiB takes seconds.
+const MOVE_PATIENCE: Millis = Millis(30_000);
+
 /// Who looks after the leases under which a session works, and hears from it what became of them.
 pub trait LeaseKeeper: Send + Sync {
     /// The clock by which leases are used.
@@ -92,6 +97,20 @@ pub trait LeaseKeeper: Send + Sync {
 
     /// A node says that a lease is over.
     fn lease_lost(&self, region: RegionId, epoch: Epoch);
+
+    /// What its sessions put up with before they give an operation up.
+    fn bears(&self) -> Trouble {
+        Trouble { try_within: TRY_WITHIN, while_moved: MOVE_PATIENCE }
+    }
+}
+
+/// What a session puts up with before it gives an operation up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Trouble {
+    /// How long after its beginning an operation is still tried anew.
+    pub try_within: Millis,
+    /// How long a region may be moved to other memory.
+    pub while_moved: Millis,
 }
 
 impl LeaseKeeper for Stock {

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::cgroup::MemoryLimit;
 use crate::machine;
-use crate::pool::{FarMemory, PoolOptions, Transport};
+use crate::pool::{FarMemory, Guests, PoolOptions, Transport};
 use crate::postgres::{Server, ServerOptions};
 use crate::progress::Progress;
 use crate::query::{HashSort, Spill, TempSpace};
@@ -269,7 +269,7 @@ fn make_volume(options: &DemoOptions, work: &Path, limit: Option<&MemoryLimit>) 
     let mount_point = work.join("throttled");
     fs::create_dir(&mount_point)?;
     let size_mib = VOLUME_MIN_MIB + options.mib(FAR_MIB_PER_SCALE);
-    ThrottledVolume::make(&work.join("throttled.image"), &mount_point, size_mib, limit)
+    ThrottledVolume::make(work, &mount_point, size_mib, limit)
 }
 
 fn start_pool(
@@ -292,6 +292,7 @@ fn start_pool(
         memory_per_node_mib,
         transport: options.transport,
         allow_other: Server::is_other_user(),
+        guests: Guests::None,
     };
     let far = FarMemory::start(&pool, stop)?;
     step.done(&format!("mounted over {}", options.transport));

@@ -126,7 +126,7 @@ impl Server {
     /// Makes a cluster and starts it.
     pub fn start(options: &ServerOptions<'_>, stop: &StopFlag) -> Result<Self> {
         let programs = Programs::find()?;
-        let user = if is_root() { Some(User::first_of(&["postgres", "nobody"])?) } else { None };
+        let user = Self::user()?;
         let (data, sockets) = (options.dir.join("data"), options.dir.join("socket"));
         make_private(&data, user.as_ref())?;
         make_private(&sockets, user.as_ref())?;
@@ -204,6 +204,11 @@ impl Server {
     /// Whether it runs as another user than we do, who must then be let into what we mount.
     pub fn is_other_user() -> bool {
         is_root()
+    }
+
+    /// That other user.
+    pub fn user() -> Result<Option<User>> {
+        if is_root() { User::first_of(&["postgres", "nobody"]).map(Some) } else { Ok(None) }
     }
 
     /// The process id of the postmaster.

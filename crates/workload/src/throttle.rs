@@ -8,7 +8,9 @@
 //!   its root group takes no rules, so there the rule stands in the database's group;
 //! - a rule outlives its device's user, so it is cleared before the loop device is given back;
 //! - ext4 initialises its tables lazily, in the background of the first minutes, unless told otherwise;
-//! - without direct I/O the loop device's backing file is cached, and the throttle governs copies between caches.
+//! - without direct I/O the loop device's backing file is cached, and the throttle governs copies between caches;
+//! - whoever is killed undoes nothing, so the image is locked (flock) while its maker lives, and the next one undoes what
+//!   it finds unlocked.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -34,6 +36,9 @@ const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(100);
 
+/// Name of the file behind the device, by which a volume is known for one of these.
+const IMAGE: &str = "farpool-throttled.image";
+
 /// A file of the kernel's and the line that sets or clears a limit there.
 type Rule = (PathBuf, String);
 
@@ -41,6 +46,8 @@ type Rule = (PathBuf, String);
 #[derive(Debug)]
 pub struct ThrottledVolume {
     image: PathBuf,
+    /// Holds the lock that says that this volume is in use.
+    _locked: File,
     mount_point: PathBuf,
     loop_device: Option<String>,
     clearing: Vec<Rule>,
@@ -48,22 +55,22 @@ pub struct ThrottledVolume {
 }
 
 impl ThrottledVolume {
-    /// Makes a volume of `size_mib` in the file `image` and mounts it on the existing directory `mount_point`.
-    pub fn make(
-        image: &Path,
-        mount_point: &Path,
-        size_mib: u64,
-        group: Option<&MemoryLimit>,
-    ) -> Result<Self> {
+    /// Makes a volume of `size_mib` in a file in `dir` and mounts it on the existing directory `mount_point`. Undoes what
+    /// killed processes have left of theirs.
+    pub fn make(dir: &Path, mount_point: &Path, size_mib: u64, group: Option<&MemoryLimit>) -> Result<Self> {
+        undo_leftovers();
+        let image = &dir.join(IMAGE);
+        let file = File::create_new(image).with_context(|| format!("cannot make {}", image.display()))?;
+        file.try_lock().with_context(|| format!("cannot lock {}", image.display()))?;
+        file.set_len(size_mib << 20)?;
         let mut volume = Self {
             image: image.into(),
+            _locked: file,
             mount_point: mount_point.into(),
             loop_device: None,
             clearing: Vec::new(),
             mounted: false,
         };
-        let file = File::create_new(image).with_context(|| format!("cannot make {}", image.display()))?;
-        file.set_len(size_mib << 20)?;
         let attach: [&OsStr; 4] =
             ["--find".as_ref(), "--show".as_ref(), "--direct-io=on".as_ref(), image.as_ref()];
         let device = run("losetup", &attach, COMMAND_DEADLINE)?.trim().to_owned();
@@ -129,6 +136,33 @@ impl Drop for ThrottledVolume {
     }
 }
 
+/// Undoes volumes whose makers were killed, as far as that is possible: what is left of another run is no reason not to
+/// run.
+fn undo_leftovers() {
+    let list = ["--list", "--noheadings", "--raw", "--output", "NAME,BACK-FILE"].map(OsStr::new);
+    let listed = run("losetup", &list, COMMAND_DEADLINE).unwrap_or_default();
+    for (device, image) in devices_of(&listed) {
+        let unused = File::open(&image).is_ok_and(|file| file.try_lock().is_ok());
+        if !unused {
+            continue;
+        }
+        if let Ok(number) = device_number(device) {
+            let _ = write_rules(&rules_v1(Path::new(BLKIO_ROOT), &number).1); // with version 2 they went with the group
+        }
+        let _ = run("umount", &[device.as_ref()], COMMAND_DEADLINE); // if it was mounted
+        if run("losetup", &["-d".as_ref(), device.as_ref()], COMMAND_DEADLINE).is_ok() {
+            let _ = fs::remove_file(&image);
+            complain(&format!("farpool: undone what a killed run had left: {device} on {}", image.display()));
+        }
+    }
+}
+
+/// Our volumes among loop devices and their files, one a line.
+fn devices_of(listed: &str) -> impl Iterator<Item = (&str, PathBuf)> {
+    let pairs = listed.lines().filter_map(|line| line.split_once(' '));
+    pairs.map(|(device, file)| (device, PathBuf::from(file.trim()))).filter(|(_, file)| file.ends_with(IMAGE))
+}
+
 /// `major:minor` of a block device, as the kernel's rules name it.
 fn device_number(device: &str) -> Result<String> {
     let name = device.strip_prefix("/dev/").with_context(|| format!("{device} is no device"))?;
@@ -186,6 +220,14 @@ mod tests {
         let (setting, clearing) = rules_v2("/g/io.max".into(), "7:3");
         assert_eq!(setting[0].1, "7:3 rbps=131072000 wbps=131072000 riops=3000 wiops=3000");
         assert_eq!(clearing[0].1, "7:3 rbps=max wbps=max riops=max wiops=max");
+    }
+
+    #[test]
+    fn only_devices_on_a_volumes_image_are_ours() {
+        let listed = "/dev/loop0 /home/user/disk.image\n/dev/loop1 /tmp/farpool-x/farpool-throttled.image\n\
+                      /dev/loop2 /tmp/not-farpool-throttled.image\n/dev/loop3\n";
+        let ours: Vec<_> = devices_of(listed).collect();
+        assert_eq!(ours, [("/dev/loop1", PathBuf::from("/tmp/farpool-x/farpool-throttled.image"))]);
     }
 
     #[test]

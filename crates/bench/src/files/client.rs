@@ -67,6 +67,19 @@ pub struct Answer {
     pub mib_s: f64,
 }
 
+impl Answer {
+    /// What a slice gave.
+    pub fn of(tally: &Tally, ask: &Ask) -> Self {
+        Answer {
+            per_second: tally.per_second,
+            mean_us: ask.threads as f64 * 1e6 / tally.per_second,
+            p50_us: tally.quantile_us(0.5),
+            p99_us: tally.quantile_us(0.99),
+            mib_s: tally.per_second * ask.block_bytes as f64 / f64::from(1 << 20),
+        }
+    }
+}
+
 /// Serves the asker on `input`, one line of JSON for an [`Ask`], by an [`Answer`] each, until `input` ends. Says `ready`
 /// when the file is filled up to `bytes`.
 pub fn serve_file_client(
@@ -132,13 +145,7 @@ fn slice(file: &File, bytes: u64, ask: Ask, number: u64) -> Result<Answer> {
     for tally in &tallies {
         all.join(tally)?;
     }
-    Ok(Answer {
-        per_second: all.per_second,
-        mean_us: ask.threads as f64 * 1e6 / all.per_second,
-        p50_us: all.quantile_us(0.5),
-        p99_us: all.quantile_us(0.99),
-        mib_s: all.per_second * ask.block_bytes as f64 / f64::from(1 << 20),
-    })
+    Ok(Answer::of(&all, &ask))
 }
 
 /// A thread at work.

@@ -7,10 +7,12 @@
 //! Not here: the figures for which a database runs, and the throttled disk: both are given to us.
 
 mod aligned;
+mod catalog;
 mod checksum;
 mod client;
 mod figure;
 mod fuse_floor;
+mod ping_pong;
 mod plain;
 mod rounds;
 mod scaling;
@@ -26,7 +28,7 @@ use crate::table::peers::check_installed;
 pub use client::serve_file_client;
 pub use figure::Figure;
 pub use fuse_floor::serve_fuse_floor;
-pub use section::{Section, conditions, write as write_sections};
+pub use section::{Section, Verdict, conditions, write as write_sections};
 use volume::Surroundings;
 
 /// Smallest file: as many blocks as make places random.

@@ -201,7 +201,7 @@ fn section(
         ]
     });
     let drawing = chart::draw(&charts.collect::<Vec<_>>());
-    Section { figure, notes, body, drawing: Some(drawing) }
+    Section { figure, notes, body, verdicts: Vec::new(), drawing: Some(drawing) }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! A figure written down, and the document that all of them make.
 //!
 //! D1. A figure that is measured again takes its old place; the others stay as they were.
+//! D2. Promises are judged where they are measured; the document begins with all that stand in it.
 
 use std::fs;
 use std::io;
@@ -10,6 +11,7 @@ use anyhow::{Context, Result};
 
 use super::figure::Figure;
 use crate::machine::Machine;
+use crate::spread::{Spread, ratio};
 
 /// The document's name in its folder.
 const DOCUMENT: &str = "files.md";
@@ -24,6 +26,55 @@ networks of their own between machines. Here nodes, clients and peers share one 
 ratios within a figure mean something, and its figures beside the papers' do not.
 ";
 
+/// Stands over the promises of a figure, by which they are found again (D2).
+const PROMISES_HEAD: &str = "| promised | reached | met |\n|---|---|---|\n";
+const SUMMARY_HEAD: &str = "\
+## What was promised, and what was measured
+
+Each line is judged by its figure below: the median of ratios that pair runs of one round, with the smallest and the largest.
+
+| figure | promised | reached | met |
+|---|---|---|---|
+";
+
+/// What was promised of a figure, and whether it is so.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Verdict {
+    promised: String,
+    reached: String,
+    met: bool,
+}
+
+impl Verdict {
+    /// Of a figure that was to be so much at most.
+    pub fn at_most(what: &str, limit: f64, than: &str, reached: Spread) -> Self {
+        let (promised, met) = (format!("{what} ≤ {limit} × {than}"), reached.middle <= limit);
+        Verdict { promised, reached: ratio(Some(reached)), met }
+    }
+
+    /// Of a figure that was to be so much at least.
+    pub fn at_least(what: &str, limit: f64, than: &str, reached: Spread) -> Self {
+        let (promised, met) = (format!("{what} ≥ {limit} × {than}"), reached.middle >= limit);
+        Verdict { promised, reached: ratio(Some(reached)), met }
+    }
+
+    /// Of a share of a whole.
+    pub fn share(what: &str, limit: f64, reached: Spread) -> Self {
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        let Spread { middle, least, most } = reached;
+        Verdict {
+            promised: format!("{what} ≤ {:.0} %", 100.0 * limit),
+            reached: format!("{} ({}–{})", percent(middle), percent(least), percent(most)),
+            met: middle <= limit,
+        }
+    }
+
+    fn row(&self) -> String {
+        let Verdict { promised, reached, met } = self;
+        format!("| {promised} | {reached} | {} |\n", if *met { "yes" } else { "**no**" })
+    }
+}
+
 /// A figure with everything that belongs to it.
 pub struct Section {
     /// Which.
@@ -32,6 +83,8 @@ pub struct Section {
     pub notes: Vec<(&'static str, String)>,
     /// Tables and remarks, in Markdown.
     pub body: String,
+    /// What was promised of it.
+    pub verdicts: Vec<Verdict>,
     /// An SVG.
     pub drawing: Option<String>,
 }
@@ -42,13 +95,26 @@ impl Section {
         let notes: String = self.notes.iter().map(|(name, text)| format!("- **{name}**: {text}\n")).collect();
         let drawing = self.drawing.as_ref().map(|_| format!("\n![{figure}]({})\n", drawing_name(figure)));
         format!(
-            "{}\n## {figure}: {}\n\n{notes}\n{}{}",
+            "{}\n## {}\n\n{notes}\n{}{}",
             marker(figure),
-            figure.title(),
-            self.body,
+            heading(figure),
+            self.tables(),
             drawing.unwrap_or_default()
         )
     }
+
+    /// Its tables with its promises, in Markdown.
+    pub fn tables(&self) -> String {
+        let rows: String = self.verdicts.iter().map(Verdict::row).collect();
+        if rows.is_empty() {
+            return self.body.clone();
+        }
+        format!("{}\n{PROMISES_HEAD}{rows}", self.body)
+    }
+}
+
+fn heading(figure: Figure) -> String {
+    format!("{figure}: {}", figure.title())
 }
 
 /// What every figure depends on besides itself, in words.
@@ -90,8 +156,30 @@ fn renewed(old: &str, sections: &[Section]) -> String {
         let fresh = sections.iter().find(|section| section.figure == figure).map(Section::text);
         fresh.or_else(|| part_of(old, figure))
     };
-    let parts = Figure::ALL.into_iter().filter_map(part).map(|text| format!("\n{}\n", text.trim()));
-    HEADER.to_owned() + &parts.collect::<String>()
+    let parts: Vec<(Figure, String)> =
+        Figure::ALL.into_iter().filter_map(|figure| Some((figure, part(figure)?))).collect();
+    let promises: String = parts.iter().flat_map(|(figure, text)| promises_of(*figure, text)).collect();
+    let mut document = HEADER.to_owned();
+    if !promises.is_empty() {
+        document += &format!("\n{SUMMARY_HEAD}{promises}");
+    }
+    for (_, text) in parts {
+        document += &format!("\n{}\n", text.trim());
+    }
+    document
+}
+
+/// The rows of a figure's promises, each with the figure before it.
+fn promises_of(figure: Figure, text: &str) -> Vec<String> {
+    let rows =
+        text.split(PROMISES_HEAD).skip(1).flat_map(|rest| rest.lines().take_while(|row| !row.is_empty()));
+    rows.map(|row| format!("| [{figure}](#{}) {row}\n", anchor(&heading(figure)))).collect()
+}
+
+/// What readers of Markdown make of a heading.
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|it| it.is_alphanumeric() || matches!(it, ' ' | '-'));
+    kept.map(|it| if it == ' ' { '-' } else { it.to_ascii_lowercase() }).collect()
 }
 
 /// From a figure's marker to the next one.
@@ -108,7 +196,35 @@ mod tests {
 
     fn section(figure: Figure, body: &str) -> Section {
         let notes = vec![("Question", "how fast?".into())];
-        Section { figure, notes, body: body.into(), drawing: Some("<svg/>".into()) }
+        Section { figure, notes, body: body.into(), verdicts: Vec::new(), drawing: Some("<svg/>".into()) }
+    }
+
+    fn spread(middle: f64) -> Spread {
+        Spread { middle, least: middle / 2.0, most: 2.0 * middle }
+    }
+
+    #[test]
+    fn the_document_begins_with_the_promises_of_all_figures_that_stand_in_it() {
+        let kept = Verdict::at_most("ours", 1.5, "the floor", spread(1.5));
+        let broken = Verdict::at_least("ours", 1.2, "the disk", spread(1.0));
+        let share = Verdict::share("verifying", 0.25, spread(0.1));
+        let with = |figure, verdicts| Section { verdicts, ..section(figure, "| a table |\n") };
+        let old =
+            renewed("", &[with(Figure::Damon3, vec![kept, broken]), section(Figure::Sigmod5, "five\n")]);
+        let both = renewed(&old, &[with(Figure::Checksum, vec![share])]);
+        let summary = &both[..both.find("<!-- figure ").unwrap()];
+        let link = "[damon3](#damon3-latency-of-small-transfers)";
+        for row in [
+            &format!("| {link} | ours ≤ 1.5 × the floor | 1.50 (0.75–3.00) | yes |\n"),
+            &format!("| {link} | ours ≥ 1.2 × the disk | 1.00 (0.50–2.00) | **no** |\n"),
+            "| [checksum](#checksum-what-verifying-costs) | verifying ≤ 25 % | 10.0 % (5.0 %–20.0 %) | yes |\n",
+        ] {
+            assert!(summary.contains(row), "{row} in {both}");
+        }
+        assert_eq!(summary.matches("| [").count(), 3);
+        assert_eq!(renewed(&both, &[]), both);
+        let without = renewed(&both, &[section(Figure::Damon3, "three\n"), section(Figure::Checksum, "c\n")]);
+        assert!(!without.contains("promised"), "{without}");
     }
 
     #[test]

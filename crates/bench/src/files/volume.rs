@@ -10,11 +10,12 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use farpool_fabric::TransportChoice;
 
 use super::client::{Answer, Ask, answer_of, ask_line};
 use super::fuse_floor;
+use super::ping_pong::PingPong;
 use crate::child::{Child, Talk, tied_politely};
 use crate::folder::Folder;
 use crate::local_pool::{Lend, LocalPool};
@@ -34,7 +35,7 @@ const REGION_MAX_BYTES: u64 = 64 << 20;
 /// Threads that serve a FUSE file system, as of the mount.
 const FUSE_THREADS_MIN: usize = 4;
 
-/// A kind of volume. A row for another redundancy, or for programs that run with the interposer, is one more of these.
+/// A row of a figure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Spec {
     /// How ratios and promises refer to it.
@@ -63,6 +64,8 @@ pub enum Kind {
         /// Further options of `farpool mount`.
         mount_args: &'static [&'static str],
     },
+    /// No file: a bare request and its answer over loopback, as large as the operation.
+    PingPong,
     /// A folder in the machine's memory.
     Tmpfs,
     /// A folder on the machine's disk.
@@ -90,11 +93,24 @@ pub struct Surroundings<'a> {
     pub bytes: u64,
 }
 
-/// A running volume with a filled file and a client of it. Dropped in this order.
+/// A running volume.
 pub struct Volume {
     spec: Spec,
+    worker: Worker,
+}
+
+/// Who does what a slice asks for.
+enum Worker {
+    /// A process.
+    Client(Box<Client>),
+    /// This thread.
+    PingPong(PingPong),
+}
+
+/// A client of a filled file. Dropped in this order.
+struct Client {
     talk: Talk,
-    _client: Child,
+    _process: Child,
     _ground: Ground,
 }
 
@@ -120,6 +136,10 @@ impl Spec {
 
     /// Starts it and fills its file.
     pub fn start(&self, around: &Surroundings<'_>) -> Result<Volume> {
+        if self.kind == Kind::PingPong {
+            let ping_pong = PingPong::start(around).with_context(|| format!("cannot start {}", self.name))?;
+            return Ok(Volume { spec: *self, worker: Worker::PingPong(ping_pong) });
+        }
         self.occupy(around, self.ground(around))
     }
 
@@ -135,8 +155,9 @@ impl Spec {
 
     fn occupy(&self, around: &Surroundings<'_>, ground: Result<(Ground, PathBuf)>) -> Result<Volume> {
         let (ground, file) = ground.with_context(|| format!("cannot start {}", self.name))?;
-        let (client, talk) = self.client(around, &file)?;
-        Ok(Volume { spec: *self, talk, _client: client, _ground: ground })
+        let (process, talk) = self.client(around, &file)?;
+        let client = Client { talk, _process: process, _ground: ground };
+        Ok(Volume { spec: *self, worker: Worker::Client(Box::new(client)) })
     }
 
     fn ground(&self, around: &Surroundings<'_>) -> Result<(Ground, PathBuf)> {
@@ -148,6 +169,7 @@ impl Spec {
                 ground._pool = Some(pool);
                 Ok((ground, file))
             }
+            Kind::PingPong => bail!("a ping-pong has no file"),
             Kind::Tmpfs => Ground::folder(Path::new("/dev/shm")),
             Kind::Disk => Ground::folder(around.disk),
             Kind::Throttled => Ground::folder(around.throttled.context("there is no throttled volume")?),
@@ -277,13 +299,21 @@ impl Volume {
         &self.spec
     }
 
-    /// Has the client begin a slice.
+    /// Has the client begin a slice. Without one, it is done at its end.
     pub fn begin(&mut self, ask: &Ask) -> Result<()> {
-        self.talk.tell(&ask_line(ask)?)
+        match &mut self.worker {
+            Worker::Client(client) => client.talk.tell(&ask_line(ask)?),
+            Worker::PingPong(_) => Ok(()),
+        }
     }
 
     /// What came of the slice.
     pub fn end(&mut self, ask: &Ask, stop: &AtomicBool) -> Result<Answer> {
-        answer_of(&self.talk.hear(Duration::from_secs_f64(ask.seconds) + ANSWER_SLACK, stop)?)
+        match &mut self.worker {
+            Worker::Client(client) => {
+                answer_of(&client.talk.hear(Duration::from_secs_f64(ask.seconds) + ANSWER_SLACK, stop)?)
+            }
+            Worker::PingPong(ping_pong) => ping_pong.slice(ask),
+        }
     }
 }

@@ -25,10 +25,10 @@ use crate::tally::Tally;
 
 use memory::MemoryFloor;
 use ping_pong::{PingPongFloor, PingPongServer};
-use tcp::{TcpFloor, TcpFloorServer};
 
 pub use ping_pong::serve as serve_ping_pong;
 pub use tcp::serve as serve_tcp;
+pub use tcp::{TcpFloor, TcpFloorServer};
 
 /// Transfers from here up are compared with memcpy, smaller ones with bare loads and stores.
 const MEMCPY_FROM_BYTES: usize = 1024;

@@ -49,7 +49,7 @@ pub struct TcpFloorServer {
 
 impl TcpFloorServer {
     /// Starts it with so much memory.
-    pub(super) fn start(farpool: &Path, bytes: u64, pages: Pages) -> Result<Self> {
+    pub fn start(farpool: &Path, bytes: u64, pages: Pages) -> Result<Self> {
         let (bytes, pages) = (bytes.to_string(), pages.to_string());
         let args = ["bench", "floor", "tcp", "--bytes", &bytes, "--pages", &pages].map(Into::into);
         let (child, said) = Child::of_this_program(farpool, "the floor", args, Stdio::null())?;
@@ -57,7 +57,8 @@ impl TcpFloorServer {
         Ok(TcpFloorServer { address, _child: child })
     }
 
-    pub(super) fn address(&self) -> SocketAddr {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
         self.address
     }
 }

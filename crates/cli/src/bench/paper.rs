@@ -43,14 +43,15 @@ enum Paper {
 ///
 /// What `make bench-files` runs. Each figure renews its part of files.md and its drawing in the folder. Volumes that are
 /// compared run at the same time and take turns. The throttled disk needs root and control groups; without them its rows
-/// are missing, and the document says so. Needs some ten times the footprint of memory.
+/// are missing, and the document says so. Needs some sixteen times the footprint of memory. The interposer's library lies
+/// beside this program: cargo build -p farpool-preload.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   farpool bench paper files --figure all --out docs/bench
   farpool bench paper files --figure damon2,damon3 --out /tmp/bench --rounds 3 --seconds 0.2")]
 struct FilesArgs {
-    /// all, or which: damon2, damon3, damon-table1, damon4, damon5, sigmod3, sigmod4, sigmod5, sigmod6, sigmod13, sigmod14, checksum
+    /// all, or which: damon2, damon3, damon-table1, damon4, damon5, sigmod3, sigmod4, sigmod5, sigmod6, sigmod13, sigmod14, interposer, checksum
     #[arg(long, value_name = "NAME", value_delimiter = ',', required = true)]
     figure: Vec<Wanted>,
 
@@ -163,7 +164,7 @@ pub fn run(args: PaperArgs) -> Result<()> {
         sections.extend(about_databases);
     }
     let bodies: Vec<String> =
-        sections.iter().map(|section| format!("{}\n\n{}", section.figure, section.body)).collect();
+        sections.iter().map(|section| format!("{}\n\n{}", section.figure, section.tables())).collect();
     tell(bodies.join("\n"))
 }
 
@@ -209,7 +210,7 @@ impl FilesArgs {
 fn throttled(work: &Path, footprint: ByteSize) -> Result<ThrottledVolume> {
     let mount_point = work.join("throttled");
     fs::create_dir(&mount_point)?;
-    ThrottledVolume::make(&work.join("image"), &mount_point, 2 * (footprint.0 >> 20) + VOLUME_MIB, None)
+    ThrottledVolume::make(work, &mount_point, 2 * (footprint.0 >> 20) + VOLUME_MIB, None)
 }
 
 /// A server at work is measured so many times as long as a file: a scan takes milliseconds.
@@ -217,7 +218,7 @@ const SCANS_PER_FILE_SLICE: u32 = 10;
 /// What a file system takes for itself, and then some.
 const VOLUME_MIB: u64 = 256;
 /// Files that lie in memory at the same time, at most, and what their nodes keep beyond them.
-const FILES_IN_MEMORY: u64 = 16;
+const FILES_IN_MEMORY: u64 = 22;
 
 fn check_memory(footprint: ByteSize) -> Result<()> {
     let room = farpool_node::available_memory().context("cannot read how much memory there is")?;

@@ -66,7 +66,7 @@ impl About<'_> {
         for note in &self.report.notes {
             body += &format!("\nNote: {note}.\n");
         }
-        Section { figure, notes: self.notes(question), body, drawing }
+        Section { figure, notes: self.notes(question), body, verdicts: Vec::new(), drawing }
     }
 
     fn spread(&self, query: &str, spot: Spot, figure: impl Fn(&QueryRun) -> f64) -> Option<Spread> {
@@ -207,7 +207,7 @@ impl About<'_> {
 fn bar(spot: Spot, spread: Spread) -> Option<Bar> {
     let colour = match spot {
         Spot::Tmpfs => FLOOR,
-        Spot::FarShm | Spot::FarTcp => OURS,
+        Spot::InterposedShm | Spot::FarShm | Spot::FarTcp => OURS,
         Spot::Disk | Spot::Throttled => PEER,
     };
     Some(Bar { name: spot.name().into(), colour, spread })

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use rustix::process::Signal;
 
+use crate::preload::interposer;
 use crate::support::{
     Process, assert_complaint, children_of, farpool, is_mounted_below, is_running, run_command,
 };
@@ -24,7 +25,10 @@ impl Scene {
     fn command(&self, figures: &str, seconds: &str) -> std::process::Command {
         let mut command = farpool(["bench", "paper", "files", "--without-peers", "--figure", figures]);
         command.args(["--rounds", "2", "--seconds", seconds, "--footprint", "16MiB", "--out"]);
-        command.arg(self.out.path()).env("TMPDIR", self.temporary.path());
+        command
+            .arg(self.out.path())
+            .env("TMPDIR", self.temporary.path())
+            .env("FARPOOL_PRELOAD", interposer());
         command
     }
 
@@ -68,14 +72,32 @@ fn figures_about_one_file_share_a_run_and_each_is_whole() {
     }
     for row in [
         "bare FUSE file",
-        "far memory, 2 nodes, shm",
-        "far memory, 2 nodes, tcp",
+        "far memory, shm: none",
+        "far memory, shm: parity 4+1",
+        "far memory, tcp: stripe",
+        "far memory, tcp: mirror",
         "tmpfs",
         "the machine's disk",
     ] {
         assert!(document.contains(&format!("| {row}")), "{row}: {document}");
     }
-    assert!(document.contains("8 KiB random read: shm's p50 ≤ 1.5 × floor's"), "{document}");
+    let promise = "8 KiB random read, p50: far memory, shm: stripe ≤ 1.5 × bare FUSE file (the floor)";
+    assert!(
+        document.contains(&format!("| [damon3](#damon3-latency-of-small-transfers) | {promise} |")),
+        "{document}"
+    );
+    assert!(document.contains("far memory, shm: parity 4+1 ≥ 0.6 × far memory, shm: stripe"), "{document}");
+}
+
+#[test]
+fn programs_with_the_interposer_stand_beside_tmpfs_and_a_ping_pong() {
+    let scene = Scene::new();
+    let document = scene.measure("interposer");
+    assert_whole(&document, "interposer");
+    for row in ["polling ping-pong over TCP", "interposer, shm", "interposer, tcp", "the mount alone, tcp"] {
+        assert!(document.contains(&format!("| {row} |")), "{row}: {document}");
+    }
+    assert!(document.contains("interposer, tcp ≤ 1.35 × polling ping-pong over TCP"), "{document}");
 }
 
 #[test]
@@ -106,9 +128,18 @@ fn figures_with_a_database_are_whole_and_leave_nothing() {
     for figure in ["sigmod13", "sigmod14"] {
         assert_whole(&document, figure);
     }
-    for row in ["borrowed over tcp", "tmpfs", "far memory, 2 nodes, shm", "the machine's disk"] {
+    for row in ["borrowed over tcp", "tmpfs", "mount alone, 2 nodes, shm", "the machine's disk"] {
         assert!(document.contains(&format!("| {row} |")), "{row}: {document}");
     }
+    let by_calls = |row: &str| -> f64 {
+        let row = document.lines().find(|line| line.starts_with(&format!("| {row} |"))).unwrap();
+        row.split('|').nth_back(1).unwrap().replace('\u{202f}', "").trim().parse().unwrap()
+    };
+    let (served, asked) = (by_calls("interposer, 2 nodes, shm"), by_calls("mount alone, 2 nodes, shm"));
+    assert!(
+        served < asked / 2.0,
+        "the server asked the kernel for {served} MB with the interposer, {asked} MB without"
+    );
     let drawing = std::fs::read_to_string(scene.out.path().join("files-sigmod14.svg")).unwrap();
     let is_sampled = drawing.contains("<polyline points=") && !drawing.contains("<polyline points=\"\"");
     assert!(is_sampled, "nothing was sampled: {drawing}");
@@ -129,8 +160,8 @@ fn interrupted_figure_leaves_no_process_mount_or_folder() {
     let output = bench.wait();
     assert_eq!(output.status.code(), Some(1));
     assert!(output.stderr.contains("interrupted"), "{}", output.stderr);
-    // The bare file, two mounts of two nodes and a broker each, and a client of everything.
-    assert!(children.len() >= 14, "{children:?}");
+    // The bare file, eight mounts of five nodes and a broker each, and a client of everything.
+    assert!(children.len() >= 66, "{children:?}");
     assert!(children.iter().all(|&id| !is_running(id)));
     scene.assert_clean();
 }

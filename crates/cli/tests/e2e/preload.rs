@@ -90,7 +90,7 @@ fn what_is_missing_is_named_with_the_fix() {
 }
 
 /// The interposer as cargo built it.
-fn interposer() -> PathBuf {
+pub fn interposer() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let found =
         test.ancestors().map(|folder| folder.join("libfarpool_preload.so")).find(|path| path.exists());

@@ -1,13 +1,19 @@
 //! `farpool sim` from outside: exit status, replay, and the same history in every process.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
-use crate::support::{assert_complaint, run};
+use crate::support::{Process, assert_complaint, farpool, run};
 
 const SCENARIOS: [&str; 3] = ["fabric", "pool", "file"];
 
+/// For a hunt, which is work of both processors for a minute where nothing else runs.
+const HUNT_PATIENCE: Duration = Duration::from_secs(600);
+
 fn facts(args: &[&str]) -> Value {
-    let output = run(["sim"].iter().chain(args).chain(&["--json"]));
+    let command = farpool(["sim"].iter().chain(args).chain(&["--json"]));
+    let output = Process::start(format!("sim {args:?}"), command).wait_within(HUNT_PATIENCE);
     assert!(output.status.success(), "{output:?}");
     serde_json::from_str(&output.stdout).unwrap()
 }

@@ -20,7 +20,7 @@ use crate::rules::Rules;
 
 /// How long the owner waits for guests to end their operations, which take no longer than a node's deadline and a while for
 /// locks: whoever takes longer was stopped.
-const PATIENCE: Duration = Duration::from_secs(15);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 const LOOK_INTERVAL: Duration = Duration::from_micros(50);
 /// Looks before sleeping between them: most operations are over within microseconds.
 const EAGER_LOOKS: u32 = 200;
@@ -137,7 +137,7 @@ impl Guests {
         let mut looks = 0;
         while !self.table.is_over(epoch) {
             if endpoint.now_ns() > give_up_at {
-                return Err(FileError::Unavailable { offset: 0 });
+                return Err(FileError::GuestAtWork);
             }
             looks += 1;
             if looks < EAGER_LOOKS { endpoint.yield_now().await } else { endpoint.sleep(LOOK_INTERVAL).await }
@@ -152,7 +152,11 @@ impl Guests {
 
     /// Tells guests until when one may be used.
     pub(crate) fn publish_region(&self, number: u64, region: &LeasedRegion) {
-        let term = RegionTerm { epoch: region.epoch.0, usable_until_ms: region.usable_until_ms() };
+        let term = RegionTerm {
+            node: region.id.node.0,
+            epoch: region.epoch.0,
+            usable_until_ms: region.usable_until_ms(),
+        };
         self.table.publish_region(number, term);
     }
 }

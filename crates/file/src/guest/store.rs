@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use farpool_fabric::{Clock, Peer};
 use farpool_lease::Millis;
-use farpool_pool::{Extent, LeaseKeeper, LeasedRegion, NodeState};
+use farpool_pool::{Extent, LeaseKeeper, LeasedRegion, NodeState, Trouble};
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
 use parking_lot::RwLock;
 
@@ -18,6 +18,9 @@ use crate::blocks::BlockWords;
 use crate::file_core::FileCore;
 use crate::rules::Rules;
 use crate::store::StoreCore;
+
+/// How long an operation is tried anew; one more may have to wait for a connection, which takes less than the owner's patience.
+const TRY_WITHIN: Millis = Millis(1_000);
 
 /// What a guest is given of a store, by duplicated descriptors.
 pub struct GuestMemory<D> {
@@ -129,12 +132,13 @@ impl GuestStore {
     pub(super) fn extent(&self, number: u64) -> Option<Extent> {
         let (region, place) = (number / self.extents_per_region, number % self.extents_per_region);
         let term = self.table.region(region)?;
-        let is_it = |known: &&Arc<LeasedRegion>| known.epoch == Epoch(term.epoch) && !known.is_over();
+        let is_lease = |id: RegionId, epoch: Epoch| id.node.0 == term.node && epoch.0 == term.epoch;
+        let is_it = |known: &&Arc<LeasedRegion>| is_lease(known.id, known.epoch) && !known.is_over();
         let known = self.met.read().regions.get(&region).filter(is_it).cloned();
         let known = match known {
             Some(known) => known,
             None => {
-                let told = (self.ask)(region).filter(|told| told.epoch == Epoch(term.epoch))?;
+                let told = (self.ask)(region).filter(|told| is_lease(told.id, told.epoch))?;
                 self.met.write().add(region, told)
             }
         };
@@ -154,6 +158,11 @@ impl LeaseKeeper for GuestStore {
     }
 
     fn lease_lost(&self, _: RegionId, _: Epoch) {}
+
+    /// Little: the owner can be asked instead, and waits for the operation if it wants the file for itself.
+    fn bears(&self) -> Trouble {
+        Trouble { try_within: TRY_WITHIN, while_moved: Millis(0) }
+    }
 }
 
 impl GuestPlace {

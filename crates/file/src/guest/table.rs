@@ -20,7 +20,7 @@ const PLACE_BYTES: u64 = 128;
 const MAX_PLACES: u64 = 4096;
 /// Most regions: as many as there are extents, if each were a region.
 const MAX_REGIONS: u64 = 1 << 24;
-const REGION_BYTES: u64 = 2 * WORD_BYTES;
+const REGION_BYTES: u64 = 3 * WORD_BYTES;
 
 /// Where the epoch lies; the rest of its page is empty.
 const EPOCH: u64 = 0;
@@ -33,6 +33,11 @@ const TABLE_BYTES: u64 = REGIONS + MAX_REGIONS * REGION_BYTES;
 /// Within a place.
 const STATE: u64 = 0;
 const GUEST: u64 = WORD_BYTES;
+
+/// Within a region's entry.
+const LEASE_NODE: u64 = 0;
+const LEASE_EPOCH: u64 = WORD_BYTES;
+const USABLE_UNTIL: u64 = 2 * WORD_BYTES;
 
 /// Not in an operation.
 const IDLE: u64 = 0;
@@ -49,9 +54,11 @@ pub(crate) struct Table {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place(u64);
 
-/// Until when a region may be used, and under which epoch.
+/// Until when a region may be used, and which lease it is: numbers of regions are used again, and epochs of two nodes may be
+/// the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RegionTerm {
+    pub(crate) node: u64,
     pub(crate) epoch: u64,
     pub(crate) usable_until_ms: u64,
 }
@@ -159,12 +166,13 @@ impl Table {
             return; // guests find nothing there, and ask the kernel
         }
         let at = REGIONS + number * REGION_BYTES;
-        if self.load(at) != term.epoch {
-            // In this order, so that no epoch is read with another's time.
-            self.store(at + WORD_BYTES, 0);
-            self.store(at, term.epoch);
+        if self.lease_at(at) != (term.node, term.epoch) {
+            // In this order, so that no lease is read with another's time.
+            self.store(at + USABLE_UNTIL, 0);
+            self.store(at + LEASE_NODE, term.node);
+            self.store(at + LEASE_EPOCH, term.epoch);
         }
-        self.store(at + WORD_BYTES, term.usable_until_ms);
+        self.store(at + USABLE_UNTIL, term.usable_until_ms);
     }
 
     /// Until when a region may be used; `None`: it may not.
@@ -173,9 +181,14 @@ impl Table {
             return None;
         }
         let at = REGIONS + number * REGION_BYTES;
-        let epoch = self.load(at);
-        let usable_until_ms = self.load(at + WORD_BYTES);
-        (usable_until_ms != 0 && self.load(at) == epoch).then_some(RegionTerm { epoch, usable_until_ms })
+        let (node, epoch) = self.lease_at(at);
+        let usable_until_ms = self.load(at + USABLE_UNTIL);
+        let is_one = usable_until_ms != 0 && self.lease_at(at) == (node, epoch);
+        is_one.then_some(RegionTerm { node, epoch, usable_until_ms })
+    }
+
+    fn lease_at(&self, at: u64) -> (u64, u64) {
+        (self.load(at + LEASE_NODE), self.load(at + LEASE_EPOCH))
     }
 }
 
@@ -226,12 +239,15 @@ mod tests {
     #[test]
     fn a_region_is_known_only_while_it_may_be_used() {
         let (table, _memory) = Table::create().unwrap();
-        let term = RegionTerm { epoch: 7, usable_until_ms: 100 };
+        let term = RegionTerm { node: 1, epoch: 7, usable_until_ms: 100 };
         assert_eq!(table.region(3), None);
         table.publish_region(3, term);
         assert_eq!(table.region(3), Some(term));
-        table.publish_region(3, RegionTerm { epoch: 7, usable_until_ms: 0 });
+        table.publish_region(3, RegionTerm { usable_until_ms: 0, ..term });
         assert_eq!(table.region(3), None);
+        let other = RegionTerm { node: 2, ..term };
+        table.publish_region(3, other);
+        assert_eq!(table.region(3), Some(other), "of another node, with the same epoch");
         table.publish_region(MAX_REGIONS, term);
         assert_eq!(table.region(MAX_REGIONS), None);
     }

@@ -343,19 +343,20 @@ impl<'a> Judge<'a> {
         let is_explained = match error {
             // Writing may have gone half-way and been given up; nothing else explains it.
             FileError::Lost { .. } if bears => self.is_in_doubt(failed, &cells),
-            FileError::Short | FileError::Unavailable { .. } if bears => false,
+            FileError::Short | FileError::Unavailable { .. } | FileError::GuestAtWork if bears => false,
             FileError::Damaged { .. } if bears => self.world.flips && self.is_in_doubt(failed, &cells),
             FileError::Damaged { .. } => self.world.flips,
             FileError::TooFewNodes { .. } => !matches!(failed.asked, Asked::Read(_)),
-            // What cannot be read cannot be cut either, and is lost then: it must not show again.
-            FileError::Lost { .. } if self.row.is_none() && self.world.flips => true,
+            // What cannot be read cannot be cut either, and is lost then: it must not show again. And rows do not tell damage
+            // from loss.
+            FileError::Lost { .. } if self.world.flips => true,
             // Members of a row that were lost together leave blocks lost that lie elsewhere by now.
             FileError::Lost { .. } if self.row.is_some() && !self.world.calm => true,
             // A write may itself have ended in doubt: its connection broke, and there was no descriptor for another.
             FileError::Lost { .. } if matches!(failed.asked, Asked::Write(_)) && !self.world.calm => true,
             FileError::Lost { .. } => failed.was_lost || self.is_in_doubt(failed, &cells),
             FileError::NoSpace => !matches!(failed.asked, Asked::Read(_)),
-            FileError::Short | FileError::Unavailable { .. } => !self.world.calm,
+            FileError::Short | FileError::Unavailable { .. } | FileError::GuestAtWork => !self.world.calm,
             _ => false,
         };
         if is_explained {
@@ -394,7 +395,10 @@ impl<'a> Judge<'a> {
                 };
                 self.records.iter().any(|doubt| {
                     let is_cut = self.world.short && doubt.written().is_empty() && !covers(doubt);
-                    let in_doubt = (!doubt.is_done() || is_cut) && touches(doubt) && doubt.start < failed.end;
+                    // One under way may be in doubt until it is tried again by another way.
+                    let under_way = !self.world.calm && self.row.is_none() && doubt.end >= failed.start;
+                    let not_done = !doubt.is_done() || is_cut || under_way;
+                    let in_doubt = not_done && touches(doubt) && doubt.start < failed.end;
                     let mended = |other: &&&Record| {
                         other.is_done() && covers(other) && doubt.precedes(other) && other.precedes(failed)
                     };

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use crate::machine;
-use crate::pool::{FarMemory, PoolOptions, Transport};
+use crate::pool::{FarMemory, Guests, PoolOptions, Transport};
 use crate::postgres::Server;
 use crate::stop::StopFlag;
 
@@ -85,6 +85,7 @@ impl Ground {
             memory_per_node_mib: options.memory_per_node_mib,
             transport: options.transport,
             allow_other: Server::is_other_user(),
+            guests: Guests::None,
         };
         let far = FarMemory::start(&pool, stop)?;
         let (wrapper, farpool) = (options.wrapper.clone(), options.farpool.into());

@@ -40,6 +40,13 @@ pub struct Timed {
     pub samples: Vec<Sample>,
 }
 
+impl Timed {
+    /// What the server's process read and wrote by system calls.
+    pub fn bytes_by_calls(&self) -> u64 {
+        self.samples.last().map_or(0, |last| last.read_bytes + last.written_bytes)
+    }
+}
+
 /// All runs.
 #[derive(Clone, Debug)]
 pub struct HashSortReport {

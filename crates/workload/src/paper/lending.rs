@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::process::confine;
 use crate::child::run;
 use crate::machine;
-use crate::pool::{FarMemory, PoolOptions, Transport};
+use crate::pool::{FarMemory, Guests, PoolOptions, Transport};
 use crate::postgres::{Server, ServerOptions};
 use crate::progress::Progress;
 use crate::stop::StopFlag;
@@ -162,6 +162,7 @@ fn start_pool(farpool: &Path, work: &Path, transport: Transport, stop: &StopFlag
         memory_per_node_mib: NODE_MIB,
         transport,
         allow_other: false,
+        guests: Guests::None,
     };
     FarMemory::start(&options, stop)
 }

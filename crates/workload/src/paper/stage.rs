@@ -1,5 +1,6 @@
 //! A PostgreSQL with TPC-H's two large tables and a tablespace in every place where temporary files may lie.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
@@ -8,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::cgroup::MemoryLimit;
 use crate::machine;
-use crate::pool::{FarMemory, PoolOptions, Transport};
+use crate::pool::{FarMemory, Guests, PoolOptions, Transport};
 use crate::postgres::{Server, ServerOptions};
 use crate::progress::Progress;
 use crate::query::{HashSort, Run, TempSpace};
@@ -33,9 +34,11 @@ const VOLUME_MIN_MIB: u64 = 512;
 pub enum Spot {
     /// In the machine's own memory.
     Tmpfs,
-    /// In far memory reached by shared memory.
+    /// In far memory reached by shared memory, with the interposer.
+    InterposedShm,
+    /// In far memory reached by shared memory, by the mount alone.
     FarShm,
-    /// In far memory reached over TCP.
+    /// In far memory reached over TCP, by the mount alone.
     FarTcp,
     /// On the machine's disk.
     Disk,
@@ -45,14 +48,16 @@ pub enum Spot {
 
 impl Spot {
     /// All of them; where there is no throttled disk it is left out.
-    pub const ALL: [Self; 5] = [Self::Tmpfs, Self::FarShm, Self::FarTcp, Self::Disk, Self::Throttled];
+    pub const ALL: [Self; 6] =
+        [Self::Tmpfs, Self::InterposedShm, Self::FarShm, Self::FarTcp, Self::Disk, Self::Throttled];
 
     /// What people call it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tmpfs => "tmpfs",
-            Self::FarShm => "far memory, 2 nodes, shm",
-            Self::FarTcp => "far memory, 2 nodes, tcp",
+            Self::InterposedShm => "interposer, 2 nodes, shm",
+            Self::FarShm => "mount alone, 2 nodes, shm",
+            Self::FarTcp => "mount alone, 2 nodes, tcp",
             Self::Disk => "the machine's disk",
             Self::Throttled => "throttled, 3,000 IOPS, 125 MiB/s",
         }
@@ -61,6 +66,7 @@ impl Spot {
     fn tablespace(self) -> &'static str {
         match self {
             Self::Tmpfs => "local_memory",
+            Self::InterposedShm => "interposed_shm",
             Self::FarShm => "far_shm",
             Self::FarTcp => "far_tcp",
             Self::Disk => "pg_default",
@@ -104,13 +110,15 @@ impl Stage {
         let volume = make_volume(options.scale, work.path(), limit.as_ref());
         let volume = noted(volume, "there was no throttled disk", &mut notes);
         let mut far = Vec::new();
-        for (spot, transport) in [(Spot::FarShm, Transport::Shm), (Spot::FarTcp, Transport::Tcp)] {
-            far.push((spot, start_pool(options, work.path(), transport, stop)?));
+        for spot in [Spot::InterposedShm, Spot::FarShm, Spot::FarTcp] {
+            far.push((spot, start_pool(options, work.path(), spot, stop)?));
         }
         let dir = &subfolder(work.path(), "postgres")?;
         let log = &work.path().join("postgres.log");
-        let server =
-            Server::start(&ServerOptions { limit: limit.as_ref(), ..ServerOptions::new(dir, log) }, stop)?;
+        let wrapper = &interposer(options.farpool);
+        let options_of_server =
+            ServerOptions { limit: limit.as_ref(), wrapper, ..ServerOptions::new(dir, log) };
+        let server = Server::start(&options_of_server, stop)?;
         let step = progress.step(format!("loading TPC-H at scale factor {}", options.scale));
         tpch::load(&mut server.connect()?, options.scale, stop, |done, all| step.advance(done, all))?;
         step.done("loaded");
@@ -185,7 +193,7 @@ fn subfolder(work: &Path, name: &str) -> Result<std::path::PathBuf> {
 pub fn make_volume(scale: f64, work: &Path, limit: Option<&MemoryLimit>) -> Result<ThrottledVolume> {
     let mount_point = subfolder(work, "throttled")?;
     let size_mib = VOLUME_MIN_MIB + (FAR_MIB_PER_SCALE * scale) as u64;
-    ThrottledVolume::make(&work.join("throttled.image"), &mount_point, size_mib, limit)
+    ThrottledVolume::make(work, &mount_point, size_mib, limit)
 }
 
 /// What each of two nodes lends.
@@ -194,14 +202,19 @@ pub fn node_mib(scale: f64) -> u64 {
     share.max(NODE_MIN_MIB).next_multiple_of(REGION_MIB)
 }
 
+/// What runs the server with the interposer. Files of a mount that lets nobody in are the kernel's all the same.
+fn interposer(farpool: &Path) -> [OsString; 3] {
+    [farpool.into(), "run".into(), "--".into()]
+}
+
 /// A pool with a mount.
-fn start_pool(
-    options: &StageOptions<'_>,
-    work: &Path,
-    transport: Transport,
-    stop: &StopFlag,
-) -> Result<FarMemory> {
-    let dir = subfolder(work, &transport.to_string())?;
+fn start_pool(options: &StageOptions<'_>, work: &Path, spot: Spot, stop: &StopFlag) -> Result<FarMemory> {
+    let dir = subfolder(work, spot.tablespace())?;
+    let guests = match (spot, Server::user()?) {
+        (Spot::InterposedShm, Some(user)) => Guests::Of(user),
+        (Spot::InterposedShm, None) => Guests::Ours,
+        _ => Guests::None,
+    };
     let pool = PoolOptions {
         farpool: options.farpool,
         run_dir: &dir.join("pool"),
@@ -209,8 +222,9 @@ fn start_pool(
         log_dir: &dir,
         nodes: NODES,
         memory_per_node_mib: node_mib(options.scale),
-        transport,
+        transport: if spot == Spot::FarTcp { Transport::Tcp } else { Transport::Shm },
         allow_other: Server::is_other_user(),
+        guests,
     };
     FarMemory::start(&pool, stop)
 }

@@ -46,11 +46,8 @@ impl Around {
 }
 
 impl TcpFloor {
-    pub(in crate::floors) fn connect(
-        address: SocketAddr,
-        options: &IoOptions,
-        places: Places,
-    ) -> Result<Self> {
+    /// Connects; the server serves this shape of operations from then on.
+    pub fn connect(address: SocketAddr, options: &IoOptions, places: Places) -> Result<Self> {
         let mut stream = TcpStream::connect(address).context("cannot reach the floor")?;
         let shape = Shape::of(options);
         calm(&stream)?;
@@ -72,7 +69,8 @@ impl TcpFloor {
         })
     }
 
-    pub(in crate::floors) fn run(&mut self, end: Instant, tally: &mut Tally) -> Result<u64> {
+    /// Runs until `end`; returns how many operations ended.
+    pub fn run(&mut self, end: Instant, tally: &mut Tally) -> Result<u64> {
         let doorbell_bytes = self.batch * self.shape.response();
         let mut begun = 0;
         let mut operations = 0;

@@ -17,7 +17,7 @@ pub use process::{
 pub use up::Up;
 
 /// Nothing here takes as long on a busy machine, unless it hangs.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Between two looks at a condition that cannot be waited for.
 const LOOK_EVERY: Duration = Duration::from_millis(10);

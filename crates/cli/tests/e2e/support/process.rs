@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{PATIENCE, eventually};
+use super::{PATIENCE, eventually, within};
 
 /// From SIGTERM to SIGKILL in a guard.
 const END_DEADLINE: Duration = Duration::from_secs(20);
@@ -163,8 +163,13 @@ impl Process {
     /// Waits until it ends by itself.
     #[track_caller]
     pub fn wait(&mut self) -> Output {
+        self.wait_within(PATIENCE)
+    }
+
+    #[track_caller]
+    pub fn wait_within(&mut self, deadline: Duration) -> Output {
         let mut status = None;
-        eventually(&format!("{} ends", self.name), || {
+        within(deadline, &format!("{} ends", self.name), || {
             status = self.child.try_wait().unwrap();
             status.is_some()
         });

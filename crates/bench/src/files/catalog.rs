@@ -1,0 +1,258 @@
+//! What the figures about one file and one client compare: volumes, operations and promises. What others want to
+//! compare is one more line.
+
+use super::client::{Ask, FileOp};
+use super::figure::Figure;
+use super::rounds::Operation;
+use super::volume::{Kind, Spec};
+use crate::options::Pattern;
+
+/// Volumes that are filled and measured by turns, and the figures that this gives.
+pub struct Stand {
+    /// In the order in which they are shown.
+    pub volumes: &'static [Spec],
+    /// What is shown of them.
+    pub plains: &'static [Plain],
+}
+
+/// A figure.
+pub struct Plain {
+    /// Which.
+    pub figure: Figure,
+    /// What it shows of its operations.
+    pub shows: Shows,
+    /// By their ids.
+    pub operations: &'static [&'static str],
+    /// What it answers.
+    pub question: &'static str,
+    /// What the floor is.
+    pub floor: &'static str,
+    /// By which volumes others are divided: what the column is called, and the volume.
+    pub beside: &'static [(&'static str, &'static str)],
+    /// How volumes must compare.
+    pub promises: &'static [Promise],
+    /// What has to be known about some rows.
+    pub remark: Option<&'static str>,
+}
+
+/// What a figure shows of an operation.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Shows {
+    /// Bytes a second.
+    Throughput,
+    /// How long an operation takes.
+    Latency,
+}
+
+/// How two volumes must compare, by the medians of ratios.
+pub struct Promise {
+    /// Of which operation.
+    pub operation: &'static str,
+    /// What is promised of it.
+    pub volume: &'static str,
+    /// What it is compared with.
+    pub than: &'static str,
+    /// At most so many times the median latency, or at least so many times the throughput, by what the figure shows.
+    pub times: f64,
+}
+
+const BARE: &str = "floor";
+const STRIPE_SHM: &str = "stripe shm";
+const PARITY_SHM: &str = "parity shm";
+const NBDFUSE: &str = "nbdfuse";
+const TMPFS: &str = "tmpfs";
+const PING_PONG: &str = "ping-pong";
+const INTERPOSED_SHM: &str = "interposed shm";
+const INTERPOSED_TCP: &str = "interposed tcp";
+
+/// As many as parity with four extents of data needs; all kinds of files get as many, so that they compare.
+const NODES: u32 = 5;
+
+const fn spec(id: &'static str, name: &'static str, kind: Kind) -> Spec {
+    Spec { id, name, kind, launcher: &[] }
+}
+
+const fn far(transport: &'static str, percent: u64, mount_args: &'static [&'static str]) -> Kind {
+    Kind::Far { transport, nodes: NODES, percent, mount_args }
+}
+
+const fn accelerated(transport: &'static str) -> Kind {
+    Kind::Far { transport, nodes: 2, percent: 100, mount_args: &["--accelerate"] }
+}
+
+const NONE: &[&str] = &["--redundancy", "none"];
+const STRIPE: &[&str] = &["--redundancy", "stripe"];
+const PARITY: &[&str] = &["--redundancy", "parity:4"];
+const MIRROR: &[&str] = &["--redundancy", "mirror"];
+/// Far memory of a file, in per cent of its bytes.
+const PARITY_PERCENT: u64 = 125;
+const MIRROR_PERCENT: u64 = 200;
+
+const VOLUMES: &[Spec] = &[
+    spec(BARE, "bare FUSE file (the floor)", Kind::Floor),
+    spec("none shm", "far memory, shm: none", far("shm", 100, NONE)),
+    spec(STRIPE_SHM, "far memory, shm: stripe", far("shm", 100, STRIPE)),
+    spec(PARITY_SHM, "far memory, shm: parity 4+1", far("shm", PARITY_PERCENT, PARITY)),
+    spec("mirror shm", "far memory, shm: mirror", far("shm", MIRROR_PERCENT, MIRROR)),
+    spec("none tcp", "far memory, tcp: none", far("tcp", 100, NONE)),
+    spec("stripe tcp", "far memory, tcp: stripe", far("tcp", 100, STRIPE)),
+    spec("parity tcp", "far memory, tcp: parity 4+1", far("tcp", PARITY_PERCENT, PARITY)),
+    spec("mirror tcp", "far memory, tcp: mirror", far("tcp", MIRROR_PERCENT, MIRROR)),
+    spec(NBDFUSE, "nbdfuse over nbdkit, Unix socket", Kind::NbdfuseUnix),
+    spec("nbdfuse tcp", "nbdfuse over nbdkit, TCP", Kind::NbdfuseTcp),
+    spec(TMPFS, "tmpfs", Kind::Tmpfs),
+    spec("disk", "the machine's disk", Kind::Disk),
+    spec("throttled", "throttled, 3,000 IOPS, 125 MiB/s", Kind::Throttled),
+];
+
+/// Programs run by `farpool run` beside the same programs without it.
+const INTERPOSED: &[Spec] = &[
+    spec(PING_PONG, "polling ping-pong over TCP", Kind::PingPong),
+    spec(TMPFS, "tmpfs", Kind::Tmpfs),
+    Spec { launcher: RUN, ..spec(INTERPOSED_SHM, "interposer, shm", accelerated("shm")) },
+    Spec { launcher: RUN, ..spec(INTERPOSED_TCP, "interposer, tcp", accelerated("tcp")) },
+    spec("mount shm", "the mount alone, shm", accelerated("shm")),
+    spec("mount tcp", "the mount alone, tcp", accelerated("tcp")),
+];
+const RUN: &[&str] = &["run", "--"];
+
+const SMALL_READ: &str = "8 KiB random read";
+const SMALL_WRITE: &str = "8 KiB random write";
+const LARGE_READ: &str = "512 KiB sequential read";
+const LARGE_WRITE: &str = "512 KiB sequential write";
+/// A row of parity 4+1: four extents of 256 KiB.
+const ROW_WRITE: &str = "1 MiB sequential write";
+const BUSY_SMALL_READ: &str = "8 KiB random read, 20 threads";
+const BUSY_LARGE_READ: &str = "512 KiB sequential read, 5 threads";
+
+/// An operation by its id.
+pub fn operation(id: &'static str, seconds: f64) -> Operation {
+    let ask = |op, pattern, block_kib: usize, threads| Ask {
+        op,
+        pattern,
+        block_bytes: block_kib << 10,
+        threads,
+        seconds,
+    };
+    let ask = match id {
+        SMALL_WRITE => ask(FileOp::Write, Pattern::Random, 8, 1),
+        LARGE_READ => ask(FileOp::Read, Pattern::Sequential, 512, 1),
+        LARGE_WRITE => ask(FileOp::Write, Pattern::Sequential, 512, 1),
+        ROW_WRITE => ask(FileOp::Write, Pattern::Sequential, 1024, 1),
+        BUSY_SMALL_READ => ask(FileOp::Read, Pattern::Random, 8, 20),
+        BUSY_LARGE_READ => ask(FileOp::Read, Pattern::Sequential, 512, 5),
+        _ => ask(FileOp::Read, Pattern::Random, 8, 1),
+    };
+    Operation { id, ask }
+}
+
+const BARE_FILE: &str = "a FUSE file system with one file, held in the daemon's own memory, as many threads, a device \
+                         each: asked by the kernel like a mount, it only copies.";
+const FIVE_NODES: &str = "Far memory lies on five nodes, whatever the redundancy. A write of 1 MiB is a row of parity \
+                          4+1, which reads nothing; a smaller one reads what it needs for the new parity.";
+
+/// All of them.
+pub const STANDS: &[Stand] = &[
+    Stand {
+        volumes: VOLUMES,
+        plains: &[
+            Plain {
+                figure: Figure::Damon2,
+                shows: Shows::Throughput,
+                operations: &[LARGE_WRITE, LARGE_READ, ROW_WRITE],
+                question: "how many bytes a second does one thread move that writes or reads a large file?",
+                floor: BARE_FILE,
+                beside: &[("floor", BARE)],
+                promises: &[
+                    Promise { operation: LARGE_READ, volume: STRIPE_SHM, than: BARE, times: 0.7 },
+                    Promise { operation: LARGE_WRITE, volume: STRIPE_SHM, than: BARE, times: 0.7 },
+                    Promise { operation: LARGE_READ, volume: STRIPE_SHM, than: NBDFUSE, times: 1.0 },
+                    Promise { operation: LARGE_WRITE, volume: STRIPE_SHM, than: NBDFUSE, times: 1.0 },
+                    Promise { operation: ROW_WRITE, volume: PARITY_SHM, than: STRIPE_SHM, times: 0.6 },
+                ],
+                remark: Some(FIVE_NODES),
+            },
+            Plain {
+                figure: Figure::Damon3,
+                shows: Shows::Latency,
+                operations: &[SMALL_READ, SMALL_WRITE],
+                question: "how long does one thread wait for a database's page?",
+                floor: BARE_FILE,
+                beside: &[("floor", BARE)],
+                promises: &[
+                    Promise { operation: SMALL_READ, volume: STRIPE_SHM, than: BARE, times: 1.5 },
+                    Promise { operation: SMALL_WRITE, volume: STRIPE_SHM, than: BARE, times: 1.5 },
+                    Promise { operation: SMALL_READ, volume: STRIPE_SHM, than: NBDFUSE, times: 0.4 },
+                    Promise { operation: SMALL_WRITE, volume: STRIPE_SHM, than: NBDFUSE, times: 0.4 },
+                ],
+                remark: Some(FIVE_NODES),
+            },
+            Plain {
+                figure: Figure::Sigmod3,
+                shows: Shows::Throughput,
+                operations: &[BUSY_SMALL_READ, BUSY_LARGE_READ],
+                question: "how much is read when 20 threads read pages, or 5 read large blocks?",
+                floor: BARE_FILE,
+                beside: &[("floor", BARE)],
+                promises: &[],
+                remark: None,
+            },
+            Plain {
+                figure: Figure::Sigmod4,
+                shows: Shows::Latency,
+                operations: &[BUSY_SMALL_READ, BUSY_LARGE_READ],
+                question: "how long do they wait then?",
+                floor: BARE_FILE,
+                beside: &[("floor", BARE)],
+                promises: &[],
+                remark: None,
+            },
+        ],
+    },
+    Stand {
+        volumes: INTERPOSED,
+        plains: &[Plain {
+            figure: Figure::Interposer,
+            shows: Shows::Latency,
+            operations: &[SMALL_READ, SMALL_WRITE],
+            question: "how long does a program wait for a page that asks the kernel for nothing?",
+            floor: "of shm, `pread` and `pwrite` of a file on tmpfs; of tcp, a bare request and answer over loopback, \
+                    both ends polling, that touches as much memory.",
+            beside: &[("tmpfs", TMPFS), ("ping-pong", PING_PONG)],
+            promises: &[
+                Promise { operation: SMALL_READ, volume: INTERPOSED_SHM, than: TMPFS, times: 1.3 },
+                Promise { operation: SMALL_READ, volume: INTERPOSED_TCP, than: PING_PONG, times: 1.35 },
+            ],
+            remark: Some(
+                "Every block that is read is verified by its checksum, on every row of far memory. Over tcp the \
+                 interposer reads, and leaves writes to the mount, where each waits for its node: past the kernel's \
+                 cache, also if the program did not ask for that. So programs that write much are faster there without it.",
+            ),
+        }],
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_refer_to_what_is_measured_for_them() {
+        for stand in STANDS {
+            let is_there = |id: &str| stand.volumes.iter().any(|spec| spec.id == id);
+            for plain in stand.plains {
+                assert!(plain.beside.iter().all(|(_, id)| is_there(id)), "{}", plain.figure);
+                for promise in plain.promises {
+                    assert!(plain.operations.contains(&promise.operation), "{}", promise.operation);
+                    assert!(is_there(promise.volume) && is_there(promise.than), "{}", promise.volume);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_of_parity_is_written_whole() {
+        let row = operation(ROW_WRITE, 1.0).ask.block_bytes as u64;
+        assert_eq!(row, 4 * farpool_pool::EXTENT_BYTES);
+    }
+}
