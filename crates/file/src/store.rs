@@ -149,6 +149,7 @@ impl<R: Rules> StoreCore<R> {
             rebuild: self.volume.rebuild.progress(),
             scrub: self.volume.scrub.progress(),
             to_rebuild: self.is_to_rebuild(),
+            direct: self.guests.moved(),
             ..VolumeStatus::default()
         };
         (status.wrong_blocks, status.mended_blocks, status.lost_blocks) = self.volume.counts();

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::guest::DirectBytes;
+
 // The counters are for people: they guard nothing, hence `Relaxed`.
 
 /// Progress of a piece of work, in blocks.
@@ -40,6 +42,8 @@ pub struct VolumeStatus {
     pub mended_blocks: u64,
     /// Blocks that could not be: no redundancy, or more lost than it bears.
     pub lost_blocks: u64,
+    /// What guests have read and written by themselves, since the store began.
+    pub direct: DirectBytes,
 }
 
 #[derive(Debug, Default)]

@@ -159,6 +159,11 @@ fn positional_calls_on_a_mount_need_no_kernel() {
     let pool = Pool::start(PoolOptions::default());
     let mount = Mount::of(&pool, &["--accelerate"]);
     seen_in(mount.path(), &program, &[], Some(&library));
+    let output = run(["volume", "status", "--json", mount.path().to_str().unwrap()]);
+    let state: serde_json::Value = serde_json::from_str(&output.stdout).unwrap();
+    for counted in ["direct_read_bytes", "direct_written_bytes"] {
+        assert!(state[counted].as_u64().unwrap() > 1 << 20, "{state}");
+    }
 }
 
 /// As most systems number `nobody`; any user would do who is not root.

@@ -13,7 +13,7 @@ use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
 use parking_lot::RwLock;
 
 use super::owner::GuestId;
-use super::table::{Place, Table};
+use super::table::{DirectBytes, Place, Table};
 use crate::blocks::BlockWords;
 use crate::file_core::FileCore;
 use crate::rules::Rules;
@@ -169,6 +169,13 @@ impl GuestPlace {
     pub(super) fn enter(&self) -> AtWork<'_> {
         self.store.table.enter(self.place);
         AtWork { place: self }
+    }
+}
+
+impl AtWork<'_> {
+    /// The operation has moved so much.
+    pub(super) fn note(&self, moved: DirectBytes) {
+        self.place.store.table.note(self.place.place, moved);
     }
 }
 

@@ -101,8 +101,10 @@ fn json(status: &VolumeStatus, redundancy: Redundancy) -> String {
         "{{\"redundancy\":\"{redundancy}\",\"files\":{files},\"redundant_files\":{redundant_files},\
          \"extents\":{extents},\"missing_extents\":{missing_extents},\"to_rebuild\":{to_rebuild},\
          \"wrong_blocks\":{wrong_blocks},\"mended_blocks\":{mended_blocks},\"lost_blocks\":{lost_blocks},\
-         \"rebuild\":{},\"scrub\":{}}}",
+         \"rebuild\":{},\"scrub\":{},\"direct_read_bytes\":{},\"direct_written_bytes\":{}}}",
         progress(&status.rebuild),
-        progress(&status.scrub)
+        progress(&status.scrub),
+        status.direct.read,
+        status.direct.written
     )
 }
