@@ -9,16 +9,16 @@ use farpool_file::{FileStore, Redundancy};
 use farpool_mount::{Acceleration, MAX_THREADS, MountConfig, start_watcher};
 use farpool_pool::{Pool, PoolConfig};
 
-use crate::output::say;
+use crate::output::{complain, say};
 use crate::rdma::card_transport;
-use crate::reach::BrokerAt;
+use crate::reach::{BrokerAt, Located, runtime};
 use crate::size::ByteSize;
 
 /// Mount far memory as a directory
 ///
 /// Files written there lie in the memory of the pool's nodes, striped over them. They are temporary: they are gone
-/// when the mount ends, and those on a node that dies are lost at once unless --redundancy says otherwise. Runs in the foreground, prints `ready` once
-/// mounted, and unmounts on SIGTERM or Ctrl-C.
+/// when the mount ends, and those on a node that dies are lost at once unless --redundancy says otherwise. Runs in the
+/// foreground, prints `ready` once mounted, and unmounts on SIGTERM or Ctrl-C.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -62,6 +62,10 @@ pub struct MountArgs {
     #[arg(long, value_name = "KIND", default_value = "stripe")]
     redundancy: Redundancy,
 
+    /// Most that rebuilding what a lost node held may write each second
+    #[arg(long, value_name = "SIZE", default_value = "200MiB")]
+    rebuild_rate: ByteSize,
+
     /// Most memory to take from the pool [default: all there is]
     #[arg(long, value_name = "SIZE")]
     limit: Option<ByteSize>,
@@ -89,6 +93,7 @@ pub fn run(args: MountArgs) -> Result<()> {
         let _ = asked.try_send(()); // full: it was asked before
     })
     .context("cannot install signal handlers")?;
+    warn_of_missing_nodes(&broker, args.redundancy)?;
     let pool = Pool::connect(PoolConfig {
         broker: broker.address,
         tls: broker.tls,
@@ -96,6 +101,7 @@ pub fn run(args: MountArgs) -> Result<()> {
         limit_bytes: args.limit.map(|limit| limit.0),
     })?;
     let store = FileStore::new(pool).context("cannot start the file store")?;
+    store.limit_rebuild(args.rebuild_rate.0);
     farpool_mount::run(
         store,
         &config,
@@ -103,6 +109,22 @@ pub fn run(args: MountArgs) -> Result<()> {
         || say(format!("ready  {}", config.mountpoint.display())),
         stop,
     )?;
+    Ok(())
+}
+
+/// Nodes may still come, so this is no reason not to mount.
+fn warn_of_missing_nodes(broker: &Located, redundancy: Redundancy) -> Result<()> {
+    if redundancy.nodes() > 1 {
+        let answer = runtime()?.block_on(broker.status())?;
+        let alive = answer.nodes.iter().filter(|node| node.alive).count() as u64;
+        if alive < redundancy.nodes() {
+            complain(format!(
+                "farpool: {redundancy} needs {} nodes and the pool has {alive}: until more are started (`farpool node`), \
+                 only the smallest files find room",
+                redundancy.nodes()
+            ));
+        }
+    }
     Ok(())
 }
 

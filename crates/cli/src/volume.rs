@@ -77,6 +77,7 @@ struct Volume {
     wrong_blocks: u64,
     mended_blocks: u64,
     lost_blocks: u64,
+    hedged_reads: u64,
     rebuild: Work,
     scrub: Work,
     /// What processes have read and written by themselves, without the kernel.
@@ -129,6 +130,7 @@ impl Volume {
                 "blocks      {} wrong, {} mended, {} lost",
                 self.wrong_blocks, self.mended_blocks, self.lost_blocks
             ),
+            format!("slow nodes  {} reads done without them", self.hedged_reads),
             format!(
                 "directly    {} read, {} written by programs with the interposer",
                 ByteSize(self.direct_read_bytes),

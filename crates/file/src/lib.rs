@@ -53,6 +53,6 @@ pub use file_core::{FileCore, MAX_FILE_BYTES};
 pub use redundancy::{DEFAULT_PARITY_DATA, MAX_PARITY_DATA, NotARedundancy, Redundancy};
 pub use rules::{Rules, Shipped};
 pub use store::{FileStore, StoreCore};
-pub use volume::{Progress, VolumeStatus};
+pub use volume::{DEFAULT_REBUILD_BYTES_PER_S, Progress, VolumeStatus};
 
 pub use farpool_pool::{Capacity, Session};

@@ -1,5 +1,6 @@
 //! Reading: far memory to the session's arena, every block checked against its word (B1).
 
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -31,39 +32,25 @@ impl<R: Rules> FileCore<R> {
             return Ok((None, 0..0));
         }
         let skipped = offset % BLOCK_BYTES as u64;
-        let aligned = (skipped + bytes).next_multiple_of(BLOCK_BYTES as u64);
-        let mut rest = core.buffer(aligned as usize).map_err(|_| FileError::TooLong)?;
-        let mut reads = Vec::with_capacity(4);
-        for piece in pieces(offset, bytes) {
-            let piece_bytes = piece.aligned_bytes() as usize;
-            let own = if piece_bytes < rest.len() {
-                let behind = rest.split_off(piece_bytes);
-                std::mem::replace(&mut rest, behind)
-            } else {
-                // The last piece takes what is left; nothing is split after it.
-                reads.push(self.read_piece(core, piece, rest));
-                break;
-            };
-            reads.push(self.read_piece(core, piece, own));
-        }
-        // All to their end, whatever becomes of one: a read given up half-way would keep its buffer.
-        let parts = join_all(reads).await.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let mut parts = parts.into_iter();
-        let mut whole = parts.next().expect("at least one byte is read");
-        parts.for_each(|part| whole.join(part));
+        let whole = match self.rows() {
+            None => {
+                let aligned = (skipped + bytes).next_multiple_of(BLOCK_BYTES as u64);
+                let buffer = core.buffer(aligned as usize).map_err(|_| FileError::TooLong)?;
+                let read = |piece, own| self.read_piece(core, piece, own);
+                in_pieces(offset, bytes, buffer, read).await?
+            }
+            Some(rows) => self.read_rows(core, rows, offset, bytes).await?,
+        };
         Ok((Some(whole), skipped as usize..(skipped + bytes) as usize))
     }
 
-    /// Reads the blocks that a piece touches.
+    /// Reads the blocks that a piece of a file without rows touches.
     pub(crate) async fn read_piece(
         &self,
         core: &SessionCore,
         piece: Piece,
         mut buffer: ArenaBuf,
     ) -> Result<ArenaBuf, FileError> {
-        if let Some(rows) = self.rows() {
-            return self.read_in_row(core, rows, piece, buffer).await;
-        }
         let extent = {
             let map = self.map.read();
             if let Some(offset) = map.first_lost(&piece) {
@@ -138,6 +125,39 @@ impl<R: Rules> FileCore<R> {
         tracing::error!(region = %extent.region().id, offset, "a block is not what was written there");
         FileError::Damaged { offset }
     }
+}
+
+/// Reads each piece of a range into its part of a buffer, all at once.
+pub(crate) async fn in_pieces<F, E>(
+    offset: u64,
+    bytes: u64,
+    buffer: ArenaBuf,
+    read: impl Fn(Piece, ArenaBuf) -> F,
+) -> Result<ArenaBuf, E>
+where
+    F: Future<Output = Result<ArenaBuf, E>>,
+{
+    let mut all = pieces(offset, bytes);
+    let first = all.next().expect("at least one byte is read");
+    if first.aligned_bytes() as usize == buffer.len() {
+        return read(first, buffer).await; // most reads: nothing to put together
+    }
+    let mut rest = Some(buffer);
+    let mut reads = Vec::with_capacity(4);
+    for piece in iter::once(first).chain(all) {
+        let mut own = rest.take().expect("there is a part for each piece");
+        let piece_bytes = piece.aligned_bytes() as usize;
+        if piece_bytes < own.len() {
+            rest = Some(own.split_off(piece_bytes));
+        }
+        reads.push(read(piece, own));
+    }
+    // All to their end, whatever becomes of one: a read given up half-way would keep its buffer.
+    let parts = join_all(reads).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let mut parts = parts.into_iter();
+    let mut whole = parts.next().expect("at least one byte is read");
+    parts.for_each(|part| whole.join(part));
+    Ok(whole)
 }
 
 pub(crate) enum Verdict {

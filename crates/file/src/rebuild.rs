@@ -8,7 +8,6 @@
 //! U4. A block that is mended keeps its word: whatever becomes of the store, the block is what the others make.
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use farpool_pool::{EXTENT_BYTES, Extent, SessionCore};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
@@ -24,8 +23,6 @@ use crate::rules::Rules;
 use crate::store::StoreCore;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// After each extent made anew: so that at most 200 MiB/s of a network that others use go into it.
-const PAUSE: Duration = Duration::from_micros(EXTENT_BYTES * 1_000_000 / (200 << 20));
 
 impl<R: Rules> StoreCore<R> {
     /// Whether [`rebuild`](Self::rebuild) may find something to do.
@@ -67,7 +64,7 @@ impl<R: Rules> StoreCore<R> {
                     Ok(()) => self.volume.rebuild.step(BLOCKS_PER_EXTENT),
                     Err(error) => result = Err(error),
                 }
-                core.endpoint().sleep(PAUSE).await;
+                core.endpoint().sleep(self.volume.rebuild_pause()).await;
             }
             for (stripe, block) in file.parity_to_mend(rows) {
                 result = result.and(file.mend_block(core, rows, stripe, block).await.map(drop));

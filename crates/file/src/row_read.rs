@@ -1,16 +1,23 @@
 //! Reading files with rows: what one member does not give is made again from the others.
 //!
 //! Nothing of a read changes a block, except that one which is not what was written is mended where it lies.
+//!
+//! A node that is slow to answer is not waited for while the others have what it has: what it holds is made from them, and for
+//! a while it is not even asked (hedged reads).
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use farpool_fabric::ArenaBuf;
 use farpool_pool::{EXTENT_BYTES, Extent, SessionCore};
-use farpool_wire::{BLOCK_BYTES, BlockWord};
+use farpool_wire::{BLOCK_BYTES, BlockWord, MAX_TRANSFER_BYTES};
+use futures_util::future::{Either, select};
 
 use crate::blocks::BLOCKS_PER_EXTENT;
 use crate::error::FileError;
 use crate::file_core::FileCore;
+use crate::read::in_pieces;
 use crate::reconstruct::{Remade, Unfit};
 use crate::redundancy::Rows;
 use crate::rules::Rules;
@@ -20,26 +27,74 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// How often a piece is read anew because a writer changed it meanwhile, before the reader gives up.
 const MAX_OVERTAKEN: u32 = 10_000;
 
+/// From here on a node is slow: a hundred times what a read takes over the slowest transport.
+const SLOW_AFTER: Duration = Duration::from_millis(20);
+/// For how long a slow node is not asked. The reads that were given up keep their buffers until the node answers, so
+/// there must not be many of them before its deadline is over.
+const SLOW_FOR_MS: u64 = 1_000;
+/// How long a read waits for buffers of such reads: longer than the deadline of an operation.
+const ROOM_PATIENCE: Duration = Duration::from_secs(6);
+const ROOM_INTERVAL: Duration = Duration::from_millis(1);
+
 /// What came of reading an extent's part once.
 enum Attempt {
     Done(ArenaBuf),
     Overtaken(ArenaBuf),
 }
 
+/// Why a part was not read.
+enum Failed {
+    /// Its node is slow, and keeps the buffer. Now that this is known, the next try does without it.
+    Slow,
+    For(FileError),
+}
+
+impl From<FileError> for Failed {
+    fn from(error: FileError) -> Self {
+        Failed::For(error)
+    }
+}
+
 impl<R: Rules> FileCore<R> {
+    /// Reads a range, and returns it as whole blocks.
+    pub(crate) async fn read_rows(
+        &self,
+        core: &SessionCore,
+        rows: Rows,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<ArenaBuf, FileError> {
+        let aligned = (offset % BLOCK + bytes).next_multiple_of(BLOCK) as usize;
+        let mut patient = false;
+        loop {
+            let buffer = room(core, aligned).await?;
+            let read = |piece, own| self.read_in_row(core, rows, piece, own, patient);
+            match in_pieces(offset, bytes, buffer, read).await {
+                Ok(whole) => return Ok(whole),
+                Err(Failed::For(error)) => return Err(error),
+                Err(Failed::Slow) => {
+                    self.store.volume.hedged();
+                    // A second slow node has to be waited for: rows bear one.
+                    patient = true;
+                }
+            }
+        }
+    }
+
     /// Reads the blocks that a piece touches.
-    pub(crate) async fn read_in_row(
+    async fn read_in_row(
         &self,
         core: &SessionCore,
         rows: Rows,
         piece: Piece,
         mut buffer: ArenaBuf,
-    ) -> Result<ArenaBuf, FileError> {
+        patient: bool,
+    ) -> Result<ArenaBuf, Failed> {
         for _ in 0..MAX_OVERTAKEN {
             let extent = {
                 let map = self.map.read();
                 if let Some(offset) = map.first_lost(&piece) {
-                    return Err(FileError::Lost { offset });
+                    return Err(FileError::Lost { offset }.into());
                 }
                 map.extent(piece.stripe)
             };
@@ -47,12 +102,12 @@ impl<R: Rules> FileCore<R> {
                 buffer.fill(0);
                 return Ok(buffer);
             };
-            match self.read_member(core, rows, piece, &extent, buffer).await? {
+            match self.read_member(core, rows, piece, &extent, buffer, patient).await? {
                 Attempt::Done(buffer) => return Ok(buffer),
                 Attempt::Overtaken(returned) => buffer = returned,
             }
         }
-        Err(FileError::Unavailable { offset: piece.file_offset(piece.start) })
+        Err(FileError::Unavailable { offset: piece.file_offset(piece.start) }.into())
     }
 
     async fn read_member(
@@ -62,7 +117,8 @@ impl<R: Rules> FileCore<R> {
         piece: Piece,
         extent: &Arc<Extent>,
         mut buffer: ArenaBuf,
-    ) -> Result<Attempt, FileError> {
+        patient: bool,
+    ) -> Result<Attempt, Failed> {
         let mut before = [BlockWord::EMPTY; BLOCKS_PER_EXTENT as usize];
         let before = self.words_of(core, piece, extent, &mut before).await?;
         if before.iter().all(|word| word.is_empty()) {
@@ -71,8 +127,24 @@ impl<R: Rules> FileCore<R> {
         }
         let mut is_read = false;
         let mut failure = Unfit::Gone;
+        let node = &extent.region().node;
+        let now_ms = || self.store.stock.now().0;
+        if node.is_slow(now_ms()) && self.make_piece(core, rows, piece, extent, before, &mut buffer).await {
+            return Ok(Attempt::Done(buffer));
+        }
         if !extent.region().is_over() {
-            let (returned, result) = core.read(extent, piece.aligned_start(), buffer).await;
+            let read = pin!(core.read(extent, piece.aligned_start(), buffer));
+            let (returned, result) = if patient {
+                read.await
+            } else {
+                match select(read, pin!(core.endpoint().sleep(SLOW_AFTER))).await {
+                    Either::Left((read, _)) => read,
+                    Either::Right(_) => {
+                        node.is_slow_until(now_ms() + SLOW_FOR_MS);
+                        return Err(Failed::Slow);
+                    }
+                }
+            };
             buffer = returned;
             is_read = result.is_ok();
             if let Err(error) = result {
@@ -96,7 +168,9 @@ impl<R: Rules> FileCore<R> {
             match self.remake_for_reader(core, rows, (piece.stripe, block), extent, *word).await {
                 Ok(Remade::Right(right)) => data.copy_from_slice(&right),
                 Ok(Remade::Overtaken) => return Ok(Attempt::Overtaken(buffer)),
-                Err(unfit) => return Err(not_to_be_had(extent, piece, block, is_read, failure, unfit)),
+                Err(unfit) => {
+                    return Err(not_to_be_had(extent, piece, block, is_read, failure, unfit).into());
+                }
             }
             if is_read {
                 self.store.volume.found_wrong();
@@ -105,6 +179,45 @@ impl<R: Rules> FileCore<R> {
             }
         }
         Ok(Attempt::Done(buffer))
+    }
+
+    /// Makes the blocks of a piece from the others of their columns; says whether that could be done for all of them.
+    async fn make_piece(
+        &self,
+        core: &SessionCore,
+        rows: Rows,
+        piece: Piece,
+        extent: &Arc<Extent>,
+        words: &[BlockWord],
+        buffer: &mut ArenaBuf,
+    ) -> bool {
+        for ((block, word), data) in
+            (piece.first_block()..).zip(words).zip(buffer.chunks_exact_mut(BLOCK_BYTES))
+        {
+            if word.is_empty() {
+                data.fill(0);
+                continue;
+            }
+            match self.remake_for_reader(core, rows, (piece.stripe, block), extent, *word).await {
+                Ok(Remade::Right(right)) => data.copy_from_slice(&right),
+                Ok(Remade::Overtaken) | Err(_) => return false,
+            }
+        }
+        true
+    }
+}
+
+/// A buffer, once reads that were given up have left room for it.
+async fn room(core: &SessionCore, bytes: usize) -> Result<ArenaBuf, FileError> {
+    let give_up_at = core.endpoint().now_ns() + ROOM_PATIENCE.as_nanos() as u64;
+    loop {
+        match core.buffer(bytes) {
+            Ok(buffer) => return Ok(buffer),
+            Err(_) if bytes > 2 * MAX_TRANSFER_BYTES || core.endpoint().now_ns() > give_up_at => {
+                return Err(FileError::TooLong);
+            }
+            Err(_) => core.endpoint().sleep(ROOM_INTERVAL).await,
+        }
     }
 }
 

@@ -103,6 +103,11 @@ impl FileStore {
         self.core.volume.has_to_mend();
     }
 
+    /// Has rebuilding take no more of the network than this, instead of [`DEFAULT_REBUILD_BYTES_PER_S`](crate::DEFAULT_REBUILD_BYTES_PER_S).
+    pub fn limit_rebuild(&self, bytes_per_s: u64) {
+        self.core.volume.limit_rebuild(bytes_per_s);
+    }
+
     /// Size of the pool for this owner.
     pub fn capacity(&self) -> Capacity {
         self.pool.capacity()
@@ -152,7 +157,7 @@ impl<R: Rules> StoreCore<R> {
             direct: self.guests.moved(),
             ..VolumeStatus::default()
         };
-        (status.wrong_blocks, status.mended_blocks, status.lost_blocks) = self.volume.counts();
+        self.volume.tell(&mut status);
         for file in self.files().iter().filter_map(Weak::upgrade) {
             status.files += 1;
             if file.rows().is_some() {

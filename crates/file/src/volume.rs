@@ -1,8 +1,14 @@
 //! What is known of all redundant data of a store: what was lost, what is being made anew, what a scrub found.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use farpool_pool::EXTENT_BYTES;
 
 use crate::guest::DirectBytes;
+
+/// Of a network that others use.
+pub const DEFAULT_REBUILD_BYTES_PER_S: u64 = 200 << 20;
 
 // The counters are for people: they guard nothing, hence `Relaxed`.
 
@@ -42,6 +48,8 @@ pub struct VolumeStatus {
     pub mended_blocks: u64,
     /// Blocks that could not be: no redundancy, or more lost than it bears.
     pub lost_blocks: u64,
+    /// Reads for which a node took so long that others were asked, since the store began.
+    pub hedged_reads: u64,
     /// What guests have read and written by themselves, since the store began.
     pub direct: DirectBytes,
 }
@@ -81,19 +89,38 @@ impl Counter {
 }
 
 /// What a store notes of its redundant data.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Volume {
     pub(crate) rebuild: Counter,
     pub(crate) scrub: Counter,
     wrong: AtomicU64,
     mended: AtomicU64,
     lost: AtomicU64,
+    hedged: AtomicU64,
     /// Some parity is lost, or some extent in doubt.
     to_mend: AtomicBool,
     /// Somebody asked for a scrub.
     scrub_wanted: AtomicBool,
     /// The stock's losses up to which everything was made anew.
     rebuilt_up_to: AtomicU64,
+    rebuild_bytes_per_s: AtomicU64,
+}
+
+impl Default for Volume {
+    fn default() -> Self {
+        Volume {
+            rebuild: Counter::default(),
+            scrub: Counter::default(),
+            wrong: AtomicU64::default(),
+            mended: AtomicU64::default(),
+            lost: AtomicU64::default(),
+            hedged: AtomicU64::default(),
+            to_mend: AtomicBool::default(),
+            scrub_wanted: AtomicBool::default(),
+            rebuilt_up_to: AtomicU64::default(),
+            rebuild_bytes_per_s: AtomicU64::new(DEFAULT_REBUILD_BYTES_PER_S),
+        }
+    }
 }
 
 impl Volume {
@@ -109,9 +136,16 @@ impl Volume {
         self.lost.fetch_add(blocks, Ordering::Relaxed);
     }
 
-    pub(crate) fn counts(&self) -> (u64, u64, u64) {
-        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        (load(&self.wrong), load(&self.mended), load(&self.lost))
+    pub(crate) fn hedged(&self) {
+        self.hedged.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What was counted since the store began.
+    pub(crate) fn tell(&self, status: &mut VolumeStatus) {
+        status.wrong_blocks = self.wrong.load(Ordering::Relaxed);
+        status.mended_blocks = self.mended.load(Ordering::Relaxed);
+        status.lost_blocks = self.lost.load(Ordering::Relaxed);
+        status.hedged_reads = self.hedged.load(Ordering::Relaxed);
     }
 
     /// Something is not as redundant as it should be.
@@ -134,6 +168,16 @@ impl Volume {
 
     pub(crate) fn is_rebuilt_up_to(&self, losses: u64) {
         self.rebuilt_up_to.store(losses, Ordering::Relaxed);
+    }
+
+    pub(crate) fn limit_rebuild(&self, bytes_per_s: u64) {
+        self.rebuild_bytes_per_s.store(bytes_per_s, Ordering::Relaxed);
+    }
+
+    /// After each extent made anew.
+    pub(crate) fn rebuild_pause(&self) -> Duration {
+        let bytes_per_s = self.rebuild_bytes_per_s.load(Ordering::Relaxed).max(1);
+        Duration::from_micros(EXTENT_BYTES * 1_000_000 / bytes_per_s)
     }
 
     pub(crate) fn want_scrub(&self) {

@@ -19,12 +19,14 @@ pub struct NodeState {
     /// Address of its control service.
     pub control: String,
     lost: AtomicBool,
+    /// By the clock of the leases, in milliseconds.
+    slow_until_ms: AtomicU64,
 }
 
 impl NodeState {
     /// A node that was just heard of.
     pub fn new(peer: Peer, control: String) -> Self {
-        NodeState { peer, control, lost: AtomicBool::new(false) }
+        NodeState { peer, control, lost: AtomicBool::new(false), slow_until_ms: AtomicU64::new(0) }
     }
 
     /// Whether the node was given up. It stays so: a node that comes back gets a new `NodeState` with its next
@@ -36,6 +38,16 @@ impl NodeState {
     /// Whether it lends memory of this host.
     pub fn is_near(&self) -> bool {
         self.peer.shm_socket.is_some()
+    }
+
+    /// Notes that an answer of the node was long in coming: until then, who can do without it does.
+    pub fn is_slow_until(&self, until_ms: u64) {
+        self.slow_until_ms.fetch_max(until_ms, Ordering::Relaxed);
+    }
+
+    /// Whether that was noted of it.
+    pub fn is_slow(&self, now_ms: u64) -> bool {
+        now_ms < self.slow_until_ms.load(Ordering::Relaxed)
     }
 
     /// Gives the node up; true for the first who does.

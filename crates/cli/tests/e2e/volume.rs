@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{Advice, XattrFlags};
 use rustix::io::Errno;
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::support::{Mount, Pool, PoolOptions, assert_complaint, eventually, pattern, run};
@@ -106,6 +107,38 @@ fn a_scrub_reads_every_block_and_finds_nothing_wrong_with_sound_memory() {
     assert_eq!(said.trim(), "384 blocks read: 0 wrong, 0 mended, 0 lost");
     let lines = volume("status", &mount);
     assert!(lines.contains("redundancy  parity:2") && lines.contains("missing     nothing"), "{lines}");
+    mount.unmount();
+}
+
+#[test]
+fn a_mount_that_needs_more_nodes_than_there_are_says_so_and_waits_for_them() {
+    let pool = Pool::start(PoolOptions::default());
+    let mut mount = Mount::of(&pool, &["--redundancy", "parity:4", "--rebuild-rate", "1GiB"]);
+    let mut file = File::create(mount.file("data")).unwrap();
+    let refused = file.write_all(&pattern(2 * MIB, 1)).and_then(|()| file.sync_all());
+    assert_eq!(refused.unwrap_err().raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
+    drop(file);
+    let said = mount.unmount().stderr;
+    let count = pool.nodes.len();
+    assert!(said.contains(&format!("parity:4 needs 5 nodes and the pool has {count}")), "{said}");
+}
+
+#[test]
+fn a_node_that_is_slow_to_answer_is_not_waited_for() {
+    let pool = Pool::start(PoolOptions { nodes: 3, ..PoolOptions::default() });
+    // Over TCP, as to another machine: a node of this host is reached without asking it anything.
+    let mut mount = Mount::of(&pool, &["--redundancy", "parity:2", "--transport", "tcp"]);
+    let path = mount.file("data");
+    let data = pattern(2 * MIB + 12_345, 1);
+    write_new(&path, &data);
+    pool.nodes[0].signal(Signal::STOP);
+    assert!(read_from_far(&path) == data, "made from the others");
+    // The node is given up only when it has not answered for seconds.
+    assert!(state(&mount)["hedged_reads"].as_u64() > Some(0), "{}", state(&mount));
+    pool.nodes[0].signal(Signal::CONT);
+    assert!(read_from_far(&path) == data, "and from it, or what came in its place");
+    assert!(volume("status", &mount).contains("reads done without them"));
+    assert_eq!(state(&mount)["lost_blocks"], 0);
     mount.unmount();
 }
 

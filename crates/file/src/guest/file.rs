@@ -15,7 +15,7 @@ use super::store::{GuestPlace, GuestStore};
 use super::table::DirectBytes;
 use crate::blocks::BLOCKS_PER_EXTENT;
 use crate::file_core::MAX_FILE_BYTES;
-use crate::read::{Verdict, verify};
+use crate::read::{Verdict, in_pieces, verify};
 use crate::rules::{Rules, Shipped};
 use crate::split::{Piece, pieces};
 use crate::write::Locks;
@@ -64,21 +64,8 @@ impl<R: Rules> GuestFileCore<R> {
         }
         let skipped = offset % BLOCK_BYTES as u64;
         let aligned = (skipped + bytes).next_multiple_of(BLOCK_BYTES as u64);
-        let mut rest = Some(core.buffer(aligned as usize).map_err(|_| AskOwner)?);
-        let mut reads = Vec::with_capacity(4);
-        for piece in pieces(offset, bytes) {
-            let mut own = rest.take().expect("there is a part for each piece");
-            let piece_bytes = piece.aligned_bytes() as usize;
-            if piece_bytes < own.len() {
-                rest = Some(own.split_off(piece_bytes));
-            }
-            reads.push(self.read_piece(core, piece, own));
-        }
-        // All to their end, whatever becomes of one: a read given up half-way would keep its buffer.
-        let parts = join_all(reads).await.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let mut parts = parts.into_iter();
-        let mut whole = parts.next().expect("at least one byte is read");
-        parts.for_each(|part| whole.join(part));
+        let buffer = core.buffer(aligned as usize).map_err(|_| AskOwner)?;
+        let whole = in_pieces(offset, bytes, buffer, |piece, own| self.read_piece(core, piece, own)).await?;
         at_work.note(DirectBytes { read: bytes, written: 0 });
         Ok((Some(whole), skipped as usize..(skipped + bytes) as usize))
     }

@@ -96,11 +96,12 @@ fn json(status: &VolumeStatus, redundancy: Redundancy) -> String {
         )
     };
     let VolumeStatus { files, redundant_files, extents, missing_extents, .. } = status;
-    let VolumeStatus { wrong_blocks, mended_blocks, lost_blocks, to_rebuild, .. } = status;
+    let VolumeStatus { wrong_blocks, mended_blocks, lost_blocks, hedged_reads, to_rebuild, .. } = status;
     format!(
         "{{\"redundancy\":\"{redundancy}\",\"files\":{files},\"redundant_files\":{redundant_files},\
          \"extents\":{extents},\"missing_extents\":{missing_extents},\"to_rebuild\":{to_rebuild},\
          \"wrong_blocks\":{wrong_blocks},\"mended_blocks\":{mended_blocks},\"lost_blocks\":{lost_blocks},\
+         \"hedged_reads\":{hedged_reads},\
          \"rebuild\":{},\"scrub\":{},\"direct_read_bytes\":{},\"direct_written_bytes\":{}}}",
         progress(&status.rebuild),
         progress(&status.scrub),

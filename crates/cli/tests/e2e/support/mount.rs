@@ -7,7 +7,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::{Pool, Process, farpool};
+use super::{Output, Pool, Process, farpool};
 
 /// Fails, with the fix, where nothing can be mounted.
 #[track_caller]
@@ -66,9 +66,10 @@ impl Mount {
 
     /// SIGTERM; the mount must be gone when the process is.
     #[track_caller]
-    pub fn unmount(&mut self) {
-        self.process.end_well();
+    pub fn unmount(&mut self) -> Output {
+        let output = self.process.end_well();
         assert!(!is_mounted(&self.dir), "{} is still mounted", self.dir.display());
+        output
     }
 }
 

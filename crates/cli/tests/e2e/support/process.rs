@@ -154,10 +154,11 @@ impl Process {
 
     /// SIGTERM, which every process takes for a wish to end well.
     #[track_caller]
-    pub fn end_well(&mut self) {
+    pub fn end_well(&mut self) -> Output {
         self.signal(Signal::TERM);
         let output = self.wait();
         assert!(output.status.success(), "{} ended with {}: {}", self.name, output.status, output.stderr);
+        output
     }
 
     /// Waits until it ends by itself.
