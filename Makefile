@@ -69,6 +69,7 @@ test: setup ## everything that needs no special hardware
 .PHONY: test-databases
 test-databases: setup ## PostgreSQL, DuckDB, SQLite and a mapping program in far memory and on disk: same results
 	@scripts/setup databases
+	cargo build --locked --package farpool-preload
 	cargo test --locked --test databases
 
 .PHONY: bench-databases

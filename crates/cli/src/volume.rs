@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::output::{tell, tell_json};
+use crate::size::ByteSize;
 
 /// The state as JSON, and what has work begun (`crates/mount/src/fs/volume.rs`).
 const STATE: &str = "user.farpool.volume";
@@ -23,7 +24,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long a rebuild may bring nothing before its failure is told: several attempts fit in.
 const REBUILD_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Look after a mount's redundancy: state, rebuild, scrub
+/// Look after a mount: state, redundancy, rebuild, scrub
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -38,7 +39,7 @@ pub struct VolumeArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum VolumeCommand {
-    /// Say what bears the loss of a node, what is missing, and what is under way
+    /// Say what bears the loss of a node, what is missing, what is under way, and what goes past the kernel
     Status {
         /// Where the file system is mounted
         #[arg(value_name = "MOUNTPOINT")]
@@ -62,7 +63,7 @@ enum VolumeCommand {
     },
 }
 
-/// Facts about a mount's redundancy. Names and meanings of the fields are stable; new ones may join.
+/// Facts about a mount. Names and meanings of the fields are stable; new ones may join.
 #[derive(Debug, Serialize, Deserialize)]
 struct Volume {
     /// Of files for which nothing else was chosen.
@@ -79,6 +80,9 @@ struct Volume {
     hedged_reads: u64,
     rebuild: Work,
     scrub: Work,
+    /// What processes have read and written by themselves, without the kernel.
+    direct_read_bytes: u64,
+    direct_written_bytes: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -127,6 +131,11 @@ impl Volume {
                 self.wrong_blocks, self.mended_blocks, self.lost_blocks
             ),
             format!("slow nodes  {} reads done without them", self.hedged_reads),
+            format!(
+                "directly    {} read, {} written by programs with the interposer",
+                ByteSize(self.direct_read_bytes),
+                ByteSize(self.direct_written_bytes)
+            ),
         ]
     }
 }

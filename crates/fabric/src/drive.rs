@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
+use crate::descriptors::out_of_the_way;
 use crate::endpoint::Endpoint;
 use crate::spin::Spinner;
 
@@ -60,7 +61,8 @@ struct Parker {
 
 impl Parker {
     fn new() -> Self {
-        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok();
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let event = event.ok().map(out_of_the_way);
         Parker { woken: AtomicBool::new(false), sleeping: AtomicBool::new(false), event }
     }
 }

@@ -18,11 +18,13 @@ mod calls;
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 
 use farpool_wire::{Epoch, Hello, Refusal};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::descriptors::out_of_the_way;
 use crate::frames::{FrameClient, FrameDone};
 use crate::op::Uncertain;
 use crate::seam::{Done, Link, LinkClosed, Op, Outcome, Peer, Posted, Readiness, Transport};
@@ -41,18 +43,35 @@ const OPERATIONS_PER_LOOK: u32 = 4096;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ShmTransport;
 
-impl Transport for ShmTransport {
-    fn open(&self, peer: &Peer, hello: Hello) -> io::Result<Box<dyn Link>> {
+impl ShmTransport {
+    /// A connection to a node's socket, to be given to a process that cannot go there itself. Never waits.
+    ///
+    /// # Errors
+    /// When the node is not on this host, the socket is out of reach, or its backlog is full (`EAGAIN`).
+    pub fn connect(peer: &Peer) -> io::Result<OwnedFd> {
         let path = peer.shm_socket.as_ref().ok_or_else(|| {
             io::Error::new(io::ErrorKind::AddrNotAvailable, format!("node {} is not on this host", peer.node))
         })?;
         let address = SocketAddrUnix::new(path.as_os_str().as_bytes())?;
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let stream = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        // A Unix socket connects at once or fails (EAGAIN: the node's backlog is full).
+        // A Unix socket connects at once or fails.
         rustix::net::connect(&stream, &address)?;
-        Ok(Box::new(ShmLink {
-            frames: FrameClient::new(stream, hello, true),
+        Ok(stream)
+    }
+
+    /// A link by a connection that somebody else has made with [`connect`](Self::connect).
+    ///
+    /// # Errors
+    /// When it is no socket whose waiting can be switched off.
+    pub fn open_on(stream: OwnedFd, hello: Hello) -> io::Result<Box<dyn Link>> {
+        rustix::io::ioctl_fionbio(&stream, true)?;
+        Ok(Self::link(stream, hello))
+    }
+
+    fn link(stream: OwnedFd, hello: Hello) -> Box<dyn Link> {
+        Box::new(ShmLink {
+            frames: FrameClient::new(out_of_the_way(stream), hello, true),
             attached: Vec::new(),
             attaching: Vec::new(),
             calls: Calls::new(),
@@ -60,7 +79,13 @@ impl Transport for ShmTransport {
             done: Vec::new(),
             since_look: 0,
             node_is_gone: false,
-        }))
+        })
+    }
+}
+
+impl Transport for ShmTransport {
+    fn open(&self, peer: &Peer, hello: Hello) -> io::Result<Box<dyn Link>> {
+        Ok(Self::link(Self::connect(peer)?, hello))
     }
 }
 

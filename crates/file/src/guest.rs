@@ -31,3 +31,4 @@ pub use host::{GuestFile, GuestSession, Host};
 pub use owner::{GuestId, TooManyGuests};
 pub(crate) use owner::{Guests, PATIENCE, Shared};
 pub use store::{GuestMemory, GuestPlace, GuestRegion, GuestStore};
+pub use table::DirectBytes;

@@ -1,11 +1,14 @@
 //! What all files of a process share: what is held of the pool, and the table of block words.
 
 use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use farpool_fabric::SharedMemory;
+use farpool_fabric::{SharedMemory, ShmTransport};
 use farpool_pool::{Capacity, Extent, Pool, Session, Stock, Where};
+use farpool_wire::NodeId;
 use parking_lot::Mutex;
 
 use crate::blocks::BlockWords;
@@ -68,6 +71,15 @@ impl FileStore {
         // SAFETY: all buffers and futures end in `block_on`.
         let core = unsafe { guard.core() };
         guard.block_on(self.core.bury_guest(core, guest));
+    }
+
+    /// A connection to a node of this host, for a guest that may not go to its socket itself.
+    ///
+    /// # Errors
+    /// When no region of such a node is held, or its socket is out of reach for this process, too.
+    pub fn connect_guest(&self, node: NodeId, shm_socket: &Path) -> io::Result<OwnedFd> {
+        let peer = self.core.peer_of_guests(node, shm_socket).ok_or(io::ErrorKind::NotFound)?;
+        ShmTransport::connect(&peer)
     }
 
     /// An empty file that bears the loss of a node so. A pool with too few nodes for it shows when it is written
@@ -142,6 +154,7 @@ impl<R: Rules> StoreCore<R> {
             rebuild: self.volume.rebuild.progress(),
             scrub: self.volume.scrub.progress(),
             to_rebuild: self.is_to_rebuild(),
+            direct: self.guests.moved(),
             ..VolumeStatus::default()
         };
         self.volume.tell(&mut status);

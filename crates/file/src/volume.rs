@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use farpool_pool::EXTENT_BYTES;
 
+use crate::guest::DirectBytes;
+
 /// Of a network that others use.
 pub const DEFAULT_REBUILD_BYTES_PER_S: u64 = 200 << 20;
 
@@ -48,6 +50,8 @@ pub struct VolumeStatus {
     pub lost_blocks: u64,
     /// Reads for which a node took so long that others were asked, since the store began.
     pub hedged_reads: u64,
+    /// What guests have read and written by themselves, since the store began.
+    pub direct: DirectBytes,
 }
 
 #[derive(Debug, Default)]

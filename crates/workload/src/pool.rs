@@ -3,9 +3,9 @@
 //! Both say `ready` on standard output once they are, and end in good order on SIGTERM; what they print goes to
 //! logs, which error messages quote. Nothing here reaches into the pool itself.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -92,6 +92,11 @@ pub enum Guests {
     Of(User),
 }
 
+/// What runs a program with the interposer. Files of a mount that lets nobody in are the kernel's all the same.
+pub fn interposer(farpool: &Path) -> [OsString; 3] {
+    [farpool.into(), "run".into(), "--".into()]
+}
+
 /// A pool with a mount; unmounted, then ended when dropped.
 #[derive(Debug)]
 pub struct FarMemory {
@@ -106,9 +111,6 @@ impl FarMemory {
     pub fn start(options: &PoolOptions<'_>, stop: &StopFlag) -> Result<Self> {
         let mut up = start_up(options)?;
         up.wait_until(UP_DEADLINE, stop, |child| child.has_said(READY))?;
-        if let Guests::Of(user) = &options.guests {
-            let_in(user, options.run_dir)?;
-        }
         let address = options.run_dir.join("broker.addr");
         let broker = fs::read_to_string(&address)
             .with_context(|| format!("farpool up was ready but left no {}", address.display()))?;
@@ -184,22 +186,6 @@ impl Drop for FarMemory {
     }
 }
 
-/// Lets a user reach the sockets at which nodes hand out memory: `farpool up` keeps them for its own user.
-fn let_in(user: &User, run_dir: &Path) -> Result<()> {
-    let state = run_dir.join("state");
-    for dir in [run_dir, &state] {
-        fs::set_permissions(dir, fs::Permissions::from_mode(0o711))
-            .with_context(|| format!("cannot open {} to user {}", dir.display(), user.name))?;
-    }
-    for entry in fs::read_dir(&state).with_context(|| format!("cannot read {}", state.display()))? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "sock") {
-            user.own(&path)?;
-        }
-    }
-    Ok(())
-}
-
 fn start_up(options: &PoolOptions<'_>) -> Result<ChildProcess> {
     let launch = Launch {
         name: "farpool up",
@@ -257,8 +243,6 @@ fn start_mount(options: &PoolOptions<'_>, broker: &str) -> Result<ChildProcess> 
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
-
     use super::*;
 
     #[test]
@@ -266,26 +250,6 @@ mod tests {
         assert_eq!("tcp".parse(), Ok(Transport::Tcp));
         let error = "rdma".parse::<Transport>().unwrap_err();
         assert!(error.contains("shm or tcp"), "{error}");
-    }
-
-    #[test]
-    fn another_user_is_let_in_to_the_sockets_and_to_nothing_else() {
-        let dir = tempfile::tempdir().unwrap();
-        let state = dir.path().join("state");
-        fs::create_dir(&state).unwrap();
-        for name in ["node-0.sock", "broker.redb"] {
-            fs::write(state.join(name), "").unwrap();
-            fs::set_permissions(state.join(name), fs::Permissions::from_mode(0o600)).unwrap();
-        }
-        let ours = fs::metadata(&state).unwrap();
-        // Giving files to others takes root.
-        let is_root = ours.uid() == 0;
-        let (uid, gid) = if is_root { (65_534, 65_534) } else { (ours.uid(), ours.gid()) };
-        let_in(&User { name: "somebody".into(), uid, gid }, dir.path()).unwrap();
-        let found = |name: &str| fs::metadata(state.join(name)).unwrap();
-        assert_eq!(found("node-0.sock").uid(), uid);
-        assert_eq!((found("broker.redb").uid(), found("broker.redb").mode() & 0o777), (ours.uid(), 0o600));
-        assert_eq!(fs::metadata(dir.path()).unwrap().mode() & 0o777, 0o711);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use farpool_workload::databases::{BenchOptions, Database, GroundOptions, columns, run_bench};
+use farpool_workload::databases::{Access, BenchOptions, Database, GroundOptions, columns, run_bench};
 use farpool_workload::{DEFAULT_WORK_DIR, StopFlag, Transport};
 
 use crate::output::tell;
@@ -63,6 +63,7 @@ pub fn run_databases(args: DatabasesArgs) -> Result<()> {
             work_dir: &args.work_dir,
             memory_per_node_mib: memory.max(NODE_MIN_MIB).next_multiple_of(NODE_MIN_MIB),
             transport: args.transport,
+            access: Access::Kernel,
             wrapper: args.wrapper.split_whitespace().map(OsString::from).collect(),
         },
         scale: args.scale,

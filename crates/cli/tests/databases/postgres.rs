@@ -1,14 +1,16 @@
 //! PostgreSQL's temporary files: everything that spills, and servers that crash while it does.
 
 use farpool_workload::databases::postgres_spills::Spilled;
-use farpool_workload::databases::{Ground, Place};
+use farpool_workload::databases::{Access, Ground, Place};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::{eventually, ground};
+use crate::support::{eventually, ground_with};
 
 const MEMORY_MIB: u64 = 512;
 /// 180,000 line items, 24 MB.
 const SCALE: f64 = 0.03;
+/// Where it is done once more, by another way: a third of that.
+const SCALE_AGAIN: f64 = 0.01;
 /// What a statement writes at least; the materialised CTE, of half of the smaller table, writes the least.
 const SPILLED_BYTES: u64 = 2 << 20;
 
@@ -19,21 +21,25 @@ fn kill(id: i32) {
     kill_process(Pid::from_raw(id).unwrap(), Signal::KILL).unwrap();
 }
 
-/// All results in a place: of temporary files and of temporary tables.
+/// A statement, how many rows it gave, and their checksum.
+type Rows = (&'static str, u64, u64);
+
+/// All results in a place, of temporary files and of temporary tables; and how many temporary bytes were written.
 #[track_caller]
-fn results(spilled: &Spilled, ground: &Ground, place: Place) -> Vec<(&'static str, u64, u64)> {
-    let mut results = Vec::new();
+fn results(spilled: &Spilled, ground: &Ground, place: Place) -> (Vec<Rows>, u64) {
+    let (mut results, mut temp_bytes) = (Vec::new(), 0);
     for ran in spilled.run(ground, place).unwrap() {
         println!(
             "{place:?} {}: {:.2} s, {} rows, {} bytes",
             ran.name, ran.seconds, ran.rows.rows, ran.temp_bytes
         );
         assert!(ran.temp_bytes > SPILLED_BYTES, "{ran:?}");
+        temp_bytes += ran.temp_bytes;
         results.push((ran.name, ran.rows.rows, ran.rows.crc));
     }
     let tables = spilled.temporary_tables(place).unwrap();
     results.push(("temporary tables", tables.rows, tables.crc));
-    results
+    (results, temp_bytes)
 }
 
 /// The server lets clients in again, and what had spilled is gone.
@@ -63,24 +69,23 @@ fn kill_parallel_worker(spilled: &mut Spilled) -> bool {
     joining.join().unwrap().is_err() && killed
 }
 
-#[test]
-fn everything_that_spills_into_far_memory_gives_the_rows_that_local_files_give() {
-    let ground = ground(MEMORY_MIB);
-    let spilled = Spilled::prepare(&ground, SCALE).unwrap();
-    let local = results(&spilled, &ground, Place::Local);
-    let (far, far_bytes) = ground.far_bytes_during(|| Ok(results(&spilled, &ground, Place::Far))).unwrap();
+/// Returns the temporary bytes that statements wrote on the mount.
+#[track_caller]
+fn assert_places_agree(ground: &Ground, scale: f64) -> u64 {
+    let spilled = Spilled::prepare(ground, scale).unwrap();
+    let (local, _) = results(&spilled, ground, Place::Local);
+    let (far, far_bytes) = ground.far_bytes_during(|| Ok(results(&spilled, ground, Place::Far))).unwrap();
+    let (far, temp_bytes) = far;
     assert_eq!(local, far);
     println!("{far_bytes} bytes at once on the mount");
     assert!(far_bytes > SPILLED_BYTES);
-    drop(spilled);
-    ground.tear_down().unwrap();
+    temp_bytes
 }
 
-#[test]
-fn server_whose_processes_are_killed_while_they_spill_recovers_and_the_mount_serves_on() {
-    let ground = ground(MEMORY_MIB);
-    let mut spilled = Spilled::prepare(&ground, SCALE).unwrap();
-    let before = results(&spilled, &ground, Place::Local);
+#[track_caller]
+fn assert_crashes_are_survived(ground: &Ground) {
+    let mut spilled = Spilled::prepare(ground, SCALE).unwrap();
+    let (before, _) = results(&spilled, ground, Place::Local);
 
     let mut session = spilled.begin_sort(Place::Far).unwrap();
     assert!(spilled.temp_file_bytes(Place::Far).unwrap() > SPILLED_BYTES);
@@ -100,7 +105,39 @@ fn server_whose_processes_are_killed_while_they_spill_recovers_and_the_mount_ser
     assert_recovered(&mut spilled, Place::Far);
     drop(session);
 
-    assert_eq!(results(&spilled, &ground, Place::Far), before);
-    drop(spilled);
+    let (after, _) = results(&spilled, ground, Place::Far);
+    assert_eq!(after, before);
+}
+
+#[test]
+fn everything_that_spills_into_far_memory_gives_the_rows_that_local_files_give() {
+    let ground = ground_with(MEMORY_MIB, Access::Kernel);
+    assert_places_agree(&ground, SCALE);
+    ground.tear_down().unwrap();
+}
+
+#[test]
+fn everything_that_spills_into_far_memory_past_the_kernel_gives_the_rows_that_local_files_give() {
+    let ground = ground_with(MEMORY_MIB, Access::Direct);
+    let work = || Ok(assert_places_agree(&ground, SCALE_AGAIN));
+    let (temp_bytes, direct) = ground.direct_bytes_during(work).unwrap();
+    println!("{temp_bytes} temporary bytes in statements without EXPLAIN, {direct:?} in all");
+    assert!(direct.written > temp_bytes && direct.read > temp_bytes, "{temp_bytes}: {direct:?}");
+    ground.tear_down().unwrap();
+}
+
+#[test]
+fn server_whose_processes_are_killed_while_they_spill_recovers_and_the_mount_serves_on() {
+    let ground = ground_with(MEMORY_MIB, Access::Kernel);
+    assert_crashes_are_survived(&ground);
+    ground.tear_down().unwrap();
+}
+
+#[test]
+fn server_whose_processes_are_killed_while_they_spill_past_the_kernel_recovers_and_the_mount_serves_on() {
+    let ground = ground_with(MEMORY_MIB, Access::Direct);
+    let ((), direct) = ground.direct_bytes_during(|| Ok(assert_crashes_are_survived(&ground))).unwrap();
+    println!("{direct:?}");
+    assert!(direct.read > SPILLED_BYTES && direct.written > SPILLED_BYTES, "{direct:?}");
     ground.tear_down().unwrap();
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use farpool_workload::databases::{Ground, GroundOptions};
+use farpool_workload::databases::{Access, Ground, GroundOptions};
 use farpool_workload::{DEFAULT_WORK_DIR, StopFlag, Transport};
 
 /// What databases are run by, as words.
@@ -38,6 +38,12 @@ fn stop() -> StopFlag {
 /// A pool of two nodes that lend so much each, mounted, beside a folder on the disk.
 #[track_caller]
 pub fn ground(memory_per_node_mib: u64) -> Ground {
+    ground_with(memory_per_node_mib, Access::Kernel)
+}
+
+/// The same, of which databases work on the mount's files as said.
+#[track_caller]
+pub fn ground_with(memory_per_node_mib: u64, access: Access) -> Ground {
     let wrapper = std::env::var_os(WRAPPER).unwrap_or_default();
     let wrapper =
         wrapper.to_str().expect("the wrapper is text").split_whitespace().map(OsString::from).collect();
@@ -47,6 +53,7 @@ pub fn ground(memory_per_node_mib: u64) -> Ground {
         work_dir: Path::new(DEFAULT_WORK_DIR),
         memory_per_node_mib,
         transport,
+        access,
         wrapper,
     };
     Ground::prepare(&options, &stop()).unwrap()

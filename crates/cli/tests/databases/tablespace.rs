@@ -1,36 +1,70 @@
 //! A whole tablespace of PostgreSQL.
 
-use farpool_workload::databases::Place;
 use farpool_workload::databases::postgres_tables::{Size, Tables};
+use farpool_workload::databases::{Access, Ground, Place};
 
-use crate::support::ground;
+use crate::support::ground_with;
 
 const MEMORY_MIB: u64 = 512;
 /// 300,000 accounts, 45 MB, and twice as much while they are rewritten.
 const SIZE: Size = Size { scale: 3, transactions: 1000 };
+/// Where it is done once more, by another way.
+const SIZE_AGAIN: Size = Size { scale: 1, transactions: 500 };
 
-#[test]
-fn tables_in_far_memory_hold_what_local_ones_hold_after_every_step() {
-    let ground = ground(MEMORY_MIB);
+/// What such a run reads and writes past the kernel at least: the tables once.
+const DIRECT_BYTES: u64 = 15 << 20;
+
+#[track_caller]
+fn assert_steps_agree(ground: &Ground, size: Size) {
     let [local, far] = Place::BOTH.map(|place| {
-        let mut tables = Tables::prepare(&ground, place).unwrap();
-        tables.run(&ground, SIZE).unwrap()
+        let mut tables = Tables::prepare(ground, place).unwrap();
+        tables.run(ground, size).unwrap()
     });
     for (local, far) in local.iter().zip(&far) {
         println!("{}: local {:.2} s, far {:.2} s", far.name, local.seconds, far.seconds);
         assert_eq!(local.tables, far.tables, "{}", far.name);
     }
+}
+
+#[track_caller]
+fn assert_shutdowns_are_survived(ground: &Ground, size: Size) {
+    let mut tables = Tables::prepare(ground, Place::Far).unwrap();
+    tables.fill(ground, size).unwrap();
+    for _ in 0..2 {
+        tables.crash(ground).unwrap();
+    }
+}
+
+#[test]
+fn tables_in_far_memory_hold_what_local_ones_hold_after_every_step() {
+    let ground = ground_with(MEMORY_MIB, Access::Kernel);
+    assert_steps_agree(&ground, SIZE);
+    ground.tear_down().unwrap();
+}
+
+#[test]
+fn tables_in_far_memory_worked_on_past_the_kernel_hold_what_local_ones_hold_after_every_step() {
+    let ground = ground_with(MEMORY_MIB, Access::Direct);
+    let work = || Ok(assert_steps_agree(&ground, SIZE_AGAIN));
+    let ((), direct) = ground.direct_bytes_during(work).unwrap();
+    println!("{direct:?}");
+    assert!(direct.read > DIRECT_BYTES && direct.written > DIRECT_BYTES, "{direct:?}");
     ground.tear_down().unwrap();
 }
 
 #[test]
 fn tables_in_far_memory_survive_a_shutdown_in_the_middle_of_transactions() {
-    let ground = ground(MEMORY_MIB);
-    let mut tables = Tables::prepare(&ground, Place::Far).unwrap();
-    tables.fill(&ground, SIZE).unwrap();
-    for _ in 0..2 {
-        tables.crash(&ground).unwrap();
-    }
-    drop(tables);
+    let ground = ground_with(MEMORY_MIB, Access::Kernel);
+    assert_shutdowns_are_survived(&ground, SIZE);
+    ground.tear_down().unwrap();
+}
+
+#[test]
+fn tables_in_far_memory_worked_on_past_the_kernel_survive_a_shutdown_in_the_middle_of_transactions() {
+    let ground = ground_with(MEMORY_MIB, Access::Direct);
+    let work = || Ok(assert_shutdowns_are_survived(&ground, SIZE_AGAIN));
+    let ((), direct) = ground.direct_bytes_during(work).unwrap();
+    println!("{direct:?}");
+    assert!(direct.written > DIRECT_BYTES / 2, "{direct:?}");
     ground.tear_down().unwrap();
 }

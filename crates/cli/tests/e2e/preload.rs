@@ -9,7 +9,8 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::support::{
-    Mount, Output, Pool, PoolOptions, Process, assert_complaint, eventually, farpool, run, run_command, tied,
+    Mount, Output, Pool, PoolOptions, Process, Up, assert_complaint, eventually, farpool, root, run,
+    run_command, tied,
 };
 
 /// A library that answers for itself when asked, in the place of the real one.
@@ -158,9 +159,51 @@ fn positional_calls_on_a_mount_need_no_kernel() {
     let pool = Pool::start(PoolOptions::default());
     let mount = Mount::of(&pool, &["--accelerate"]);
     seen_in(mount.path(), &program, &[], Some(&library));
+    let output = run(["volume", "status", "--json", mount.path().to_str().unwrap()]);
+    let state: serde_json::Value = serde_json::from_str(&output.stdout).unwrap();
+    for counted in ["direct_read_bytes", "direct_written_bytes"] {
+        assert!(state[counted].as_u64().unwrap() > 1 << 20, "{state}");
+    }
 }
 
-/// What the processes of `stress.c` share: a word to end by, progress of each, what was last written to each block.
+/// As most systems number `nobody`; any user would do who is not root.
+const STRANGER: &str = "65534";
+
+#[test]
+fn positional_calls_need_no_kernel_where_the_pool_and_the_mount_are_root_s_and_the_program_is_not() {
+    if !root() {
+        return; // only root can be somebody else
+    }
+    let up = Up::start();
+    let nodes = up.status()["nodes"].clone();
+    let sockets = nodes.as_array().unwrap().iter().map(|node| node["shm_socket"].as_str().unwrap());
+    assert_eq!(sockets.len(), 2);
+    let dir = TempDir::new().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
+    let far = dir.path().join("far");
+    fs::create_dir(&far).unwrap();
+    let options = ["mount", far.to_str().unwrap(), "--allow-other", "--accelerate-for", STRANGER];
+    let mount = Mount::with(up.farpool(&options), far.clone());
+    // Where the program runs, what it needs can be read by everybody.
+    let (library, program) = (dir.path().join("library.so"), test_program("unaided", dir.path()));
+    fs::copy(interposer(), &library).unwrap();
+    let folder = mount.file("folder");
+    fs::create_dir(&folder).unwrap();
+    std::os::unix::fs::chown(&folder, STRANGER.parse().ok(), None).unwrap();
+    let as_stranger = |program: &str, args: &[&str]| {
+        let ids = ["--reuid", STRANGER, "--regid", STRANGER, "--clear-groups", "--", program];
+        let mut command = tied("setpriv", ids.iter().chain(args));
+        command.env("LD_PRELOAD", &library);
+        run_command(command)
+    };
+    for socket in sockets {
+        assert!(!as_stranger("test", &["-e", socket]).status.success(), "{socket} is root's alone");
+    }
+    let output = as_stranger(program.to_str().unwrap(), &[folder.to_str().unwrap()]);
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
+/// What the processes of `stress.c` share, as it says.
 struct Control {
     file: File,
     path: PathBuf,
@@ -172,7 +215,7 @@ const BYSTANDER: usize = 4;
 /// These run without the interposer.
 const PLAIN: [usize; 2] = [3, BYSTANDER];
 const SHARED_BYTES: u64 = 24 * 8192;
-const CONTROL_BYTES: u64 = 8 * (1 + 6 + 24);
+const CONTROL_BYTES: u64 = 8 * (1 + 6 + 6 + 24);
 /// Rounds that a process lives for before it is killed.
 const ROUNDS: u64 = 60;
 
@@ -188,6 +231,18 @@ impl Control {
         let mut word = [0; 8];
         self.file.read_exact_at(&mut word, 8 * (1 + process as u64)).unwrap();
         u64::from_ne_bytes(word)
+    }
+
+    /// Waits until a process has done some more rounds; panics with what it said if it ends before.
+    #[track_caller]
+    fn await_rounds(&self, number: usize, process: &mut Process) {
+        let from = self.progress(number);
+        eventually("the process works", || {
+            if !process.is_running() {
+                panic!("process {number} ({}) found a fault: {:?}", ROLES[number], process.wait());
+            }
+            self.progress(number) >= from + ROUNDS
+        });
     }
 
     fn end(&self) {
@@ -212,20 +267,16 @@ fn accelerated_plain_and_mapping_processes_agree_on_one_file_while_they_are_kill
         }
         Process::start(format!("stress {process}"), command)
     };
-    let works = |process: usize| {
-        let from = control.progress(process);
-        eventually("the process works", || control.progress(process) >= from + ROUNDS);
-    };
     let mut processes: Vec<Process> = (0..ROLES.len()).map(start).collect();
     for _ in 0..3 {
-        for (number, process) in processes.iter_mut().enumerate() {
-            works(number);
-            process.kill();
+        for number in 0..ROLES.len() {
+            control.await_rounds(number, &mut processes[number]);
+            processes[number].kill();
             if number == BYSTANDER {
                 // While it is gone, and the one that opens the file anew has it closed, the others are accelerated.
-                (0..BYSTANDER).for_each(works);
+                (0..BYSTANDER).for_each(|other| control.await_rounds(other, &mut processes[other]));
             }
-            *process = start(number);
+            processes[number] = start(number);
         }
     }
     control.end();

@@ -12,6 +12,7 @@ use futures_util::future::join_all;
 
 use super::layout::Layout;
 use super::store::{GuestPlace, GuestStore};
+use super::table::DirectBytes;
 use crate::blocks::BLOCKS_PER_EXTENT;
 use crate::file_core::MAX_FILE_BYTES;
 use crate::read::{Verdict, in_pieces, verify};
@@ -55,7 +56,7 @@ impl<R: Rules> GuestFileCore<R> {
         offset: u64,
         length: usize,
     ) -> Result<(Option<ArenaBuf>, Range<usize>), AskOwner> {
-        let _at_work = place.enter();
+        let at_work = place.enter();
         self.check_open()?;
         let bytes = (length as u64).min(self.layout.size().saturating_sub(offset));
         if bytes == 0 {
@@ -65,6 +66,7 @@ impl<R: Rules> GuestFileCore<R> {
         let aligned = (skipped + bytes).next_multiple_of(BLOCK_BYTES as u64);
         let buffer = core.buffer(aligned as usize).map_err(|_| AskOwner)?;
         let whole = in_pieces(offset, bytes, buffer, |piece, own| self.read_piece(core, piece, own)).await?;
+        at_work.note(DirectBytes { read: bytes, written: 0 });
         Ok((Some(whole), skipped as usize..(skipped + bytes) as usize))
     }
 
@@ -76,7 +78,7 @@ impl<R: Rules> GuestFileCore<R> {
         offset: u64,
         data: &[u8],
     ) -> Result<(), AskOwner> {
-        let _at_work = place.enter();
+        let at_work = place.enter();
         self.check_open()?;
         let end =
             offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_FILE_BYTES).ok_or(AskOwner)?;
@@ -91,6 +93,7 @@ impl<R: Rules> GuestFileCore<R> {
         // owner, if it has to be asked.
         join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
         self.layout.grow(R::size_after_write(self.layout.size(), end));
+        at_work.note(DirectBytes { read: 0, written: data.len() as u64 });
         Ok(())
     }
 

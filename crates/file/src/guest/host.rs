@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,13 +11,13 @@ use std::time::Duration;
 
 use farpool_fabric::{
     Clock, Endpoint, EndpointConfig, Link, MonotonicClock, Peer, ShmTransport, TcpTransport, Transport,
-    block_on,
+    block_on, out_of_the_way,
 };
 use farpool_pool::{NODE_DEADLINE, SessionCore};
 use farpool_wire::control::{
-    GuestAnswer, GuestJoin, GuestOpen, GuestRegionOf, GuestRequest, guest_request::Ask,
+    GuestAnswer, GuestConnect, GuestJoin, GuestOpen, GuestRegionOf, GuestRequest, guest_request::Ask,
 };
-use farpool_wire::{GUEST_VERSION, Hello, MAX_TRANSFER_BYTES, SessionId, TICKET_BYTES};
+use farpool_wire::{GUEST_VERSION, Hello, MAX_TRANSFER_BYTES, NodeId, SessionId, TICKET_BYTES};
 use parking_lot::Mutex;
 use prost::Message;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -60,15 +61,17 @@ pub struct GuestSession {
     gathered: RefCell<Vec<u8>>,
 }
 
-/// How a guest reaches nodes: those of this host by their memory, or not at all, since it writes there (G5).
-struct Reach;
+/// How a guest reaches nodes: those of this host by their memory, or not at all, since it writes there (G5). It is the daemon
+/// that connects to them: their sockets may be its user's alone.
+struct Reach {
+    line: Arc<Line>,
+}
 
 impl Transport for Reach {
     fn open(&self, peer: &Peer, hello: Hello) -> io::Result<Box<dyn Link>> {
-        if peer.shm_socket.is_some() {
-            ShmTransport.open(peer, hello)
-        } else {
-            TcpTransport.open(peer, hello)
+        match &peer.shm_socket {
+            Some(socket) => ShmTransport::open_on(self.line.connect(peer.node, socket)?, hello),
+            None => TcpTransport.open(peer, hello),
         }
     }
 }
@@ -88,6 +91,13 @@ impl Line {
             0 => Ok((answer, descriptors)),
             errno => Err(io::Error::from_raw_os_error(errno as i32)),
         }
+    }
+
+    /// A connection to a node of this host.
+    fn connect(&self, node: NodeId, socket: &Path) -> io::Result<OwnedFd> {
+        let shm_socket = socket.display().to_string();
+        let (_, descriptors) = self.ask(Ask::Connect(GuestConnect { node: node.0, shm_socket }))?;
+        Ok(descriptors.into_iter().next().ok_or(io::ErrorKind::InvalidData)?)
     }
 
     fn end(&self) {
@@ -121,6 +131,7 @@ impl Host {
         let address = SocketAddrUnix::new_abstract_name(socket.as_bytes())?;
         let fd =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let fd = out_of_the_way(fd);
         rustix::net::sockopt::set_socket_timeout(
             &fd,
             rustix::net::sockopt::Timeout::Recv,
@@ -169,7 +180,7 @@ impl Host {
     pub fn session(&self) -> io::Result<GuestSession> {
         let place = self.store.place().ok_or(io::ErrorKind::QuotaExceeded)?;
         let endpoint = Endpoint::new(EndpointConfig {
-            transport: Rc::new(Reach),
+            transport: Rc::new(Reach { line: self.line.clone() }),
             clock: Rc::new(MonotonicClock),
             session_ids: Box::new(|| SessionId(getrandom::u64().expect("the kernel gives random bytes"))),
             arena_bytes: ARENA_BYTES,

@@ -12,7 +12,7 @@ use farpool_wire::BlockWord;
 use parking_lot::Mutex;
 
 use super::layout::Layout;
-use super::table::{RegionTerm, Table};
+use super::table::{DirectBytes, RegionTerm, Table};
 use crate::blocks::BlockWords;
 use crate::error::FileError;
 use crate::file_core::FileCore;
@@ -80,6 +80,11 @@ impl Guests {
 
     pub(crate) fn memory(&self) -> BorrowedFd<'_> {
         self.memory.fd()
+    }
+
+    /// What they have read and written by themselves.
+    pub(crate) fn moved(&self) -> DirectBytes {
+        self.table.moved()
     }
 
     /// A file that guests can be let into.

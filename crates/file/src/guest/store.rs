@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use farpool_fabric::{Clock, Peer};
@@ -12,7 +13,7 @@ use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
 use parking_lot::RwLock;
 
 use super::owner::GuestId;
-use super::table::{Place, Table};
+use super::table::{DirectBytes, Place, Table};
 use crate::blocks::BlockWords;
 use crate::file_core::FileCore;
 use crate::rules::Rules;
@@ -171,6 +172,13 @@ impl GuestPlace {
     }
 }
 
+impl AtWork<'_> {
+    /// The operation has moved so much.
+    pub(super) fn note(&self, moved: DirectBytes) {
+        self.place.store.table.note(self.place.place, moved);
+    }
+}
+
 impl Drop for GuestPlace {
     fn drop(&mut self) {
         self.store.table.free_place(self.place);
@@ -209,6 +217,13 @@ impl<R: Rules> StoreCore<R> {
         let held = self.stock.numbered_regions().into_iter().find(|held| held.number == number)?;
         let LeasedRegion { id, epoch, key, ref node, .. } = *held.region;
         Some(GuestRegion { id, epoch, key, peer: node.peer.clone() })
+    }
+
+    /// Where a node is reached that guests were told of; `None`: there is no such node, or no longer.
+    pub fn peer_of_guests(&self, node: NodeId, shm_socket: &Path) -> Option<Peer> {
+        let is_it = |peer: &&Peer| peer.node == node && peer.shm_socket.as_deref() == Some(shm_socket);
+        let regions = self.stock.numbered_regions();
+        regions.iter().map(|held| &held.region.node.peer).find(is_it).cloned()
     }
 
     /// What has to be done for guests now and then, several times in the term of a lease: tells them until when regions may

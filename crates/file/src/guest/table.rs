@@ -33,6 +33,9 @@ const TABLE_BYTES: u64 = REGIONS + MAX_REGIONS * REGION_BYTES;
 /// Within a place.
 const STATE: u64 = 0;
 const GUEST: u64 = WORD_BYTES;
+/// Bytes that were moved by operations of this place. They stay when it is given up: the next to have it counts on.
+const READ_BYTES: u64 = 2 * WORD_BYTES;
+const WRITTEN_BYTES: u64 = 3 * WORD_BYTES;
 
 /// Within a region's entry.
 const LEASE_NODE: u64 = 0;
@@ -53,6 +56,15 @@ pub(crate) struct Table {
 /// One thread's place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place(u64);
+
+/// What guests have read and written by themselves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DirectBytes {
+    /// Read.
+    pub read: u64,
+    /// Written.
+    pub written: u64,
+}
 
 /// Until when a region may be used, and which lease it is: numbers of regions are used again, and epochs of two nodes may be
 /// the same.
@@ -146,6 +158,23 @@ impl Table {
         self.store(place.0 + STATE, IDLE);
     }
 
+    /// Notes what an operation has moved. Only the place's thread does, so nothing is lost between load and store.
+    pub(crate) fn note(&self, place: Place, moved: DirectBytes) {
+        for (at, bytes) in [(READ_BYTES, moved.read), (WRITTEN_BYTES, moved.written)] {
+            if bytes > 0 {
+                self.store(place.0 + at, self.load(place.0 + at).wrapping_add(bytes));
+            }
+        }
+    }
+
+    /// What all operations have moved so far.
+    pub(crate) fn moved(&self) -> DirectBytes {
+        self.places_used().fold(DirectBytes::default(), |sum, place| DirectBytes {
+            read: sum.read.wrapping_add(self.load(place.0 + READ_BYTES)),
+            written: sum.written.wrapping_add(self.load(place.0 + WRITTEN_BYTES)),
+        })
+    }
+
     /// From now on [`is_over`](Self::is_over) tells whether all operations that began before have ended.
     pub(crate) fn begin_waiting(&self) -> u64 {
         fence(Ordering::SeqCst); // pairs with the one in `enter`
@@ -234,6 +263,18 @@ mod tests {
         table.free_places_of(2);
         assert!(table.is_over(epoch));
         assert_eq!(table.take_place(3), Some(one));
+    }
+
+    #[test]
+    fn bytes_that_were_moved_stay_counted_when_their_guest_is_dead_and_its_place_another_s() {
+        let (table, _memory) = Table::create().unwrap();
+        let (one, other) = (table.take_place(1).unwrap(), table.take_place(2).unwrap());
+        table.note(one, DirectBytes { read: 3, written: 0 });
+        table.note(other, DirectBytes { read: 4, written: 5 });
+        table.free_places_of(1);
+        let next = table.take_place(3).unwrap();
+        table.note(next, DirectBytes { read: 10, written: 1 });
+        assert_eq!(table.moved(), DirectBytes { read: 17, written: 6 });
     }
 
     #[test]

@@ -102,8 +102,10 @@ fn json(status: &VolumeStatus, redundancy: Redundancy) -> String {
          \"extents\":{extents},\"missing_extents\":{missing_extents},\"to_rebuild\":{to_rebuild},\
          \"wrong_blocks\":{wrong_blocks},\"mended_blocks\":{mended_blocks},\"lost_blocks\":{lost_blocks},\
          \"hedged_reads\":{hedged_reads},\
-         \"rebuild\":{},\"scrub\":{}}}",
+         \"rebuild\":{},\"scrub\":{},\"direct_read_bytes\":{},\"direct_written_bytes\":{}}}",
         progress(&status.rebuild),
-        progress(&status.scrub)
+        progress(&status.scrub),
+        status.direct.read,
+        status.direct.written
     )
 }

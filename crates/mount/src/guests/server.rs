@@ -1,14 +1,16 @@
 //! The socket at which guests join, ask for files and regions; and the watch over their lives (H4).
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use farpool_file::guest::{GuestId, line};
 use farpool_file::{FileStore, Session};
-use farpool_wire::GUEST_VERSION;
-use farpool_wire::control::{GuestAnswer, GuestRequest, guest_request::Ask};
+use farpool_wire::control::{GuestAnswer, GuestConnect, GuestRequest, guest_request::Ask};
+use farpool_wire::{GUEST_VERSION, NodeId};
 use prost::Message;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -19,6 +21,8 @@ use super::hall::Hall;
 /// Most processes at a time, and most that wait to be received.
 const MAX_PROCESSES: usize = 4096;
 const BACKLOG: i32 = 64;
+/// Most nodes that the log is told are out of reach: a pool has fewer.
+const MAX_OUT_OF_REACH: usize = 1024;
 /// `SO_PEERPIDFD`, since Linux 6.5; elsewhere the process is found by its number.
 const SO_PEERPIDFD: i32 = 77;
 
@@ -47,7 +51,7 @@ impl Server {
         let stopped = stop.clone();
         let run = move || {
             let session = store.session();
-            let mut desk = Desk { hall, store, session, visitors: Vec::new() };
+            let mut desk = Desk { hall, store, session, visitors: Vec::new(), out_of_reach: BTreeSet::new() };
             if let Err(error) = desk.serve(&listener, &stopped) {
                 tracing::error!(%error, "no more processes can work on files directly");
             }
@@ -73,6 +77,8 @@ struct Desk {
     store: FileStore,
     session: Session,
     visitors: Vec<Visitor>,
+    /// Nodes that could not be reached for guests, of which the log knows.
+    out_of_reach: BTreeSet<u64>,
 }
 
 impl Desk {
@@ -158,48 +164,72 @@ impl Desk {
         }
     }
 
-    fn answer(&self, visitor: &mut Visitor, socket: &OwnedFd, ask: Ask) -> io::Result<()> {
-        match ask {
-            Ask::Join(join) if join.version != GUEST_VERSION => {
-                send(socket, &line::refusal(Errno::PROTO), &[])
-            }
-            Ask::Join(_) => {
-                let core = self.store.core();
-                if visitor.guest.is_none() {
-                    visitor.guest = core.add_guest().ok();
-                }
-                let Some(guest) = visitor.guest else {
-                    return send(socket, &line::refusal(Errno::USERS), &[]);
-                };
-                let memory = core.guest_memory();
-                let answer = GuestAnswer {
-                    guest: guest.number().into(),
-                    extents_per_region: core.extents_per_region(),
-                    ..GuestAnswer::default()
-                };
-                send(socket, &answer, &[memory.words, memory.table])
-            }
-            _ if visitor.guest.is_none() => send(socket, &line::refusal(Errno::PERM), &[]),
-            Ask::Open(open) => {
-                // An answer is never empty: a packet without bytes looks like the end of the connection.
-                let guest = visitor.guest.map_or(0, |guest| guest.number().into());
-                let memory = self.hall.redeem(&open.ticket).map(|body| body.far.core().guest_memory());
-                match memory {
-                    Some(Ok(memory)) => {
-                        let answer = GuestAnswer { guest, ..GuestAnswer::default() };
-                        send(socket, &answer, &[memory.as_fd()])
-                    }
-                    Some(Err(_)) => send(socket, &line::refusal(Errno::NOMEM), &[]),
-                    None => send(socket, &line::refusal(Errno::STALE), &[]),
-                }
-            }
-            Ask::Region(region) => match self.store.core().region_of(region.number) {
+    fn answer(&mut self, visitor: &mut Visitor, socket: &OwnedFd, ask: Ask) -> io::Result<()> {
+        match (ask, visitor.guest) {
+            (Ask::Join(join), _) => self.join(visitor, socket, join.version),
+            (_, None) => send(socket, &line::refusal(Errno::PERM), &[]),
+            (Ask::Open(open), Some(guest)) => self.open(guest, socket, &open.ticket),
+            (Ask::Region(region), Some(_)) => match self.store.core().region_of(region.number) {
                 Some(region) => {
                     let answer = GuestAnswer { region: Some(region.to_wire()), ..GuestAnswer::default() };
                     send(socket, &answer, &[])
                 }
                 None => send(socket, &line::refusal(Errno::NOENT), &[]),
             },
+            (Ask::Connect(to), Some(guest)) => self.connect(guest, socket, &to),
+        }
+    }
+
+    fn join(&self, visitor: &mut Visitor, socket: &OwnedFd, version: u32) -> io::Result<()> {
+        if version != GUEST_VERSION {
+            return send(socket, &line::refusal(Errno::PROTO), &[]);
+        }
+        let core = self.store.core();
+        if visitor.guest.is_none() {
+            visitor.guest = core.add_guest().ok();
+        }
+        let Some(guest) = visitor.guest else {
+            return send(socket, &line::refusal(Errno::USERS), &[]);
+        };
+        let memory = core.guest_memory();
+        let answer = GuestAnswer { extents_per_region: core.extents_per_region(), ..done(guest) };
+        send(socket, &answer, &[memory.words, memory.table])
+    }
+
+    fn open(&self, guest: GuestId, socket: &OwnedFd, ticket: &[u8]) -> io::Result<()> {
+        match self.hall.redeem(ticket).map(|body| body.far.core().guest_memory()) {
+            Some(Ok(memory)) => send(socket, &done(guest), &[memory.as_fd()]),
+            Some(Err(_)) => send(socket, &line::refusal(Errno::NOMEM), &[]),
+            None => send(socket, &line::refusal(Errno::STALE), &[]),
+        }
+    }
+
+    /// Makes a connection to a node for a guest, and gives it away.
+    fn connect(&mut self, guest: GuestId, socket: &OwnedFd, to: &GuestConnect) -> io::Result<()> {
+        match self.store.connect_guest(NodeId(to.node), Path::new(&to.shm_socket)) {
+            Ok(connection) => {
+                self.out_of_reach.remove(&to.node);
+                send(socket, &done(guest), &[connection.as_fd()])
+            }
+            Err(error) => {
+                // Without a number: regions of it were given back meanwhile, and nothing is wrong.
+                let errno = Errno::from_io_error(&error);
+                if errno.is_some() {
+                    self.complain(to, &error);
+                }
+                send(socket, &line::refusal(errno.unwrap_or(Errno::NOENT)), &[])
+            }
+        }
+    }
+
+    /// Once for each node, until it is reached again.
+    fn complain(&mut self, to: &GuestConnect, error: &io::Error) {
+        if self.out_of_reach.len() < MAX_OUT_OF_REACH && self.out_of_reach.insert(to.node) {
+            tracing::warn!(
+                node = to.node, socket = to.shm_socket, %error,
+                "no memory of this node for processes that work on files directly, so the kernel does it for them; \
+                 run `farpool mount` as the user who runs the node, or let it reach the node's socket"
+            );
         }
     }
 
@@ -208,6 +238,11 @@ impl Desk {
             self.store.bury_guest(&self.session, guest);
         }
     }
+}
+
+/// The answer to what was done. Never empty: a packet without bytes looks like the end of the connection.
+fn done(guest: GuestId) -> GuestAnswer {
+    GuestAnswer { guest: guest.number().into(), ..GuestAnswer::default() }
 }
 
 fn send(socket: &OwnedFd, answer: &GuestAnswer, beside: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<()> {

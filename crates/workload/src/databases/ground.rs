@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use crate::machine;
-use crate::pool::{FarMemory, Guests, PoolOptions, Transport};
+use crate::pool::{FarMemory, Guests, PoolOptions, Transport, interposer};
 use crate::postgres::Server;
 use crate::stop::StopFlag;
 
@@ -19,6 +19,10 @@ use crate::stop::StopFlag;
 const NODES: u32 = 2;
 /// How often the bytes that a mount holds are looked at. Short against a query that spills; a look takes some 20 us.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// The attribute of a mount's root that tells its state as JSON, and far more bytes than that takes.
+const STATE: &str = "user.farpool.volume";
+const STATE_BYTES_MAX: usize = 4096;
 
 /// One of the two places that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +38,25 @@ impl Place {
     pub const BOTH: [Self; 2] = [Self::Local, Self::Far];
 }
 
+/// How databases get at the files of the mount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    /// By the kernel.
+    #[default]
+    Kernel,
+    /// With the interposer: the mount lets them work on its files directly.
+    Direct,
+}
+
+/// What databases have read and written with the interposer, past the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectBytes {
+    /// Read.
+    pub read: u64,
+    /// Written.
+    pub written: u64,
+}
+
 /// What a ground is made with.
 #[derive(Clone, Debug)]
 pub struct GroundOptions<'a> {
@@ -45,7 +68,9 @@ pub struct GroundOptions<'a> {
     pub memory_per_node_mib: u64,
     /// How the mount reaches them.
     pub transport: Transport,
-    /// What databases are run by: program and first arguments, or nothing.
+    /// How databases get at the mount's files.
+    pub access: Access,
+    /// What databases are run by beside that: program and first arguments, or nothing.
     pub wrapper: Vec<OsString>,
 }
 
@@ -85,11 +110,18 @@ impl Ground {
             memory_per_node_mib: options.memory_per_node_mib,
             transport: options.transport,
             allow_other: Server::is_other_user(),
-            guests: Guests::None,
+            guests: match (options.access, Server::user()?) {
+                (Access::Kernel, _) => Guests::None,
+                (Access::Direct, Some(user)) => Guests::Of(user),
+                (Access::Direct, None) => Guests::Ours,
+            },
         };
         let far = FarMemory::start(&pool, stop)?;
-        let (wrapper, farpool) = (options.wrapper.clone(), options.farpool.into());
-        Ok(Self { far, work, wrapper, farpool, stop: stop.clone() })
+        let mut wrapper = options.wrapper.clone();
+        if options.access == Access::Direct {
+            wrapper.extend(interposer(options.farpool)); // last, so that it runs nothing but the database
+        }
+        Ok(Self { far, work, wrapper, farpool: options.farpool.into(), stop: stop.clone() })
     }
 
     /// A path in a place; nothing is made there.
@@ -150,6 +182,23 @@ impl Ground {
             work()
         })?;
         Ok((result, peak.into_inner() - before))
+    }
+
+    /// Does `work` and tells what was read and written past the kernel meanwhile.
+    pub fn direct_bytes_during<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, DirectBytes)> {
+        let before = self.direct_bytes()?;
+        let result = work()?;
+        let DirectBytes { read, written } = self.direct_bytes()?;
+        Ok((result, DirectBytes { read: read - before.read, written: written - before.written }))
+    }
+
+    fn direct_bytes(&self) -> Result<DirectBytes> {
+        let mut state = vec![0; STATE_BYTES_MAX];
+        let length = rustix::fs::getxattr(self.far.mount_point(), STATE, &mut state[..])
+            .context("the mount does not tell its state")?;
+        let state: serde_json::Value = serde_json::from_slice(&state[..length])?;
+        let field = |name: &str| state[name].as_u64().with_context(|| format!("no {name} in {state}"));
+        Ok(DirectBytes { read: field("direct_read_bytes")?, written: field("direct_written_bytes")? })
     }
 
     /// An error if the pool or the mount has ended.

@@ -12,7 +12,8 @@
 //! [`Digest`]s of ordered rows. The tests `databases` of the binary assert that; `farpool bench databases` does the
 //! same in large and also shows the seconds.
 //!
-//! Servers are run by a *wrapper* if [`Ground::wrapper`] has one: `farpool run --`, or `env LD_PRELOAD=…`.
+//! Servers are run by a *wrapper* if [`Ground::wrapper`] has one: `farpool run --` where they have [`Access::Direct`], or any
+//! other.
 
 mod bench;
 pub mod columns;
@@ -27,5 +28,5 @@ pub mod sqlite;
 
 pub use bench::{BenchOptions, Database, run_bench};
 pub use digest::Digest;
-pub use ground::{Ground, GroundOptions, Place};
+pub use ground::{Access, DirectBytes, Ground, GroundOptions, Place};
 pub use job::{Finished, Job, Running};

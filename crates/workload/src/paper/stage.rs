@@ -1,6 +1,5 @@
 //! A PostgreSQL with TPC-H's two large tables and a tablespace in every place where temporary files may lie.
 
-use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
@@ -9,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::cgroup::MemoryLimit;
 use crate::machine;
-use crate::pool::{FarMemory, Guests, PoolOptions, Transport};
+use crate::pool::{FarMemory, Guests, PoolOptions, Transport, interposer};
 use crate::postgres::{Server, ServerOptions};
 use crate::progress::Progress;
 use crate::query::{HashSort, Run, TempSpace};
@@ -205,11 +204,6 @@ pub fn make_volume(scale: f64, work: &Path, limit: Option<&MemoryLimit>) -> Resu
 pub fn node_mib(scale: f64) -> u64 {
     let share = (FAR_MIB_PER_SCALE * scale) as u64 / u64::from(NODES);
     share.max(NODE_MIN_MIB).next_multiple_of(REGION_MIB)
-}
-
-/// What runs the server with the interposer. Files of a mount that lets nobody in are the kernel's all the same.
-fn interposer(farpool: &Path) -> [OsString; 3] {
-    [farpool.into(), "run".into(), "--".into()]
 }
 
 /// A pool with a mount.

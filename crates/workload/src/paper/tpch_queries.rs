@@ -21,7 +21,7 @@ use super::stage::{LOCAL_LIMIT_MIB, Spot, make_volume, node_mib, noted};
 use super::watch::{Sample, Watch};
 use crate::cgroup::MemoryLimit;
 use crate::databases::duckdb::{Benchmark, DuckDb, Query, Ran};
-use crate::databases::{Ground, GroundOptions, Place};
+use crate::databases::{Access, Ground, GroundOptions, Place};
 use crate::machine;
 use crate::pool::Transport;
 use crate::progress::Progress;
@@ -93,6 +93,7 @@ pub fn measure(options: &QueriesOptions<'_>, stop: &StopFlag) -> Result<QueriesR
             work_dir: options.work_dir,
             memory_per_node_mib: node_mib(options.scale),
             transport: Transport::Shm,
+            access: Access::Kernel,
             wrapper: limit.as_ref().map(|limit| joining(&limit.procs_file())).unwrap_or_default(),
         },
         stop,
