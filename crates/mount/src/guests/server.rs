@@ -13,12 +13,15 @@ use prost::Message;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::time::Timespec;
 
 use super::hall::Hall;
 
 /// Most processes at a time, and most that wait to be received.
 const MAX_PROCESSES: usize = 4096;
 const BACKLOG: i32 = 64;
+/// How long nobody is received once that has failed: who waits to be stays there, and would be found at every look.
+const SHORTAGE_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// `SO_PEERPIDFD`, since Linux 6.5; elsewhere the process is found by its number.
 const SO_PEERPIDFD: i32 = 77;
 
@@ -47,7 +50,7 @@ impl Server {
         let stopped = stop.clone();
         let run = move || {
             let session = store.session();
-            let mut desk = Desk { hall, store, session, visitors: Vec::new() };
+            let mut desk = Desk { hall, store, session, visitors: Vec::new(), is_short: false };
             if let Err(error) = desk.serve(&listener, &stopped) {
                 tracing::error!(%error, "no more processes can work on files directly");
             }
@@ -73,6 +76,8 @@ struct Desk {
     store: FileStore,
     session: Session,
     visitors: Vec<Visitor>,
+    /// Nobody could be received just now: this process is short of descriptors or memory.
+    is_short: bool,
 }
 
 impl Desk {
@@ -81,7 +86,10 @@ impl Desk {
             let (ready, arrived) = {
                 let mut wanted = vec![
                     PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
-                    PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
+                    PollFd::from_borrowed_fd(
+                        listener.as_fd(),
+                        if self.is_short { PollFlags::empty() } else { PollFlags::IN },
+                    ),
                 ];
                 for visitor in &self.visitors {
                     wanted.push(PollFd::from_borrowed_fd(visitor.process.as_fd(), PollFlags::IN));
@@ -89,7 +97,7 @@ impl Desk {
                     let socket = visitor.socket.as_ref().unwrap_or(&visitor.process);
                     wanted.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
                 }
-                match poll(&mut wanted, None) {
+                match poll(&mut wanted, self.is_short.then_some(&SHORTAGE_PAUSE)) {
                     Ok(_) => {}
                     Err(Errno::INTR) => continue,
                     Err(errno) => return Err(errno.into()),
@@ -116,28 +124,29 @@ impl Desk {
                     self.visitors.push(visitor);
                 }
             }
-            if arrived {
-                self.receive(listener);
-            }
+            self.is_short = arrived && self.receive(listener).is_err();
         }
     }
 
-    /// Lets a process connect.
-    fn receive(&mut self, listener: &OwnedFd) {
-        let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
-        else {
-            return;
+    /// Lets a process connect, unless it is gone again. Fails for want of descriptors or memory.
+    fn receive(&mut self, listener: &OwnedFd) -> rustix::io::Result<()> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = match rustix::net::accept_with(listener, flags) {
+            Ok(socket) => socket,
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
+            Err(errno) => return Err(errno),
         };
         let known = rustix::net::sockopt::socket_peercred(&socket).ok();
         let trusted = known.is_some_and(|peer| self.hall.trusts(peer.uid.as_raw()));
         if !trusted || self.visitors.len() >= MAX_PROCESSES {
-            return;
+            return Ok(());
         }
-        if let (Some(peer), socket) = (known, socket)
+        if let Some(peer) = known
             && let Ok(process) = process_of(&socket, peer.pid)
         {
             self.visitors.push(Visitor { socket: Some(socket), process, guest: None });
         }
+        Ok(())
     }
 
     fn attend(&mut self, visitor: &mut Visitor) {
