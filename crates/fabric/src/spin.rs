@@ -14,8 +14,10 @@ const LONGEST_SPIN: Duration = Duration::from_micros(100);
 const WORTH_SPINNING: Duration = Duration::from_micros(200);
 /// Shortest budget kept: a turn or two, in case the next answer comes at once.
 const SHORTEST_SPIN: Duration = Duration::from_micros(4);
-/// Looks from one yield to the next: a yield costs as much as two looks at a socket.
+/// Looks from one yield to the next while nobody else wants the processor: a yield costs as much as two looks at a socket.
 const LOOKS_PER_YIELD: u32 = 4;
+/// A yield that takes longer has let somebody else run; one that has not takes a quarter of it.
+const SHARED_YIELD: Duration = Duration::from_micros(1);
 
 /// Whether there is a processor for whoever is waited for. Asked of the system once: it reads files.
 pub(crate) fn may_spin() -> bool {
@@ -30,6 +32,7 @@ pub struct Spinner {
     budget: Duration,
     /// Start of the present wait, spun and slept.
     since: Option<Instant>,
+    /// Until the next yield.
     looks: u32,
     allowed: bool,
 }
@@ -43,7 +46,7 @@ impl Default for Spinner {
 impl Spinner {
     /// A spinner that expects success.
     pub fn new() -> Self {
-        Spinner { budget: LONGEST_SPIN, since: None, looks: 0, allowed: may_spin() }
+        Spinner { budget: LONGEST_SPIN, since: None, looks: LOOKS_PER_YIELD, allowed: may_spin() }
     }
 
     /// Something came: how long it took tells how long to spin the next time.
@@ -63,9 +66,10 @@ impl Spinner {
         if now - since >= self.budget {
             return false;
         }
-        self.looks += 1;
-        if self.looks.is_multiple_of(LOOKS_PER_YIELD) {
+        self.looks -= 1;
+        if self.looks == 0 {
             std::thread::yield_now();
+            self.looks = looks_until_next(now.elapsed());
         }
         true
     }
@@ -77,13 +81,18 @@ impl Spinner {
     }
 }
 
+/// Looks until the next yield, by how long the last one took. Whoever else ran may well be the peer that is waited for.
+fn looks_until_next(took: Duration) -> u32 {
+    if took > SHARED_YIELD { 1 } else { LOOKS_PER_YIELD }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_budget_shrinks_without_success_and_recovers_with_it() {
-        let mut spinner = Spinner { budget: LONGEST_SPIN, since: None, looks: 0, allowed: true };
+        let mut spinner = Spinner { allowed: true, ..Spinner::new() };
         (0..10).for_each(|_| spinner.learn(2 * WORTH_SPINNING));
         assert_eq!(spinner.budget, SHORTEST_SPIN);
         spinner.learn(2 * SHORTEST_SPIN); // the budget was too short for this one, but need not have been
@@ -92,7 +101,7 @@ mod tests {
 
     #[test]
     fn whoever_has_spun_in_vain_sleeps_until_something_comes() {
-        let mut spinner = Spinner { budget: LONGEST_SPIN, since: None, looks: 0, allowed: true };
+        let mut spinner = Spinner { allowed: true, ..Spinner::new() };
         while spinner.spin_again() {}
         assert!(!spinner.spin_again());
         spinner.progressed();
@@ -100,8 +109,14 @@ mod tests {
     }
 
     #[test]
+    fn whoever_shares_a_processor_gives_way_after_every_look() {
+        assert_eq!(looks_until_next(2 * SHARED_YIELD), 1);
+        assert_eq!(looks_until_next(SHARED_YIELD / 4), LOOKS_PER_YIELD);
+    }
+
+    #[test]
     fn a_single_processor_never_spins() {
-        let mut spinner = Spinner { budget: LONGEST_SPIN, since: None, looks: 0, allowed: false };
+        let mut spinner = Spinner { allowed: false, ..Spinner::new() };
         assert!(!spinner.spin_again());
     }
 }

@@ -1,5 +1,6 @@
 //! Reading: far memory to the session's arena, every block checked against its word (B1).
 
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -136,9 +137,14 @@ pub(crate) async fn in_pieces<F, E>(
 where
     F: Future<Output = Result<ArenaBuf, E>>,
 {
+    let mut all = pieces(offset, bytes);
+    let first = all.next().expect("at least one byte is read");
+    if first.aligned_bytes() as usize == buffer.len() {
+        return read(first, buffer).await; // most reads: nothing to put together
+    }
     let mut rest = Some(buffer);
     let mut reads = Vec::with_capacity(4);
-    for piece in pieces(offset, bytes) {
+    for piece in iter::once(first).chain(all) {
         let mut own = rest.take().expect("there is a part for each piece");
         let piece_bytes = piece.aligned_bytes() as usize;
         if piece_bytes < own.len() {

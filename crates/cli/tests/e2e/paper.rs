@@ -94,7 +94,13 @@ fn programs_with_the_interposer_stand_beside_tmpfs_and_a_ping_pong() {
     let scene = Scene::new();
     let document = scene.measure("interposer");
     assert_whole(&document, "interposer");
-    for row in ["polling ping-pong over TCP", "interposer, shm", "interposer, tcp", "the mount alone, tcp"] {
+    for row in [
+        "polling ping-pong over TCP",
+        "interposer, shm",
+        "interposer, tcp",
+        "interposer, tcp, 2 nodes",
+        "the mount alone, tcp",
+    ] {
         assert!(document.contains(&format!("| {row} |")), "{row}: {document}");
     }
     assert!(document.contains("interposer, tcp ≤ 1.35 × polling ping-pong over TCP"), "{document}");
