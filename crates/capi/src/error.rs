@@ -28,7 +28,7 @@ impl Failure {
 impl From<FileError> for Failure {
     fn from(error: FileError) -> Self {
         let errno = match error {
-            FileError::NoSpace => libc::ENOSPC,
+            FileError::NoSpace | FileError::TooFewNodes { .. } => libc::ENOSPC,
             FileError::TooLarge => libc::EFBIG,
             FileError::Short => libc::ENFILE,
             // Lost, damaged, unavailable: the data cannot be had.

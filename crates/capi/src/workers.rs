@@ -89,7 +89,10 @@ struct Waiting {
 impl Queue {
     pub(crate) fn put(&self, job: Job) -> Result<(), Failure> {
         let mut waiting = self.waiting.lock();
-        if waiting.is_closed || waiting.jobs.len() >= MAX_QUEUED {
+        if waiting.is_closed {
+            return Err(Failure::new(libc::EBADF, "the connection is being ended"));
+        }
+        if waiting.jobs.len() >= MAX_QUEUED {
             let text = format!("{MAX_QUEUED} operations wait already: let some end first");
             return Err(Failure::new(libc::EAGAIN, text));
         }

@@ -77,3 +77,8 @@ impl FileError {
         }
     }
 }
+
+/// Whether a store that failed has changed nothing for certain. After any other failure nobody knows what lies there.
+pub(crate) fn nothing_was_stored(error: &AccessError) -> bool {
+    matches!(error, AccessError::Refused(_) | AccessError::ArenaFull | AccessError::Short { .. })
+}

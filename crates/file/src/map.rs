@@ -54,9 +54,9 @@ impl Map {
         self.shared.as_ref()
     }
 
-    /// Where the file ends.
+    /// Where the file ends. What guests have made of it counts only as far as files may reach.
     pub(crate) fn size(&self) -> u64 {
-        self.shared.as_ref().map_or(self.size, |shared| shared.layout.size())
+        self.shared.as_ref().map_or(self.size, |shared| shared.layout.size().min(MAX_FILE_BYTES))
     }
 
     /// Lets the file end at `size`. No guest is at work.

@@ -25,7 +25,7 @@ use crate::write::Locks;
 
 /// How often the mover looks whether there is something to move, and tries again what could not be moved: a grace is
 /// tens of seconds.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// The thread that moves files out of regions that are being taken back; ends when dropped.
 pub(crate) struct Mover {

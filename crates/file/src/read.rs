@@ -16,7 +16,7 @@ use crate::rules::Rules;
 use crate::split::{Piece, pieces};
 
 /// How often a piece is read anew because a writer changed it meanwhile, before the reader gives up.
-const MAX_OVERTAKEN: u32 = 10_000;
+pub(crate) const MAX_OVERTAKEN: u32 = 10_000;
 
 impl<R: Rules> FileCore<R> {
     /// Reads up to `length` bytes; returns a buffer of whole blocks and where in it they lie. No buffer: no bytes.

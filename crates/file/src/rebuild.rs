@@ -16,6 +16,7 @@ use crate::blocks::BLOCKS_PER_EXTENT;
 use crate::error::FileError;
 use crate::file_core::FileCore;
 use crate::held::Held;
+use crate::moving::LOOK_EVERY;
 use crate::reconstruct::Unfit;
 use crate::redundancy::{Rows, is_parity};
 use crate::rows::{Row, replace_member};
@@ -57,6 +58,7 @@ impl<R: Rules> StoreCore<R> {
             let Some(rows) = file.rows() else { continue };
             for stripe in file.members_to_rebuild() {
                 if stopped() {
+                    self.volume.rebuild.end();
                     self.volume.has_to_mend();
                     return Ok(());
                 }
@@ -64,7 +66,7 @@ impl<R: Rules> StoreCore<R> {
                     Ok(()) => self.volume.rebuild.step(BLOCKS_PER_EXTENT),
                     Err(error) => result = Err(error),
                 }
-                core.endpoint().sleep(self.volume.rebuild_pause()).await;
+                self.pause(core, &stopped).await;
             }
             for (stripe, block) in file.parity_to_mend(rows) {
                 result = result.and(file.mend_block(core, rows, stripe, block).await.map(drop));
@@ -76,6 +78,18 @@ impl<R: Rules> StoreCore<R> {
             Err(_) => self.volume.has_to_mend(),
         }
         result
+    }
+}
+
+impl<R: Rules> StoreCore<R> {
+    /// Leaves the network to others for a while. At a low rate that may be hours, which nobody who ends the store waits for.
+    async fn pause(&self, core: &SessionCore, stopped: &impl Fn() -> bool) {
+        let mut left = self.volume.rebuild_pause();
+        while !left.is_zero() && !stopped() {
+            let now = left.min(LOOK_EVERY);
+            core.endpoint().sleep(now).await;
+            left -= now;
+        }
     }
 }
 

@@ -17,16 +17,13 @@ use futures_util::future::{Either, select};
 use crate::blocks::BLOCKS_PER_EXTENT;
 use crate::error::FileError;
 use crate::file_core::FileCore;
-use crate::read::in_pieces;
+use crate::read::{MAX_OVERTAKEN, in_pieces};
 use crate::reconstruct::{Remade, Unfit};
 use crate::redundancy::Rows;
 use crate::rules::Rules;
 use crate::split::Piece;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// How often a piece is read anew because a writer changed it meanwhile, before the reader gives up.
-const MAX_OVERTAKEN: u32 = 10_000;
-
 /// From here on a node is slow: a hundred times what a read takes over the slowest transport.
 const SLOW_AFTER: Duration = Duration::from_millis(20);
 /// For how long a slow node is not asked. The reads that were given up keep their buffers until the node answers, so

@@ -15,7 +15,7 @@ use farpool_pool::{AccessError, EXTENT_BYTES, Extent, SessionCore};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
 use futures_util::future::join_all;
 
-use crate::error::FileError;
+use crate::error::{FileError, nothing_was_stored};
 use crate::file_core::FileCore;
 use crate::held::Held;
 use crate::parity;
@@ -25,10 +25,9 @@ use crate::row_columns::{columns, runs};
 use crate::rows::Row;
 use crate::rules::Rules;
 use crate::split::{Piece, pieces};
+use crate::write::MAX_MOVES;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// How often a write follows members that were moved or cut off while it waited, as in `write.rs`.
-const MAX_MOVES: u32 = 16;
 /// How often a write is tried again that found more members lost than the row bears.
 const MAX_RETRIES: u32 = 2;
 /// Rows of one write that are stored at a time: their data, parity and what is read for it fit in a session's arena.
@@ -81,9 +80,9 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn fate(&self) -> Fate {
-        match self.result {
+        match &self.result {
             Ok(()) => Fate::New,
-            Err(AccessError::Refused(_) | AccessError::ArenaFull | AccessError::Short { .. }) => Fate::Old,
+            Err(error) if nothing_was_stored(error) => Fate::Old,
             Err(_) => Fate::Unknown,
         }
     }

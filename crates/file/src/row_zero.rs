@@ -2,6 +2,7 @@
 
 use farpool_pool::{EXTENT_BYTES, Extent, SessionCore};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
+use futures_util::future::join_all;
 
 use crate::error::FileError;
 use crate::file_core::FileCore;
@@ -11,11 +12,9 @@ use crate::row_write::{Fate, Part, Plan, RowStored, Store};
 use crate::rows::remove_member;
 use crate::rules::Rules;
 use crate::split::Piece;
-use futures_util::future::join_all;
+use crate::write::MAX_MOVES;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// How often zeroing follows a member that was moved or cut off while it waited, as in `write.rs`.
-const MAX_MOVES: u32 = 16;
 const ZEROS: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
 
 impl<R: Rules> FileCore<R> {

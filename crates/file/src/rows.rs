@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use farpool_pool::{Extent, Where};
+use farpool_pool::{EXTENT_BYTES, Extent, Where};
 use farpool_wire::NodeId;
 
 use crate::error::FileError;
@@ -106,7 +106,7 @@ impl<R: Rules> FileCore<R> {
                 }
             }
         }
-        Err(FileError::Unavailable { offset: 0 })
+        Err(FileError::Unavailable { offset: stripe * EXTENT_BYTES })
     }
 
     /// A fresh extent for a member, on a node of its own.

@@ -21,7 +21,7 @@ use crate::store::StoreCore;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
 impl<R: Rules> StoreCore<R> {
-    /// Reads every block of every file, and mends what is wrong. Returns the last failure that says nothing about a block; ends
+    /// Reads every block of every file, and mends what is wrong. Returns the first failure that says nothing about a block; ends
     /// early when `stopped` says so.
     pub async fn scrub(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
         let files: Vec<_> = self.files().iter().filter_map(Weak::upgrade).collect();
@@ -46,10 +46,11 @@ impl<R: Rules> StoreCore<R> {
 impl<R: Rules> FileCore<R> {
     async fn scrub_plain(&self, core: &SessionCore, stopped: &impl Fn() -> bool) -> Result<(), FileError> {
         let stripes = self.map.read().stripes(0, u64::MAX);
+        let mut result = Ok(());
         for stripe in stripes {
             for block in 0..BLOCKS_PER_EXTENT {
                 if stopped() {
-                    return Ok(());
+                    return result;
                 }
                 let buffer = core.buffer(BLOCK_BYTES).map_err(|_| FileError::TooLong)?;
                 let piece = Piece { stripe, start: block * BLOCK, end: (block + 1) * BLOCK };
@@ -59,12 +60,12 @@ impl<R: Rules> FileCore<R> {
                         self.store.volume.beyond_mending(1);
                     }
                     Err(FileError::Lost { .. }) => self.store.volume.beyond_mending(1),
-                    other => drop(other?),
+                    other => result = result.and(other.map(drop)),
                 }
                 self.store.volume.scrub.step(1);
             }
         }
-        Ok(())
+        result
     }
 
     async fn scrub_rows(

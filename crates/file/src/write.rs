@@ -4,19 +4,19 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use farpool_fabric::ArenaBuf;
-use farpool_pool::{AccessError, Extent, SessionCore};
+use farpool_pool::{Extent, SessionCore};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
 use futures_util::future::join_all;
 
 use crate::blocks::{BlockPlace, BlockWords};
-use crate::error::FileError;
+use crate::error::{FileError, nothing_was_stored};
 use crate::file_core::FileCore;
 use crate::rules::Rules;
 use crate::split::{Piece, pieces};
 
 /// How often a write follows an extent that was moved or cut off while it waited: once for a move; more only if others
 /// cut the file off at the same time, again and again.
-const MAX_MOVES: u32 = 16;
+pub(crate) const MAX_MOVES: u32 = 16;
 
 /// What became of a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -181,12 +181,7 @@ impl<R: Rules> FileCore<R> {
                 Ok(Stored::Yes)
             }
             Err(error) => {
-                // Refused for certain: the old data stand. Else nobody knows what lies there.
-                let untouched = matches!(
-                    error,
-                    AccessError::Refused(_) | AccessError::ArenaFull | AccessError::Short { .. }
-                );
-                if untouched {
+                if nothing_was_stored(&error) {
                     locks.release(|word, _| word);
                 } // else they note the doubt
                 Err(FileError::from_access(error, piece.file_offset(piece.start)))

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use farpool_fabric::ArenaBuf;
-use farpool_pool::{AccessError, Extent, SessionCore};
+use farpool_pool::{Extent, SessionCore};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
 use futures_util::future::join_all;
 
@@ -14,6 +14,7 @@ use super::layout::Layout;
 use super::store::{GuestPlace, GuestStore};
 use super::table::DirectBytes;
 use crate::blocks::BLOCKS_PER_EXTENT;
+use crate::error::nothing_was_stored;
 use crate::file_core::MAX_FILE_BYTES;
 use crate::read::{Verdict, in_pieces, verify};
 use crate::rules::{Rules, Shipped};
@@ -175,7 +176,7 @@ impl<R: Rules> GuestFileCore<R> {
                 locks.release(|word, at| word.written(R::checksum(&buffer[at..at + BLOCK_BYTES])));
                 Ok(())
             }
-            Err(AccessError::Refused(_) | AccessError::ArenaFull | AccessError::Short { .. }) => {
+            Err(error) if nothing_was_stored(&error) => {
                 locks.release(|word, _| word);
                 Err(AskOwner)
             }

@@ -20,6 +20,7 @@ use farpool_wire::control::{
 use farpool_wire::{GUEST_VERSION, Hello, MAX_TRANSFER_BYTES, NodeId, SessionId, TICKET_BYTES};
 use parking_lot::Mutex;
 use prost::Message;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::file::GuestFileCore;
@@ -80,7 +81,7 @@ impl Line {
     fn ask(&self, ask: Ask) -> io::Result<(GuestAnswer, Vec<OwnedFd>)> {
         let socket = self.socket.lock();
         let message = GuestRequest { ask: Some(ask) }.encode_to_vec();
-        let answered = line::send(socket.as_fd(), &message, &[]).and_then(|()| line::receive(socket.as_fd()));
+        let answered = line::send(socket.as_fd(), &message, &[]).and_then(|()| receive_answer(&socket));
         let (bytes, descriptors) = answered.inspect_err(|_| self.end())?;
         let answer = GuestAnswer::decode(&bytes[..]).ok().filter(|_| !bytes.is_empty());
         let Some(answer) = answer else {
@@ -122,6 +123,19 @@ impl Line {
     }
 }
 
+/// The daemon's answer. Signals of the program do not end the wait for it: where a socket has a time limit, they interrupt
+/// even if their handlers ask for calls to go on.
+fn receive_answer(socket: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let give_up_at_ns = MonotonicClock.now_ns() + ANSWER_PATIENCE.as_nanos() as u64;
+    loop {
+        match line::receive(socket.as_fd()) {
+            Err(error)
+                if error.kind() == io::ErrorKind::Interrupted && MonotonicClock.now_ns() < give_up_at_ns => {}
+            received => return received,
+        }
+    }
+}
+
 impl Host {
     /// Joins the daemon that listens on this name of the abstract namespace.
     ///
@@ -132,11 +146,10 @@ impl Host {
         let fd =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let fd = out_of_the_way(fd);
-        rustix::net::sockopt::set_socket_timeout(
-            &fd,
-            rustix::net::sockopt::Timeout::Recv,
-            Some(ANSWER_PATIENCE),
-        )?;
+        // The limit for sending is that for connecting, too: a daemon that was stopped may have a full queue.
+        for direction in [Timeout::Recv, Timeout::Send] {
+            set_socket_timeout(&fd, direction, Some(ANSWER_PATIENCE))?;
+        }
         rustix::net::connect(&fd, &address)?;
         let line = Arc::new(Line {
             socket: Mutex::new(fd),
@@ -245,5 +258,47 @@ impl GuestSession {
     /// Lets go of regions that are over. To be called now and then by threads that do not end.
     pub fn let_go(&self) {
         block_on(self.core.endpoint(), self.core.let_go());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{SocketFlags, socketpair};
+
+    use super::*;
+
+    static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+    extern "C" fn note(_: libc::c_int) {
+        INTERRUPTED.store(true, Ordering::Release); // pairs with the load in the test
+    }
+
+    #[test]
+    fn a_signal_of_the_program_does_not_end_the_wait_for_an_answer() {
+        // SAFETY: the handler stores to an atomic, which it may do wherever it interrupts.
+        unsafe { libc::signal(libc::SIGUSR2, note as *const () as libc::sighandler_t) };
+        let (ours, daemons) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        set_socket_timeout(&ours, Timeout::Recv, Some(ANSWER_PATIENCE)).unwrap();
+        // SAFETY: takes nothing.
+        let waiter = unsafe { libc::pthread_self() };
+        let state = format!("/proc/self/task/{}/stat", rustix::thread::gettid().as_raw_nonzero());
+        let is_asleep = || std::fs::read_to_string(&state).unwrap().contains(") S ");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_asleep() {
+                    std::thread::yield_now();
+                }
+                // SAFETY: the thread waits for this scope, so it is there.
+                assert_eq!(unsafe { libc::pthread_kill(waiter, libc::SIGUSR2) }, 0);
+                // The handler runs once the call is over that was interrupted.
+                while !INTERRUPTED.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+                line::send(daemons.as_fd(), b"answer", &[]).unwrap();
+            });
+            let (bytes, _) = receive_answer(&ours).unwrap();
+            assert_eq!(bytes, b"answer");
+        });
     }
 }

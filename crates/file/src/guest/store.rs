@@ -143,7 +143,8 @@ impl GuestStore {
             }
         };
         known.extend(term.usable_until_ms);
-        known.check(self.now().0).is_ok().then(|| Extent::of_guest(known, place as u32, number))
+        known.check(self.now().0).ok()?;
+        Some(Extent::of_guest(known, place as u32, number)).filter(|extent| self.words.covers(extent))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Where processes that want to work on files directly are received: whom to let in, tickets, and files to be opened to them.
 
 use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
@@ -15,6 +15,8 @@ use crate::namespace::Ino;
 
 /// Tickets that were given out and not used yet; beyond that the oldest are void.
 const MAX_TICKETS: usize = 4096;
+/// Files that wait to be opened to guests; a further one stays the kernel's until it is registered again.
+const MAX_WISHES: usize = 4096;
 
 type Ticket = [u8; TICKET_BYTES];
 type Wish = (Ino, Weak<Body>);
@@ -24,7 +26,7 @@ pub(crate) struct Hall {
     name: String,
     trusted: Vec<u32>,
     tickets: Mutex<VecDeque<(Ticket, Weak<Body>)>>,
-    wishes: Sender<Wish>,
+    wishes: SyncSender<Wish>,
 }
 
 /// The thread that opens files to guests; ends with its hall.
@@ -38,7 +40,7 @@ impl Hall {
         let mut name = [0; 16];
         getrandom::fill(&mut name).map_err(std::io::Error::other)?;
         let name = name.iter().fold("farpool-".to_owned(), |name, byte| format!("{name}{byte:02x}"));
-        let (wishes, wished) = channel();
+        let (wishes, wished) = sync_channel(MAX_WISHES);
         let opener = std::thread::Builder::new().name("guests-opener".into());
         let opener = Opener(opener.spawn(move || open_files(&wished, &kernel))?);
         Ok((Arc::new(Hall { name, trusted, tickets: Mutex::default(), wishes }), opener))
@@ -74,7 +76,11 @@ impl Hall {
 
     /// All openings of a file are registered now.
     pub(super) fn wants_open(&self, ino: Ino, body: &Arc<Body>) {
-        let _ = self.wishes.send((ino, Arc::downgrade(body))); // nobody listens: the mount is ending
+        // Not waited for, since the caller holds the file's doors, which the opener wants as well. Nobody listens once the
+        // mount is ending.
+        if let Err(TrySendError::Full(_)) = self.wishes.try_send((ino, Arc::downgrade(body))) {
+            tracing::warn!("too many files wait to be opened to processes; one more is left to the kernel");
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use prost::Message;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::time::Timespec;
 
 use super::hall::Hall;
 
@@ -23,6 +24,8 @@ const MAX_PROCESSES: usize = 4096;
 const BACKLOG: i32 = 64;
 /// Most nodes that the log is told are out of reach: a pool has fewer.
 const MAX_OUT_OF_REACH: usize = 1024;
+/// How long nobody is received once that has failed: who waits to be stays there, and would be found at every look.
+const SHORTAGE_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// `SO_PEERPIDFD`, since Linux 6.5; elsewhere the process is found by its number.
 const SO_PEERPIDFD: i32 = 77;
 
@@ -51,7 +54,8 @@ impl Server {
         let stopped = stop.clone();
         let run = move || {
             let session = store.session();
-            let mut desk = Desk { hall, store, session, visitors: Vec::new(), out_of_reach: BTreeSet::new() };
+            let (visitors, out_of_reach) = (Vec::new(), BTreeSet::new());
+            let mut desk = Desk { hall, store, session, visitors, out_of_reach, is_short: false };
             if let Err(error) = desk.serve(&listener, &stopped) {
                 tracing::error!(%error, "no more processes can work on files directly");
             }
@@ -79,6 +83,8 @@ struct Desk {
     visitors: Vec<Visitor>,
     /// Nodes that could not be reached for guests, of which the log knows.
     out_of_reach: BTreeSet<u64>,
+    /// Nobody could be received just now: this process is short of descriptors or memory.
+    is_short: bool,
 }
 
 impl Desk {
@@ -87,7 +93,10 @@ impl Desk {
             let (ready, arrived) = {
                 let mut wanted = vec![
                     PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
-                    PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
+                    PollFd::from_borrowed_fd(
+                        listener.as_fd(),
+                        if self.is_short { PollFlags::empty() } else { PollFlags::IN },
+                    ),
                 ];
                 for visitor in &self.visitors {
                     wanted.push(PollFd::from_borrowed_fd(visitor.process.as_fd(), PollFlags::IN));
@@ -95,7 +104,7 @@ impl Desk {
                     let socket = visitor.socket.as_ref().unwrap_or(&visitor.process);
                     wanted.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
                 }
-                match poll(&mut wanted, None) {
+                match poll(&mut wanted, self.is_short.then_some(&SHORTAGE_PAUSE)) {
                     Ok(_) => {}
                     Err(Errno::INTR) => continue,
                     Err(errno) => return Err(errno.into()),
@@ -122,28 +131,29 @@ impl Desk {
                     self.visitors.push(visitor);
                 }
             }
-            if arrived {
-                self.receive(listener);
-            }
+            self.is_short = arrived && self.receive(listener).is_err();
         }
     }
 
-    /// Lets a process connect.
-    fn receive(&mut self, listener: &OwnedFd) {
-        let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
-        else {
-            return;
+    /// Lets a process connect, unless it is gone again. Fails for want of descriptors or memory.
+    fn receive(&mut self, listener: &OwnedFd) -> rustix::io::Result<()> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = match rustix::net::accept_with(listener, flags) {
+            Ok(socket) => socket,
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
+            Err(errno) => return Err(errno),
         };
         let known = rustix::net::sockopt::socket_peercred(&socket).ok();
         let trusted = known.is_some_and(|peer| self.hall.trusts(peer.uid.as_raw()));
         if !trusted || self.visitors.len() >= MAX_PROCESSES {
-            return;
+            return Ok(());
         }
-        if let (Some(peer), socket) = (known, socket)
+        if let Some(peer) = known
             && let Ok(process) = process_of(&socket, peer.pid)
         {
             self.visitors.push(Visitor { socket: Some(socket), process, guest: None });
         }
+        Ok(())
     }
 
     fn attend(&mut self, visitor: &mut Visitor) {
