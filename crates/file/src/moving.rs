@@ -6,6 +6,7 @@
 //! M2. A reader that still has the old extent reads what was the file's when it began: nobody writes there any more.
 //! M3. What cannot be moved stays where it is, and is tried again until the region is gone.
 //! M4. An extent on which a write of which nobody knows may still land is moved before anything is written there again.
+//! M5. Moving waits for no other work of the thread: making anew and scrubbing may take hours, a grace is tens of seconds.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Weak};
@@ -85,6 +86,25 @@ impl<R: Rules> StoreCore<R> {
         let scrubbed =
             if self.volume.take_scrub_wanted() { self.scrub(core, &stopped).await } else { Ok(()) };
         moved.and(rebuilt).and(scrubbed)
+    }
+
+    /// Between the steps of long work, as often as the mover looks: what cannot wait for its end (M5). Guests are told until
+    /// when regions may be used, and what has to leave does.
+    pub(crate) async fn in_between(
+        &self,
+        core: &SessionCore,
+        last_ns: &mut u64,
+        stopped: &impl Fn() -> bool,
+    ) {
+        if core.endpoint().now_ns().saturating_sub(*last_ns) < LOOK_EVERY.as_nanos() as u64 {
+            return;
+        }
+        self.look_after_guests();
+        if self.stock.is_to_leave() {
+            // What cannot be moved is tried again, here or when the work is done.
+            let _ = self.move_out(core, stopped).await;
+        }
+        *last_ns = core.endpoint().now_ns();
     }
 
     /// Moves what it can out of regions that are being taken back, and returns the last failure. Ends early when `stopped`

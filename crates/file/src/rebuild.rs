@@ -53,7 +53,7 @@ impl<R: Rules> StoreCore<R> {
         if members > 0 {
             self.volume.rebuild.begin(members * BLOCKS_PER_EXTENT);
         }
-        let mut result = Ok(());
+        let (mut result, mut last_ns) = (Ok(()), core.endpoint().now_ns());
         for file in files {
             let Some(rows) = file.rows() else { continue };
             for stripe in file.members_to_rebuild() {
@@ -66,7 +66,7 @@ impl<R: Rules> StoreCore<R> {
                     Ok(()) => self.volume.rebuild.step(BLOCKS_PER_EXTENT),
                     Err(error) => result = Err(error),
                 }
-                self.pause(core, &stopped).await;
+                self.pause(core, &mut last_ns, &stopped).await;
             }
             for (stripe, block) in file.parity_to_mend(rows) {
                 result = result.and(file.mend_block(core, rows, stripe, block).await.map(drop));
@@ -83,12 +83,16 @@ impl<R: Rules> StoreCore<R> {
 
 impl<R: Rules> StoreCore<R> {
     /// Leaves the network to others for a while. At a low rate that may be hours, which nobody who ends the store waits for.
-    async fn pause(&self, core: &SessionCore, stopped: &impl Fn() -> bool) {
+    async fn pause(&self, core: &SessionCore, last_ns: &mut u64, stopped: &impl Fn() -> bool) {
         let mut left = self.volume.rebuild_pause();
-        while !left.is_zero() && !stopped() {
+        loop {
             let now = left.min(LOOK_EVERY);
             core.endpoint().sleep(now).await;
             left -= now;
+            self.in_between(core, last_ns, stopped).await;
+            if left.is_zero() || stopped() {
+                return;
+            }
         }
     }
 }

@@ -27,11 +27,11 @@ impl<R: Rules> StoreCore<R> {
         let files: Vec<_> = self.files().iter().filter_map(Weak::upgrade).collect();
         let extents: u64 = files.iter().map(|file| file.map.read().allocated_bytes() / EXTENT_BYTES).sum();
         self.volume.scrub.begin(extents * BLOCKS_PER_EXTENT);
-        let mut result = Ok(());
+        let (mut result, mut last_ns) = (Ok(()), core.endpoint().now_ns());
         for file in files {
             let scrubbed = match file.rows() {
-                Some(rows) => file.scrub_rows(core, rows, &stopped).await,
-                None => file.scrub_plain(core, &stopped).await,
+                Some(rows) => file.scrub_rows(core, rows, &mut last_ns, &stopped).await,
+                None => file.scrub_plain(core, &mut last_ns, &stopped).await,
             };
             result = result.and(scrubbed);
             if stopped() {
@@ -44,7 +44,12 @@ impl<R: Rules> StoreCore<R> {
 }
 
 impl<R: Rules> FileCore<R> {
-    async fn scrub_plain(&self, core: &SessionCore, stopped: &impl Fn() -> bool) -> Result<(), FileError> {
+    async fn scrub_plain(
+        &self,
+        core: &SessionCore,
+        last_ns: &mut u64,
+        stopped: &impl Fn() -> bool,
+    ) -> Result<(), FileError> {
         let stripes = self.map.read().stripes(0, u64::MAX);
         let mut result = Ok(());
         for stripe in stripes {
@@ -63,6 +68,7 @@ impl<R: Rules> FileCore<R> {
                     other => result = result.and(other.map(drop)),
                 }
                 self.store.volume.scrub.step(1);
+                self.store.in_between(core, last_ns, stopped).await;
             }
         }
         result
@@ -72,6 +78,7 @@ impl<R: Rules> FileCore<R> {
         &self,
         core: &SessionCore,
         rows: Rows,
+        last_ns: &mut u64,
         stopped: &impl Fn() -> bool,
     ) -> Result<(), FileError> {
         let stripes = self.map.read().stripes(0, u64::MAX);
@@ -85,6 +92,7 @@ impl<R: Rules> FileCore<R> {
                 }
                 result = result.and(self.scrub_column(core, rows, number, block).await);
                 self.store.volume.scrub.step(members);
+                self.store.in_between(core, last_ns, stopped).await;
             }
         }
         result

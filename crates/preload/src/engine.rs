@@ -202,11 +202,19 @@ impl Engine {
         }
         let opened = self.open(backend, fd, right);
         let guard = opened.as_ref().and_then(|_| new_guard(fd, limit));
-        let (Some(opened), Some(guard)) = (opened, guard) else {
-            if !wants_direct {
-                sys::fcntl(fd, libc::F_SETFL, status as usize);
+        let (opened, guard) = match (opened, guard) {
+            (Some(opened), Some(guard)) => (opened, guard),
+            (opened, _) => {
+                // First with the mount: while it counts the description as registered, others may work on the file
+                // directly, and the kernel's pages of it would not hear of that.
+                if opened.is_some() {
+                    backend.unregister(fd);
+                }
+                if !wants_direct {
+                    sys::fcntl(fd, libc::F_SETFL, status as usize);
+                }
+                return None;
             }
-            return None;
         };
         let write_limit = sys::soft_limit(libc::RLIMIT_FSIZE);
         let pin = self.table.claim(&Found { guard, id, flags: allowed(status), write_limit }, right);

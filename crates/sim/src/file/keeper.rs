@@ -37,6 +37,7 @@ pub(super) fn start<R: Rules>(run: &Rc<Run<R>>) {
 async fn move_out<R: Rules>(run: &Run<R>, core: &SessionCore) {
     while run.phase.get() != Phase::Leaving {
         run.world.sleep_by(run.host, LOOK_TO_MOVE_EVERY).await;
+        run.store.look_after_guests();
         // What cannot be moved or made anew is tried again, until it is gone.
         let _ = run.store.look_after(core, || run.phase.get() == Phase::Leaving).await;
         core.let_go().await;
