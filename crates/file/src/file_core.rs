@@ -75,11 +75,13 @@ impl<R: Rules> FileCore<R> {
         let end = end_of(offset, data.len() as u64)?;
         if let Err(error) = self.write_blocks(core, offset, data).await {
             // What was stored behind the end must not show when the file grows; failing that, it is lost. Others may be
-            // at work there as well: only what this write has touched goes.
-            let _alone = self.without_guests(core).await;
-            let from = self.size().max(offset);
-            if end > from {
-                let _ = self.punch_alone(core, from, end - from).await;
+            // at work there as well: only what this write has touched goes, and nothing if a guest does not stand back, who
+            // may just have been told that what it wrote there is part of the file.
+            if let Ok(_alone) = self.without_guests(core).await {
+                let from = self.size().max(offset);
+                if end > from {
+                    let _ = self.punch_alone(core, from, end - from).await;
+                }
             }
             return Err(error);
         }

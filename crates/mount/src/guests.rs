@@ -120,6 +120,8 @@ impl FarFs {
         if self.names()?.attributes(handle.ino)?.ownership.mode & PRIVILEGES != 0 {
             return Err(Errno::EPERM.into());
         }
+        // First: nothing that counts as registered goes without.
+        let ticket = hall.ticket(&handle.body)?;
         let mut doors = handle.body.doors.lock();
         match self.handles.change_standing(number, Standing::Registered) {
             Some(Standing::Plain) => doors.registered += 1,
@@ -129,7 +131,6 @@ impl FarFs {
         if doors.all_registered() && !doors.is_open {
             hall.wants_open(handle.ino, &handle.body);
         }
-        let ticket = hall.ticket(&handle.body)?;
         let socket = hall.name().to_owned();
         Ok(Registered { version: GUEST_VERSION, inode: handle.ino.0, ticket, socket })
     }

@@ -22,7 +22,9 @@ fn limit_descriptors() {
 /// Uses up the numbers that guards could have.
 fn take_all_numbers(file: &File) {
     // SAFETY: takes numbers only; the copies are never closed, and nobody else owns them.
-    while unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, GUARDS_FROM) } >= 0 {}
+    while unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, GUARDS_FROM) } >= 0
+    {
+    }
 }
 
 fn read(file: &File) -> u8 {

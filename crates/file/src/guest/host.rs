@@ -80,6 +80,9 @@ impl Transport for Reach {
 impl Line {
     fn ask(&self, ask: Ask) -> io::Result<(GuestAnswer, Vec<OwnedFd>)> {
         let socket = self.socket.lock();
+        if self.is_over.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::NotConnected.into()); // as whoever had the lock before has found out
+        }
         let message = GuestRequest { ask: Some(ask) }.encode_to_vec();
         let answered = line::send(socket.as_fd(), &message, &[]).and_then(|()| receive_answer(&socket));
         let (bytes, descriptors) = answered.inspect_err(|_| self.end())?;
