@@ -28,8 +28,9 @@ use crate::split::{Piece, pieces};
 use crate::write::MAX_MOVES;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// How often a write is tried again that found more members lost than the row bears.
-const MAX_RETRIES: u32 = 2;
+/// How often a write is tried again that found more members lost than the row bears. A node that was restarted is not known to
+/// have been until its connections or renewals tell; until then each try may meet one more of its regions that is gone.
+const MAX_RETRIES: u32 = 8;
 /// Rows of one write that are stored at a time: their data, parity and what is read for it fit in a session's arena.
 const ROWS_AT_ONCE: usize = 2;
 /// Columns whose old blocks are read at a time, for the same reason.
