@@ -44,6 +44,16 @@ pub trait Rules: Send + Sync + 'static {
         true
     }
 
+    /// Whether an extent's leaving a file is written down before it can be used again.
+    fn journals_frees() -> bool {
+        true
+    }
+
+    /// Whether locks that a dead owner has left are settled by the one who takes over.
+    fn settles_locks() -> bool {
+        true
+    }
+
     /// The word of a block when nobody knows whether its new contents were stored.
     fn in_doubt(before: BlockWord) -> BlockWord {
         before.lost()

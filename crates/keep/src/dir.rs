@@ -101,11 +101,6 @@ impl KeepDir {
     pub fn words(&self) -> &OwnedFd {
         &self.words
     }
-
-    /// Whether everything so far is found again.
-    pub fn is_whole(&self) -> bool {
-        self.log.is_whole()
-    }
 }
 
 fn check_private(path: &Path) -> Result<(), KeepError> {

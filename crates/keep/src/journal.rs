@@ -13,6 +13,9 @@ use crate::kept::Kept;
 pub trait Journal: Send + Sync + fmt::Debug {
     /// When this returns, all of these changes are found again; until then, all or none of them.
     fn append(&self, changes: &[Change]);
+
+    /// Whether everything so far is found again: nothing is any more once something could not be written down.
+    fn is_whole(&self) -> bool;
 }
 
 /// A journal in memory that outlives those who write to it, for simulations. Clones share it, but for their death.
@@ -44,5 +47,9 @@ impl Journal for MemoryJournal {
         if !self.dead.load(Ordering::Relaxed) {
             self.kept.lock().apply(changes.iter().cloned());
         }
+    }
+
+    fn is_whole(&self) -> bool {
+        true
     }
 }

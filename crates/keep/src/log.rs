@@ -122,11 +122,6 @@ impl Log {
         Ok(Log { path: path.to_owned(), head, open: Mutex::new(Some(open)) })
     }
 
-    /// Whether everything so far is found again.
-    pub(crate) fn is_whole(&self) -> bool {
-        self.open.lock().is_some()
-    }
-
     fn try_append(&self, open: &mut Open, changes: &[Change]) -> io::Result<()> {
         let record = encode(changes).ok_or(io::ErrorKind::InvalidInput)?;
         open.file.write_all_at(&record, open.end)?;
@@ -172,6 +167,10 @@ impl Journal for Log {
             std::process::abort();
         }
     }
+
+    fn is_whole(&self) -> bool {
+        self.open.lock().is_some()
+    }
 }
 
 #[cfg(test)]
@@ -208,7 +207,7 @@ mod tests {
         ) {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("log");
-            let log = Log::create(&path, HEAD, &kept_of(&[first.clone()])).unwrap();
+            let log = Log::create(&path, HEAD, &kept_of(std::slice::from_ref(&first))).unwrap();
             batches.iter().for_each(|batch| log.append(batch));
             let mut all = vec![first];
             all.extend(batches);

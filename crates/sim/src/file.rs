@@ -374,6 +374,7 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
             verbs: None,
             shm_socket: (here == Some(NodeId(address.node))).then(|| "near".into()),
         }),
+        journal: None,
     }));
     let mishaps =
         if bears { nemesis::draw_bearable(&plane, &mut random) } else { nemesis::draw(&plane, &mut random) };
