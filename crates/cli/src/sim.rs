@@ -66,7 +66,9 @@ Mutations:
   write-in-doubt-taken-for-none        the old word stands after a write of which nobody knows
   stale-parity                         a write leaves the parity as it is
   rebuild-misses-a-late-write          others write into an extent while it is made anew elsewhere
-  acceleration-not-revoked             a process works on a file directly that is closed to it")]
+  acceleration-not-revoked             a process works on a file directly that is closed to it
+  freed-extent-not-written-down        the next owner takes an extent for a file's that had given it up
+  locks-of-a-dead-owner-not-settled    the next owner leaves blocks locked that the dead one was writing")]
     File(SeedArgs),
 }
 

@@ -5,8 +5,8 @@
 //!     new is written there, and nobody else gets them.
 //! D2. A lock that it left is settled before anybody works on the file: the block is what lies there now, old sectors, new
 //!     ones, or both, and the next read finds the same. One that was never written is empty still.
-//! D3. A parity whose word was locked is lost, and made anew, unless it is the only copy of a member that is missing and
-//!     nothing in its column was being written.
+//! D3. A parity whose word was locked is right if it is the sum of its column as it is now; or if a member is missing,
+//!     nothing else in the column was being written, and it is what its word says. Else it is lost, and made anew.
 //! D4. A file that was being cut off is cut off.
 
 use std::collections::BTreeMap;
@@ -184,11 +184,10 @@ impl<R: Rules> FileCore<R> {
 
     async fn settle_left_column(&self, core: &SessionCore, row: &Row, block: u64) {
         let words = &self.store.words;
-        let (mut written, mut missing) = (false, false);
+        let mut is_torn = false;
         for (_, extent) in &row.data {
             let place = words.place(extent, block);
             let left = words.load(place);
-            missing |= extent.region().is_over() && !left.is_empty();
             if !left.is_locked() {
                 continue;
             }
@@ -196,7 +195,7 @@ impl<R: Rules> FileCore<R> {
                 words.store(place, left.unlocked()); // what the others make
                 continue;
             }
-            written = true;
+            is_torn = true;
             let contents = self.block_contents(core, extent, block).await;
             words.store(place, settled_word::<R>(left, contents.as_deref()));
         }
@@ -205,19 +204,37 @@ impl<R: Rules> FileCore<R> {
         let left = words.load(place);
         // Without its lock nothing was stored in the column.
         if left.is_locked() {
-            let of_old = left.unlocked();
-            let is_only_copy = missing && !written;
-            let as_it_was = is_only_copy && self.stored_block(core, parity, block, of_old).await.is_ok();
-            let is_empty =
-                row.data.iter().all(|(_, extent)| words.load(words.place(extent, block)).is_empty());
-            words.store(
-                place,
-                match () {
-                    () if is_empty => BlockWord::EMPTY,
-                    () if as_it_was => of_old,
-                    () => of_old.lost(),
-                },
-            );
+            let word = self.settled_parity(core, row, block, left.unlocked(), is_torn).await;
+            words.store(place, word);
+        }
+    }
+
+    /// The word of a parity whose writer died, once the data of its column are settled.
+    async fn settled_parity(
+        &self,
+        core: &SessionCore,
+        row: &Row,
+        block: u64,
+        left: BlockWord,
+        is_torn: bool,
+    ) -> BlockWord {
+        let words = &self.store.words;
+        let data = row.data.iter();
+        let data: Vec<_> =
+            data.map(|(_, extent)| (extent.clone(), words.load(words.place(extent, block)))).collect();
+        if data.iter().all(|(_, word)| word.is_empty()) {
+            return BlockWord::EMPTY;
+        }
+        let parity = self.block_contents(core, &row.parity.1, block).await;
+        match (self.sum_of(core, &data, block).await, parity) {
+            (Ok(sum), Some(parity)) if sum[..] == parity[..] => {
+                BlockWord::EMPTY.written(0).written(R::checksum(&parity))
+            }
+            // A member is missing, and this is what it is made from.
+            (Err(_), Some(parity)) if !is_torn && !left.is_lost() && left.matches(R::checksum(&parity)) => {
+                left
+            }
+            _ => left.lost(),
         }
     }
 

@@ -9,6 +9,7 @@ mod judge;
 mod keeper;
 mod link;
 mod nemesis;
+mod successor;
 mod worlds;
 
 use std::cell::{Cell, RefCell};
@@ -20,11 +21,10 @@ use std::sync::Arc;
 use farpool_fabric::sim::{
     Executor, Faults, HostId, Network, ProcessId, Random, RunEnd, Service, Span, World, WorldConfig,
 };
-use farpool_fabric::{Endpoint, EndpointConfig, Peer};
+use farpool_fabric::{Endpoint, EndpointConfig};
 use farpool_file::{FileCore, Redundancy, Rules, Shipped, StoreCore};
 use farpool_lease::Millis;
-use farpool_pool::{EXTENT_BYTES, Extent, LeasedRegion, NODE_DEADLINE, SessionCore, Stock, StockConfig};
-use farpool_wire::control::NodeAddress;
+use farpool_pool::{EXTENT_BYTES, Extent, LeasedRegion, NODE_DEADLINE, SessionCore, Stock};
 use farpool_wire::{BLOCK_BYTES, BlockWord, MAX_TRANSFER_BYTES, NodeId, OwnerId, SessionId};
 
 use crate::plane::broker::Broker;
@@ -36,6 +36,7 @@ use guest::Guest;
 use history::History;
 use judge::Excuses;
 use link::{Lie, Shaking, Shaky};
+use successor::Legacy;
 
 /// The scenario of files.
 pub const FILE: Scenario = Scenario { name: "file", mutations: MUTATIONS, run };
@@ -50,6 +51,8 @@ const DOUBT_IGNORED: &str = "write-in-doubt-taken-for-none";
 const NOT_REVOKED: &str = "acceleration-not-revoked";
 const STALE_PARITY: &str = "stale-parity";
 const LATE_WRITE_MISSED: &str = "rebuild-misses-a-late-write";
+const FREES_UNWRITTEN: &str = "freed-extent-not-written-down";
+const LOCKS_LEFT: &str = "locks-of-a-dead-owner-not-settled";
 const MUTATIONS: &[&str] = &[
     UNCHECKED,
     UNLOCKED_EARLY,
@@ -61,6 +64,8 @@ const MUTATIONS: &[&str] = &[
     NOT_REVOKED,
     STALE_PARITY,
     LATE_WRITE_MISSED,
+    FREES_UNWRITTEN,
+    LOCKS_LEFT,
 ];
 
 /// How long a lease lasts, in milliseconds: shorter than in production, so that more of them end in a run.
@@ -98,9 +103,11 @@ struct Run<R: Rules> {
     /// The machine on which all of this owner runs.
     host: HostId,
     /// The process that looks after the leases.
-    home: ProcessId,
-    stock: Arc<Stock>,
-    store: Arc<StoreCore<R>>,
+    home: Cell<ProcessId>,
+    stock: RefCell<Arc<Stock>>,
+    store: RefCell<Arc<StoreCore<R>>>,
+    /// What outlives the owner, if anything does.
+    legacy: Option<Legacy>,
     files: RefCell<Vec<Numbered<R>>>,
     files_made: Cell<u64>,
     /// The redundancy of each file.
@@ -110,6 +117,8 @@ struct Run<R: Rules> {
     shaking: Rc<Cell<Shaking>>,
     phase: Cell<Phase>,
     clients: RefCell<Vec<(ProcessId, Option<Rc<Guest>>)>>,
+    /// Clients to be started once another owner has taken over.
+    successors_wanted: Cell<usize>,
     /// Whether processes work on files directly.
     has_guests: bool,
     /// Files that somebody closes to guests for a while.
@@ -134,6 +143,20 @@ impl<R: Rules> Deref for Run<R> {
 }
 
 impl<R: Rules> Run<R> {
+    /// What is held now.
+    fn stock(&self) -> Arc<Stock> {
+        self.stock.borrow().clone()
+    }
+
+    /// What its files are made of.
+    fn store(&self) -> Arc<StoreCore<R>> {
+        self.store.borrow().clone()
+    }
+
+    fn home(&self) -> ProcessId {
+        self.home.get()
+    }
+
     /// A process's end of the fabric.
     fn endpoint(&self, process: ProcessId) -> Endpoint {
         let here = self.nodes.iter().find(|node| node.host == self.host).map(|node| node.id);
@@ -158,7 +181,7 @@ impl<R: Rules> Run<R> {
     }
 
     fn session(&self, process: ProcessId) -> SessionCore {
-        SessionCore::new(self.stock.clone(), self.endpoint(process))
+        SessionCore::new(self.stock(), self.endpoint(process))
     }
 
     fn fresh_file(&self) -> Numbered<R> {
@@ -167,7 +190,7 @@ impl<R: Rules> Run<R> {
         let redundancy = worlds::redundancy(self.nodes.len() as u64, &mut self.drawing.borrow_mut());
         self.redundancies.borrow_mut().insert(number, redundancy);
         self.world.note("file {} begins; data extents of its rows: {}", &[number, redundancy.nodes() - 1]);
-        let file = self.store.create_as(redundancy);
+        let file = self.store().create_as(redundancy);
         if self.has_guests && file.open_to_guests().is_err() {
             self.complain("no memory to share a file by".to_owned());
         }
@@ -177,7 +200,7 @@ impl<R: Rules> Run<R> {
     /// Remembers the regions that are held now.
     fn note_regions(&self) {
         let mut known = self.regions.borrow_mut();
-        for region in self.stock.regions() {
+        for region in self.stock().regions() {
             if !known.iter().any(|other| Arc::ptr_eq(other, &region)) {
                 known.push(region);
             }
@@ -257,6 +280,24 @@ impl Rules for LateWriteMissed {
     }
 }
 
+/// Broken: an extent's leaving a file is not written down.
+enum FreesUnwritten {}
+
+impl Rules for FreesUnwritten {
+    fn journals_frees() -> bool {
+        false
+    }
+}
+
+/// Broken: locks that a dead owner has left stay.
+enum LocksLeft {}
+
+impl Rules for LocksLeft {
+    fn settles_locks() -> bool {
+        false
+    }
+}
+
 fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     match mutation {
         Some(UNCHECKED) => run_by::<Unchecked>(seed, mutation, trace),
@@ -266,6 +307,8 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         Some(NOT_REVOKED) => run_by::<NotRevoked>(seed, mutation, trace),
         Some(STALE_PARITY) => run_by::<StaleParity>(seed, mutation, trace),
         Some(LATE_WRITE_MISSED) => run_by::<LateWriteMissed>(seed, mutation, trace),
+        Some(FREES_UNWRITTEN) => run_by::<FreesUnwritten>(seed, mutation, trace),
+        Some(LOCKS_LEFT) => run_by::<LocksLeft>(seed, mutation, trace),
         Some(DOUBT_IGNORED) => run_by::<DoubtIgnored>(seed, mutation, trace),
         _ => run_by::<Shipped>(seed, mutation, trace),
     }
@@ -362,29 +405,33 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
         faults_stream: 31,
     };
     let plane = Plane::new(world.clone(), executor.tasks(), config);
-    let here = plane.nodes.iter().find(|node| node.host == host).map(|node| node.id);
-    let stock = Arc::new(Stock::new(StockConfig {
-        owner: OwnerId(plane.next_name()),
-        region_bytes,
-        limit_regions: (!bears && random.chance(300)).then(|| 2 + random.below(5)),
-        clock: Arc::new(world.clock(host)),
-        reach: Box::new(move |address: &NodeAddress| Peer {
-            node: NodeId(address.node),
-            tcp: None,
-            verbs: None,
-            shm_socket: (here == Some(NodeId(address.node))).then(|| "near".into()),
-        }),
-        journal: None,
-    }));
+    let has_guests = random.chance(600);
+    let is_about_owners = matches!(mutation, Some(FREES_UNWRITTEN | LOCKS_LEFT));
+    let limit_regions = (!bears && random.chance(300)).then(|| 2 + random.below(5));
+    let owner = OwnerId(plane.next_name());
+    let legacy =
+        (!has_guests && random.chance(700) || is_about_owners).then(|| Legacy::new(owner, limit_regions));
+    let has_guests = has_guests && legacy.is_none();
+    let stock = successor::stock_of(&plane, host, owner, limit_regions, legacy.as_ref());
+    let store = match &legacy {
+        Some(legacy) => StoreCore::keeping(stock.clone(), legacy.words()),
+        None => StoreCore::new(stock.clone()),
+    };
     let mishaps =
         if bears { nemesis::draw_bearable(&plane, &mut random) } else { nemesis::draw(&plane, &mut random) };
+    let mut mishaps = mishaps;
+    if legacy.is_some() {
+        mishaps.extend(nemesis::draw_deaths_of_the_owner(&plane, bears, &mut random));
+    }
+    let owner_dies = mishaps.iter().any(nemesis::Mishap::is_of_the_owner);
     let flips = mishaps.iter().any(nemesis::Mishap::is_a_flip);
     let run = Rc::new(Run::<R> {
-        store: Arc::new(StoreCore::new(stock.clone()).expect("a table of words")),
-        stock,
+        store: RefCell::new(Arc::new(store.expect("a table of words"))),
+        stock: RefCell::new(stock),
+        legacy,
         plane,
         host,
-        home,
+        home: Cell::new(home),
         files: RefCell::default(),
         files_made: Cell::new(0),
         redundancies: RefCell::default(),
@@ -393,7 +440,8 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
         shaking: Rc::new(Cell::new(shaking)),
         phase: Cell::new(Phase::Busy),
         clients: RefCell::default(),
-        has_guests: random.chance(600),
+        successors_wanted: Cell::new(0),
+        has_guests,
         closed: RefCell::default(),
         shut: RefCell::default(),
         at_work: Cell::new(0),
@@ -403,6 +451,7 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
             short: shaking.short_permille > 0,
             bears,
             flips,
+            owner_dies,
         },
         regions: RefCell::default(),
         has_left: Cell::new(false),
@@ -415,9 +464,9 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
     *run.trusting.borrow_mut() = Some(Box::new(move |region, epoch| {
         let Some(run) = asked.upgrade() else { return Vec::new() };
         let trusts = |held: &Arc<LeasedRegion>| {
-            held.id == region && held.epoch == epoch && held.check(run.stock.now().0).is_ok()
+            held.id == region && held.epoch == epoch && held.check(run.stock().now().0).is_ok()
         };
-        if run.stock.regions().iter().any(trusts) { vec![run.home.number()] } else { Vec::new() }
+        if run.stock().regions().iter().any(trusts) { vec![run.home().number()] } else { Vec::new() }
     }));
     run.plane.start();
     keeper::start(&run);
