@@ -102,14 +102,14 @@ pub fn run(args: MountArgs) -> Result<()> {
         let _ = asked.try_send(()); // full: it was asked before
     })
     .context("cannot install signal handlers")?;
-    let keeping = args.keep.as_deref().map(Keeping::open).transpose()?;
+    let mut keeping = args.keep.as_deref().map(Keeping::open).transpose()?;
     let pool = PoolConfig {
         broker: broker.address.clone(),
         tls: broker.tls.clone(),
         transport: Transports { choice: args.transport, card: Some(card_transport) },
         limit_bytes: args.limit.map(|limit| limit.0),
     };
-    let (store, kept) = match &keeping {
+    let (store, kept) = match &mut keeping {
         Some(keeping) => {
             let (store, kept) = keeping.store(pool)?;
             (store, Some(kept))

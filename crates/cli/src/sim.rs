@@ -68,7 +68,8 @@ Mutations:
   rebuild-misses-a-late-write          others write into an extent while it is made anew elsewhere
   acceleration-not-revoked             a process works on a file directly that is closed to it
   freed-extent-not-written-down        the next owner takes an extent for a file's that had given it up
-  locks-of-a-dead-owner-not-settled    the next owner leaves blocks locked that the dead one was writing")]
+  locks-of-a-dead-owner-not-settled    the next owner leaves blocks locked that the dead one was writing
+  late-write-of-a-dead-owner-forgotten what the dead owner was writing to is used again at once")]
     File(SeedArgs),
 }
 

@@ -53,12 +53,16 @@ impl<R: Rules> StoreCore<R> {
         let adopted: Adopted<R> = adopted.collect();
         // What was being copied there, or written when the file gave it up (D1).
         let rest: Vec<u64> = adoption.extents_held().filter(|extent| !adoption.is_taken(*extent)).collect();
-        for extent in rest.into_iter().filter(|extent| self.words.may_be_written(*extent)) {
+        for extent in rest.into_iter().filter(|extent| self.is_left_in_doubt(*extent)) {
             self.stock.shun_extent(&adoption, extent);
         }
         self.stock.adoption_is_over(adoption);
         self.volume.has_to_mend();
         adopted
+    }
+
+    fn is_left_in_doubt(&self, extent: u64) -> bool {
+        R::doubts_what_was_left() && self.words.may_be_written(extent)
     }
 
     fn take_extents(&self, file: &FileCore<R>, found: &FoundFile, adoption: &mut Adoption) {
@@ -68,7 +72,7 @@ impl<R: Rules> StoreCore<R> {
         for (&stripe, &number) in found.extents.iter().filter(|(stripe, _)| **stripe < MAX_STRIPES) {
             match self.stock.adopt_extent(adoption, number).filter(|extent| self.words.covers(extent)) {
                 Some(extent) => {
-                    if self.words.may_be_written(number) {
+                    if self.is_left_in_doubt(number) {
                         extent.doubt();
                     }
                     map.found_extent(stripe, extent);

@@ -49,6 +49,11 @@ pub trait Rules: Send + Sync + 'static {
         true
     }
 
+    /// Whether nobody gets what a dead owner may have been writing to, since that may still land.
+    fn doubts_what_was_left() -> bool {
+        true
+    }
+
     /// Whether locks that a dead owner has left are settled by the one who takes over.
     fn settles_locks() -> bool {
         true

@@ -52,6 +52,7 @@ const NOT_REVOKED: &str = "acceleration-not-revoked";
 const STALE_PARITY: &str = "stale-parity";
 const LATE_WRITE_MISSED: &str = "rebuild-misses-a-late-write";
 const FREES_UNWRITTEN: &str = "freed-extent-not-written-down";
+const LATE_FORGOTTEN: &str = "late-write-of-a-dead-owner-forgotten";
 const LOCKS_LEFT: &str = "locks-of-a-dead-owner-not-settled";
 const MUTATIONS: &[&str] = &[
     UNCHECKED,
@@ -66,6 +67,7 @@ const MUTATIONS: &[&str] = &[
     LATE_WRITE_MISSED,
     FREES_UNWRITTEN,
     LOCKS_LEFT,
+    LATE_FORGOTTEN,
 ];
 
 /// How long a lease lasts, in milliseconds: shorter than in production, so that more of them end in a run.
@@ -298,6 +300,15 @@ impl Rules for LocksLeft {
     }
 }
 
+/// Broken: what a dead owner was writing to is used as if nothing could land there any more.
+enum LateForgotten {}
+
+impl Rules for LateForgotten {
+    fn doubts_what_was_left() -> bool {
+        false
+    }
+}
+
 fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     match mutation {
         Some(UNCHECKED) => run_by::<Unchecked>(seed, mutation, trace),
@@ -308,6 +319,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         Some(STALE_PARITY) => run_by::<StaleParity>(seed, mutation, trace),
         Some(LATE_WRITE_MISSED) => run_by::<LateWriteMissed>(seed, mutation, trace),
         Some(FREES_UNWRITTEN) => run_by::<FreesUnwritten>(seed, mutation, trace),
+        Some(LATE_FORGOTTEN) => run_by::<LateForgotten>(seed, mutation, trace),
         Some(LOCKS_LEFT) => run_by::<LocksLeft>(seed, mutation, trace),
         Some(DOUBT_IGNORED) => run_by::<DoubtIgnored>(seed, mutation, trace),
         _ => run_by::<Shipped>(seed, mutation, trace),
@@ -406,7 +418,7 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
     };
     let plane = Plane::new(world.clone(), executor.tasks(), config);
     let has_guests = random.chance(600);
-    let is_about_owners = matches!(mutation, Some(FREES_UNWRITTEN | LOCKS_LEFT));
+    let is_about_owners = matches!(mutation, Some(FREES_UNWRITTEN | LOCKS_LEFT | LATE_FORGOTTEN));
     let limit_regions = (!bears && random.chance(300)).then(|| 2 + random.below(5));
     let owner = OwnerId(plane.next_name());
     let legacy =

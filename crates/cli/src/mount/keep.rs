@@ -11,7 +11,7 @@ use farpool_pool::{Pool, PoolConfig};
 use crate::output::say;
 use crate::size::ByteSize;
 
-/// How long leases are good for at the least once the daemon has ended cleanly: their time, less what owners leave unused.
+/// How long a successor has once the daemon has ended cleanly: the time of a lease, less what it takes to start.
 const RESTART_WITHIN_S: u64 = 8;
 
 /// The directory of a mount's state, and the mount that was found in it.
@@ -39,14 +39,14 @@ impl Keeping {
     }
 
     /// The store with its files, as far as their leases still run.
-    pub fn store(&self, config: PoolConfig) -> Result<(FileStore, KeptMount)> {
+    pub fn store(&mut self, config: PoolConfig) -> Result<(FileStore, KeptMount)> {
+        let kept = std::mem::take(&mut self.kept);
         let journal = self.dir.journal();
-        let (pool, adoption) = Pool::connect_keeping(config, journal.clone(), &self.kept)?;
-        let wanted = kept_files(&self.kept);
+        let (pool, adoption) = Pool::connect_keeping(config, journal.clone(), &kept)?;
+        let wanted = kept_files(&kept);
         let words = self.dir.words().try_clone().context("cannot share the words of blocks")?;
-        let (store, files) =
-            FileStore::keeping(pool, words, &self.kept, adoption, |file| wanted.contains(&file))
-                .context("cannot start the file store")?;
+        let (store, files) = FileStore::keeping(pool, words, &kept, adoption, |file| wanted.contains(&file))
+            .context("cannot start the file store")?;
         if !wanted.is_empty() {
             let bytes: u64 = files.values().map(|file| file.allocated_bytes()).sum();
             say(format!("found  {} with {}", files_of(files.len()), ByteSize(bytes)));
@@ -60,7 +60,7 @@ impl Keeping {
                 ));
             }
         }
-        Ok((store, KeptMount { journal, kept: self.kept.clone(), files }))
+        Ok((store, KeptMount { journal, kept, files }))
     }
 
     /// What becomes of the files now that the mount is gone.
