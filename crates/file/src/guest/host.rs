@@ -84,7 +84,8 @@ impl Line {
             return Err(io::ErrorKind::NotConnected.into()); // as whoever had the lock before has found out
         }
         let message = GuestRequest { ask: Some(ask) }.encode_to_vec();
-        let answered = line::send(socket.as_fd(), &message, &[]).and_then(|()| receive_answer(socket.as_fd()));
+        let answered =
+            line::send(socket.as_fd(), &message, &[]).and_then(|()| receive_answer(socket.as_fd()));
         let (bytes, descriptors) = answered.inspect_err(|_| self.end())?;
         let answer = GuestAnswer::decode(&bytes[..]).ok().filter(|_| !bytes.is_empty());
         let Some(answer) = answer else {
