@@ -1,15 +1,37 @@
-//! Descriptors in processes that are not ours: databases by the C library or the interposer.
+//! Descriptors: how many a process of ours may have, and those in processes that are not ours (databases by the C library or
+//! the interposer).
 //!
-//! Programs count on low numbers for their own, and some close all that they do not know and go on. A descriptor of ours that
+//! Such programs count on low numbers for their own, and some close all that they do not know and go on. A descriptor of ours that
 //! was replaced by one of theirs would have us read what is meant for them, or close it.
 
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 /// Lowest number of a descriptor that stays open, or half the limit on open files if that is lower.
 const FROM: u64 = 1024;
+
+/// Most descriptors of one kind, each with memory mapped: half of how many maps Linux gives a process (`vm.max_map_count`).
+const MOST_OF_A_KIND: u64 = 32_767;
+
+/// Lets this process have as many descriptors as it may. The usual limit of 1,024 is there for programs that use `select`.
+pub fn raise_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "the limit on open files stays as it is");
+    }
+}
+
+/// Whether a descriptor just made leaves enough of them for what this process cannot do without, such as connections. One that
+/// others ask for, one after another, should else be closed again. Numbers are given out from the lowest, so this one's says
+/// how many there are.
+pub fn leaves_room(descriptor: BorrowedFd<'_>) -> bool {
+    let most =
+        getrlimit(Resource::Nofile).current.map_or(MOST_OF_A_KIND, |limit| MOST_OF_A_KIND.min(limit / 2));
+    u64::try_from(descriptor.as_raw_fd()).is_ok_and(|number| number < most)
+}
 
 /// A descriptor that stays open for long in a process which may close it behind our back. Dropping it closes the number only
 /// while that still means what was opened: of sockets that is certain, since each has an inode of its own; of an
@@ -70,7 +92,7 @@ impl Drop for Descriptor {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+    use std::os::fd::{FromRawFd, RawFd};
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -85,6 +107,15 @@ mod tests {
     fn is_open(number: RawFd) -> bool {
         // SAFETY: only asked whether it is open.
         Identity::of(unsafe { BorrowedFd::borrow_raw(number) }).is_some()
+    }
+
+    #[test]
+    fn a_descriptor_of_the_upper_half_leaves_no_room() {
+        let file = File::open("/dev/null").unwrap();
+        assert!(leaves_room(file.as_fd()));
+        let limit = getrlimit(Resource::Nofile).current.unwrap();
+        let high = rustix::io::fcntl_dupfd_cloexec(&file, (limit / 2) as i32).unwrap();
+        assert!(!leaves_room(high.as_fd()));
     }
 
     #[test]
