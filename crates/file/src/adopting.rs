@@ -139,8 +139,10 @@ impl<R: Rules> FileCore<R> {
             *word = settled_word::<R>(*word, contents);
         }
         let moved = match data {
-            Some(data) => self.put_elsewhere(core, stripe, &old, data, &settled).await.is_ok(),
-            None => false,
+            Some(data) if R::doubts_what_was_left() => {
+                self.put_elsewhere(core, stripe, &old, data, &settled).await.is_ok()
+            }
+            _ => false,
         };
         if !moved {
             // It is in doubt, so it moves when there is room.

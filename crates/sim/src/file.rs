@@ -338,8 +338,10 @@ struct Ills {
 /// Any subset of what can go wrong.
 fn ills(mutation: Option<&'static str>, random: &mut Random) -> Ills {
     let mut some = |permille: u32| if random.chance(400) { permille } else { 0 };
+    // Else it would take many worlds until it matters.
+    let late_permille = if mutation == Some(LATE_FORGOTTEN) { 200 } else { some(40) };
     let faults = Faults {
-        late_permille: some(40),
+        late_permille,
         late: Some(Span::new(1_000_000, 1_500_000_000)),
         stall_permille: some(10),
         stall: Some(Span::new(1_000_000, 300_000_000)),
@@ -394,7 +396,7 @@ fn nodes_of(world: &World, own_host: HostId, bears: bool, random: &mut Random) -
 
 fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let mut random = Random::new(seed, 30);
-    let bears = random.chance(worlds::BEARING_PERMILLE);
+    let bears = random.chance(worlds::BEARING_PERMILLE) && mutation != Some(LATE_FORGOTTEN);
     let Ills { faults, delivery, shaking, harmless } =
         if bears { worlds::bearable(mutation, &mut random) } else { ills(mutation, &mut random) };
     let world = world_of(seed, trace, faults);

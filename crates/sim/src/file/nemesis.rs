@@ -20,6 +20,8 @@ use crate::plane::{Plane, node};
 const FLIPS_PER_EXTENT: u64 = 24;
 /// Mishaps of a run, at most.
 const MOST: u64 = 6;
+/// Some owners are started again so soon that packets of the dead one are still on their way.
+const AT_ONCE_MS: u64 = 20;
 /// For having leases taken back.
 const OPERATOR_PATIENCE: Duration = Duration::from_secs(8);
 
@@ -109,7 +111,12 @@ pub(super) fn draw_bearable(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
 /// Draws when the owner dies: once or twice, mostly for less than a lease lasts.
 pub(super) fn draw_deaths_of_the_owner(plane: &Plane, bears: bool, random: &mut Random) -> Vec<Mishap> {
     let busy_ms = BUSY_TTLS * plane.ttl.0;
-    let longest_ms = if bears || random.chance(800) { plane.ttl.0 / 5 } else { 2 * plane.ttl.0 };
+    let longest_ms = match random.below(10) {
+        0..4 => AT_ONCE_MS,
+        4..8 => plane.ttl.0 / 5,
+        _ if bears => plane.ttl.0 / 5,
+        _ => 2 * plane.ttl.0,
+    };
     let count = 1 + random.below(2);
     let mishap = |_| {
         let after = Duration::from_micros(random.below(busy_ms * 1_000));
