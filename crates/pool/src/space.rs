@@ -506,7 +506,7 @@ mod tests {
                     7 => space.lock().leave(RegionId { node: NodeId(place % 2), index: place as u32 % 2 }),
                     8 => {
                         index += 1;
-                        space.lock().add(region(place % 3, index), REGION_BYTES, 0);
+                        space.lock().add(region(place % 3, index), REGION_BYTES, 0, &Lease::default());
                     }
                     _ => drop(space.lock().remove(|region| region.id.node.0 == place)),
                 }
