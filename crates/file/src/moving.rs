@@ -60,8 +60,9 @@ fn look_after(store: &StoreCore, pool: &Pool, stopped: &Receiver<()>) {
     let mut complained = false;
     while stopped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         store.look_after_guests();
-        if !(store.stock.is_to_leave() || store.is_to_rebuild() || store.volume.is_scrub_wanted()) {
-            (session, complained) = (None, false);
+        complained &= store.stock.is_to_leave() || store.is_to_rebuild();
+        if !(store.stock.is_to_leave() || store.is_rebuild_due() || store.volume.is_scrub_wanted()) {
+            session = None;
             continue;
         }
         let guard = session.get_or_insert_with(|| pool.session()).lock();
@@ -82,7 +83,7 @@ impl<R: Rules> StoreCore<R> {
     /// Returns the last failure.
     pub async fn look_after(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
         let moved = if self.stock.is_to_leave() { self.move_out(core, &stopped).await } else { Ok(()) };
-        let rebuilt = self.rebuild(core, &stopped).await;
+        let rebuilt = if self.is_rebuild_due() { self.rebuild(core, &stopped).await } else { Ok(()) };
         let scrubbed =
             if self.volume.take_scrub_wanted() { self.scrub(core, &stopped).await } else { Ok(()) };
         moved.and(rebuilt).and(scrubbed)
