@@ -18,6 +18,7 @@ pub mod child;
 pub mod databases;
 mod demo;
 pub mod machine;
+mod meanwhile;
 pub mod paper;
 pub mod pool;
 pub mod postgres;
