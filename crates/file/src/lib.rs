@@ -43,6 +43,7 @@ mod rules;
 mod scrub;
 mod seek;
 mod split;
+mod staging;
 mod store;
 #[cfg(test)]
 mod tests;

@@ -21,6 +21,7 @@ use crate::error::FileError;
 use crate::file_core::FileCore;
 use crate::rules::Rules;
 use crate::split::Piece;
+use crate::staging::staging;
 use crate::store::StoreCore;
 use crate::write::Locks;
 
@@ -173,7 +174,7 @@ impl<R: Rules> FileCore<R> {
         kept: &mut [BlockWord],
     ) -> Result<(), FileError> {
         let start = whole.file_offset(0);
-        let buffer = core.buffer(EXTENT_BYTES as usize).map_err(|_| FileError::TooLong)?;
+        let buffer = staging(core, EXTENT_BYTES as usize)?;
         let (buffer, read) = core.read(old, 0, buffer).await;
         read.map_err(|error| FileError::from_access(error, start))?;
         for (block, (word, data)) in (0..).zip(kept.iter_mut().zip(buffer.chunks_exact(BLOCK_BYTES))) {

@@ -14,6 +14,7 @@ use crate::error::FileError;
 use crate::file_core::FileCore;
 use crate::rules::Rules;
 use crate::split::{Piece, pieces};
+use crate::staging::staging;
 
 /// How often a piece is read anew because a writer changed it meanwhile, before the reader gives up.
 pub(crate) const MAX_OVERTAKEN: u32 = 10_000;
@@ -35,7 +36,7 @@ impl<R: Rules> FileCore<R> {
         let whole = match self.rows() {
             None => {
                 let aligned = (skipped + bytes).next_multiple_of(BLOCK_BYTES as u64);
-                let buffer = core.buffer(aligned as usize).map_err(|_| FileError::TooLong)?;
+                let buffer = staging(core, aligned as usize)?;
                 let read = |piece, own| self.read_piece(core, piece, own);
                 in_pieces(offset, bytes, buffer, read).await?
             }

@@ -22,6 +22,7 @@ use crate::reconstruct::Unfit;
 use crate::redundancy::{Rows, is_parity};
 use crate::rows::{Row, replace_member};
 use crate::rules::Rules;
+use crate::staging::staging;
 use crate::store::StoreCore;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -200,7 +201,7 @@ impl<R: Rules> FileCore<R> {
         stripe: u64,
     ) -> Result<(ArenaBuf, [BlockWord; BLOCKS_PER_EXTENT as usize]), FileError> {
         let old = row.member(stripe).expect("its locks were taken");
-        let mut buffer = core.buffer(EXTENT_BYTES as usize).map_err(|_| FileError::TooLong)?;
+        let mut buffer = staging(core, EXTENT_BYTES as usize)?;
         let mut is_read = false;
         if !old.region().is_over() {
             let (returned, read) = core.read(old, 0, buffer).await;
@@ -308,7 +309,7 @@ impl<R: Rules> FileCore<R> {
                 return Ok(false);
             }
         };
-        let mut buffer = core.buffer(BLOCK_BYTES).map_err(|_| FileError::TooLong)?;
+        let mut buffer = staging(core, BLOCK_BYTES)?;
         buffer.copy_from_slice(&right);
         held.mending = true;
         let (buffer, written) = core.write(extent, block * BLOCK, buffer).await;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use farpool_fabric::ArenaBuf;
 use farpool_pool::{EXTENT_BYTES, Extent, SessionCore};
-use farpool_wire::{BLOCK_BYTES, BlockWord, MAX_TRANSFER_BYTES};
+use farpool_wire::{BLOCK_BYTES, BlockWord};
 use futures_util::future::{Either, select};
 
 use crate::blocks::BLOCKS_PER_EXTENT;
@@ -22,6 +22,7 @@ use crate::reconstruct::{Remade, Unfit};
 use crate::redundancy::Rows;
 use crate::rules::Rules;
 use crate::split::Piece;
+use crate::staging::staging_in_time;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// From here on a node is slow: a hundred times what a read takes over the slowest transport.
@@ -29,9 +30,6 @@ const SLOW_AFTER: Duration = Duration::from_millis(20);
 /// For how long a slow node is not asked. The reads that were given up keep their buffers until the node answers, so
 /// there must not be many of them before its deadline is over.
 const SLOW_FOR_MS: u64 = 1_000;
-/// How long a read waits for buffers of such reads: longer than the deadline of an operation.
-const ROOM_PATIENCE: Duration = Duration::from_secs(6);
-const ROOM_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What came of reading an extent's part once.
 enum Attempt {
@@ -64,7 +62,7 @@ impl<R: Rules> FileCore<R> {
         let aligned = (offset % BLOCK + bytes).next_multiple_of(BLOCK) as usize;
         let mut patient = false;
         loop {
-            let buffer = room(core, aligned).await?;
+            let buffer = staging_in_time(core, aligned).await?;
             let read = |piece, own| self.read_in_row(core, rows, piece, own, patient);
             match in_pieces(offset, bytes, buffer, read).await {
                 Ok(whole) => return Ok(whole),
@@ -201,20 +199,6 @@ impl<R: Rules> FileCore<R> {
             }
         }
         true
-    }
-}
-
-/// A buffer, once reads that were given up have left room for it.
-async fn room(core: &SessionCore, bytes: usize) -> Result<ArenaBuf, FileError> {
-    let give_up_at = core.endpoint().now_ns() + ROOM_PATIENCE.as_nanos() as u64;
-    loop {
-        match core.buffer(bytes) {
-            Ok(buffer) => return Ok(buffer),
-            Err(_) if bytes > 2 * MAX_TRANSFER_BYTES || core.endpoint().now_ns() > give_up_at => {
-                return Err(FileError::TooLong);
-            }
-            Err(_) => core.endpoint().sleep(ROOM_INTERVAL).await,
-        }
     }
 }
 

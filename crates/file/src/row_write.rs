@@ -25,6 +25,7 @@ use crate::row_columns::{columns, runs};
 use crate::rows::Row;
 use crate::rules::Rules;
 use crate::split::{Piece, pieces};
+use crate::staging::staging;
 use crate::write::MAX_MOVES;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -274,7 +275,7 @@ impl<R: Rules> FileCore<R> {
     ) -> Result<Vec<(u64, u64, ArenaBuf)>, FileError> {
         let mut buffers = Vec::with_capacity(parts.len() + 1);
         for Part { piece, data } in parts {
-            let mut buffer = core.buffer(piece.aligned_bytes() as usize).map_err(|_| FileError::TooLong)?;
+            let mut buffer = staging(core, piece.aligned_bytes() as usize)?;
             let (first, last) = (piece.first_block(), piece.end_block() - 1);
             let ends = [Some(first), Some(last).filter(|&last| last != first)];
             for block in ends.into_iter().flatten().filter(|&block| !piece.covers(block)) {
@@ -428,7 +429,7 @@ impl<R: Rules> FileCore<R> {
             .collect();
         let mut buffers = Vec::with_capacity(2);
         for run in sums.chunk_by(|one, other| one.0 + 1 == other.0) {
-            let mut buffer = core.buffer(run.len() * BLOCK_BYTES).map_err(|_| FileError::TooLong)?;
+            let mut buffer = staging(core, run.len() * BLOCK_BYTES)?;
             for ((_, sum), place) in run.iter().zip(buffer.chunks_exact_mut(BLOCK_BYTES)) {
                 place.copy_from_slice(sum);
             }

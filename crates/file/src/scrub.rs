@@ -16,6 +16,7 @@ use crate::reconstruct::Unfit;
 use crate::redundancy::Rows;
 use crate::rules::Rules;
 use crate::split::Piece;
+use crate::staging::staging;
 use crate::store::StoreCore;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -68,7 +69,7 @@ impl<R: Rules> FileCore<R> {
                 if stopped() {
                     return result;
                 }
-                let buffer = core.buffer(BLOCK_BYTES).map_err(|_| FileError::TooLong)?;
+                let buffer = staging(core, BLOCK_BYTES)?;
                 let piece = Piece { stripe, start: block * BLOCK, end: (block + 1) * BLOCK };
                 match self.read_piece(core, piece, buffer).await.map(drop) {
                     Ok(()) => {}

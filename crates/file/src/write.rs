@@ -13,6 +13,7 @@ use crate::error::{FileError, nothing_was_stored};
 use crate::file_core::FileCore;
 use crate::rules::Rules;
 use crate::split::{Piece, pieces};
+use crate::staging::staging;
 
 /// How often a write follows an extent that was moved or cut off while it waited: once for a move; more only if others
 /// cut the file off at the same time, again and again.
@@ -169,7 +170,7 @@ impl<R: Rules> FileCore<R> {
         if R::may_still_change(extent) && locks.any(|word| word.is_lost() || word.is_empty()) {
             return Ok(Stored::MoveFirst);
         }
-        let buffer = core.buffer(piece.aligned_bytes() as usize).map_err(|_| FileError::TooLong)?;
+        let buffer = staging(core, piece.aligned_bytes() as usize)?;
         let mut buffer = self.old_ends(core, piece, extent, &locks, buffer).await?;
         let start = (piece.start - piece.aligned_start()) as usize;
         fill(&mut buffer[start..start + (piece.end - piece.start) as usize]);
@@ -228,7 +229,7 @@ impl<R: Rules> FileCore<R> {
             to.fill(0);
             return Ok(());
         }
-        let buffer = core.buffer(BLOCK_BYTES).map_err(|_| FileError::TooLong)?;
+        let buffer = staging(core, BLOCK_BYTES)?;
         let (buffer, result) = core.read(extent, start, buffer).await;
         result.map_err(|error| FileError::from_access(error, offset))?;
         if !word.matches(R::checksum(&buffer)) {
