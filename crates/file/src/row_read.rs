@@ -37,6 +37,13 @@ enum Attempt {
     Overtaken(ArenaBuf),
 }
 
+/// A part as it was read from where it lies.
+struct Taken {
+    buffer: ArenaBuf,
+    /// Why the buffer holds nothing.
+    failure: Option<Unfit>,
+}
+
 /// Why a part was not read.
 enum Failed {
     /// Its node is slow, and keeps the buffer. Now that this is known, the next try does without it.
@@ -120,32 +127,55 @@ impl<R: Rules> FileCore<R> {
             buffer.fill(0);
             return Ok(Attempt::Done(buffer));
         }
-        let mut is_read = false;
-        let mut failure = Unfit::Gone;
-        let node = &extent.region().node;
-        let now_ms = || self.store.stock.now().0;
-        if node.is_slow(now_ms()) && self.make_piece(core, rows, piece, extent, before, &mut buffer).await {
+        let is_slow = extent.region().node.is_slow(self.store.stock.now().0);
+        if is_slow && self.make_piece(core, rows, piece, extent, before, &mut buffer).await {
             return Ok(Attempt::Done(buffer));
         }
-        if !extent.region().is_over() {
-            let read = pin!(core.read(extent, piece.aligned_start(), buffer));
-            let (returned, result) = if patient {
-                read.await
-            } else {
-                match select(read, pin!(core.endpoint().sleep(SLOW_AFTER))).await {
-                    Either::Left((read, _)) => read,
-                    Either::Right(_) => {
-                        node.is_slow_until(now_ms() + SLOW_FOR_MS);
-                        return Err(Failed::Slow);
-                    }
+        let taken = if extent.region().is_over() {
+            Taken { buffer, failure: Some(Unfit::Gone) }
+        } else {
+            self.take_from(core, piece, extent, buffer, patient).await?
+        };
+        self.put_right(core, rows, piece, extent, before, taken).await
+    }
+
+    /// Reads a piece from where it lies, unless its node is slow and that may be for others to bear.
+    async fn take_from(
+        &self,
+        core: &SessionCore,
+        piece: Piece,
+        extent: &Extent,
+        buffer: ArenaBuf,
+        patient: bool,
+    ) -> Result<Taken, Failed> {
+        let read = pin!(core.read(extent, piece.aligned_start(), buffer));
+        let (buffer, result) = if patient {
+            read.await
+        } else {
+            match select(read, pin!(core.endpoint().sleep(SLOW_AFTER))).await {
+                Either::Left((read, _)) => read,
+                Either::Right(_) => {
+                    extent.region().node.is_slow_until(self.store.stock.now().0 + SLOW_FOR_MS);
+                    return Err(Failed::Slow);
                 }
-            };
-            buffer = returned;
-            is_read = result.is_ok();
-            if let Err(error) = result {
-                failure = Unfit::Later(FileError::from_access(error, piece.file_offset(piece.start)));
             }
-        }
+        };
+        let later = |error| Unfit::Later(FileError::from_access(error, piece.file_offset(piece.start)));
+        Ok(Taken { buffer, failure: result.err().map(later) })
+    }
+
+    /// Checks what was read against its words, and makes from the others what is not right.
+    async fn put_right(
+        &self,
+        core: &SessionCore,
+        rows: Rows,
+        piece: Piece,
+        extent: &Arc<Extent>,
+        before: &[BlockWord],
+        taken: Taken,
+    ) -> Result<Attempt, Failed> {
+        let Taken { mut buffer, failure } = taken;
+        let is_read = failure.is_none();
         let words = &self.store.words;
         for ((block, word), data) in
             (piece.first_block()..).zip(before).zip(buffer.chunks_exact_mut(BLOCK_BYTES))
@@ -163,9 +193,7 @@ impl<R: Rules> FileCore<R> {
             match self.remake_for_reader(core, rows, (piece.stripe, block), extent, *word).await {
                 Ok(Remade::Right(right)) => data.copy_from_slice(&right),
                 Ok(Remade::Overtaken) => return Ok(Attempt::Overtaken(buffer)),
-                Err(unfit) => {
-                    return Err(not_to_be_had(extent, piece, block, is_read, failure, unfit).into());
-                }
+                Err(unfit) => return Err(not_to_be_had(extent, piece, block, failure, unfit).into()),
             }
             if is_read {
                 self.store.volume.found_wrong();
@@ -208,19 +236,17 @@ fn not_to_be_had(
     extent: &Extent,
     piece: Piece,
     block: u64,
-    is_read: bool,
-    failure: Unfit,
+    failure: Option<Unfit>,
     unfit: Unfit,
 ) -> FileError {
     let offset = piece.stripe * EXTENT_BYTES + block * BLOCK;
     match (failure, unfit) {
-        (Unfit::Later(error), _) | (Unfit::Gone, Unfit::Later(error)) => error,
-        (Unfit::Gone, Unfit::Gone) => {
-            if is_read && !extent.is_in_doubt() {
-                let region = extent.region().id;
-                tracing::warn!(%region, offset, "a block is not what was written last, and the rest of its row does not have it");
-            }
+        (Some(Unfit::Later(error)), _) | (_, Unfit::Later(error)) => error,
+        (None, Unfit::Gone) if !extent.is_in_doubt() => {
+            let region = extent.region().id;
+            tracing::warn!(%region, offset, "a block is not what was written last, and the rest of its row does not have it");
             FileError::Lost { offset }
         }
+        (_, Unfit::Gone) => FileError::Lost { offset },
     }
 }
