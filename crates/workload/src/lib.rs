@@ -19,6 +19,7 @@ pub mod databases;
 mod demo;
 pub mod machine;
 mod meanwhile;
+mod median;
 pub mod paper;
 pub mod pool;
 pub mod postgres;
