@@ -17,7 +17,7 @@ use futures_util::future::{Either, select};
 use crate::blocks::BLOCKS_PER_EXTENT;
 use crate::error::FileError;
 use crate::file_core::FileCore;
-use crate::read::{MAX_OVERTAKEN, in_pieces};
+use crate::read::{MAX_OVERTAKEN, in_pieces, words_of};
 use crate::reconstruct::{Remade, Unfit};
 use crate::redundancy::Rows;
 use crate::rules::Rules;
@@ -122,7 +122,7 @@ impl<R: Rules> FileCore<R> {
         patient: bool,
     ) -> Result<Attempt, Failed> {
         let mut before = [BlockWord::EMPTY; BLOCKS_PER_EXTENT as usize];
-        let before = self.words_of(core, piece, extent, &mut before).await?;
+        let before = words_of(&self.store.words, core, piece, extent, &mut before).await?;
         if before.iter().all(|word| word.is_empty()) {
             buffer.fill(0);
             return Ok(Attempt::Done(buffer));

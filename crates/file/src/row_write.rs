@@ -24,7 +24,7 @@ use crate::redundancy::{Rows, is_parity};
 use crate::row_columns::{columns, runs};
 use crate::rows::Row;
 use crate::rules::Rules;
-use crate::split::{Piece, pieces};
+use crate::split::{Piece, pieces_of};
 use crate::staging::staging;
 use crate::write::MAX_MOVES;
 
@@ -108,13 +108,8 @@ impl<R: Rules> FileCore<R> {
         offset: u64,
         data: &[u8],
     ) -> Result<(), FileError> {
-        let mut rest = data;
-        let mut parts = Vec::with_capacity(4);
-        for piece in pieces(offset, data.len() as u64) {
-            let (own, behind) = rest.split_at((piece.end - piece.start) as usize);
-            rest = behind;
-            parts.push(Part { piece, data: own });
-        }
+        let parts: Vec<Part<'_>> =
+            pieces_of(offset, data).map(|(piece, data)| Part { piece, data }).collect();
         let by_row: Vec<_> = parts
             .chunk_by(|one, other| rows.row_of(one.piece.stripe) == rows.row_of(other.piece.stripe))
             .collect();
@@ -264,16 +259,13 @@ impl<R: Rules> FileCore<R> {
         let mut buffers = Vec::with_capacity(parts.len() + 1);
         for Part { piece, data } in parts {
             let mut buffer = staging(core, piece.aligned_bytes() as usize)?;
-            let (first, last) = (piece.first_block(), piece.end_block() - 1);
-            let ends = [Some(first), Some(last).filter(|&last| last != first)];
-            for block in ends.into_iter().flatten().filter(|&block| !piece.covers(block)) {
+            for block in piece.partial_blocks() {
                 let old = self.old_block_in_row(core, row, held, *piece, block).await?;
-                let at = (block - first) as usize * BLOCK_BYTES;
-                buffer[at..at + BLOCK_BYTES].copy_from_slice(&old);
+                buffer[piece.place_of(block)].copy_from_slice(&old);
             }
             let start = (piece.start - piece.aligned_start()) as usize;
             buffer[start..start + data.len()].copy_from_slice(data);
-            buffers.push((piece.stripe, first, buffer));
+            buffers.push((piece.stripe, piece.first_block(), buffer));
         }
         Ok(buffers)
     }

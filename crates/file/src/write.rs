@@ -12,7 +12,7 @@ use crate::blocks::{BlockPlace, BlockWords};
 use crate::error::{FileError, nothing_was_stored};
 use crate::file_core::FileCore;
 use crate::rules::Rules;
-use crate::split::{Piece, pieces};
+use crate::split::{Piece, pieces_of};
 use crate::staging::staging;
 
 /// How often a write follows an extent that was moved or cut off while it waited: once for a move; more only if others
@@ -42,13 +42,7 @@ impl<R: Rules> FileCore<R> {
             self.written_anew(offset, data);
             return Ok(());
         }
-        let mut rest = data;
-        let mut writes = Vec::with_capacity(4);
-        for piece in pieces(offset, data.len() as u64) {
-            let (own, behind) = rest.split_at((piece.end - piece.start) as usize);
-            rest = behind;
-            writes.push(self.write_piece(core, piece, own));
-        }
+        let writes = pieces_of(offset, data).map(|(piece, own)| self.write_piece(core, piece, own));
         // All of them to their end, whatever becomes of one: a write given up half-way would be in doubt.
         join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
         self.written_anew(offset, data);
@@ -199,12 +193,9 @@ impl<R: Rules> FileCore<R> {
         locks: &Locks<'_, R>,
         mut buffer: ArenaBuf,
     ) -> Result<ArenaBuf, FileError> {
-        let (first, last) = (piece.first_block(), piece.end_block() - 1);
-        let ends = [Some(first), Some(last).filter(|&last| last != first)];
-        for block in ends.into_iter().flatten().filter(|&block| !piece.covers(block)) {
-            let at = ((block - piece.first_block()) as usize) * BLOCK_BYTES;
-            self.old_block(core, piece, extent, locks.word(block), block, &mut buffer[at..at + BLOCK_BYTES])
-                .await?;
+        for block in piece.partial_blocks() {
+            let to = &mut buffer[piece.place_of(block)];
+            self.old_block(core, piece, extent, locks.word(block), block, to).await?;
         }
         Ok(buffer)
     }
