@@ -1,4 +1,4 @@
-//! Where an oracle lies in far memory (`docs/wire.md`, *the oracle's board*).
+//! Where an oracle lies in far memory (`docs/src/wire.md`, *the oracle's board*).
 
 use std::ops::Range;
 use std::sync::Arc;
