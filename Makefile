@@ -91,6 +91,11 @@ test-rdma: ## the suite over RDMA, in emulated machines with a soft device: a fe
 	@scripts/setup rdma
 	testbed/test-rdma
 
+.PHONY: test-paper2-stack
+test-paper2-stack: ## a mount over RDMA beside paper 2's stack (NFS/RDMA, loop devices, btrfs), emulated: same bytes
+	@scripts/setup paper2
+	testbed/test-rdma paper2
+
 .PHONY: lint
 lint: setup cargo-deny ## clippy, rustfmt, licences and sources of dependencies, layering
 	cargo xtask ci

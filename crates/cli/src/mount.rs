@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 
 use anyhow::{Context, Result};
-use farpool_fabric::{TransportChoice, Transports};
+use farpool_fabric::{TransportChoice, Transports, raise_limit};
 use farpool_file::{FileStore, Redundancy};
 use farpool_mount::{Acceleration, MAX_THREADS, MountConfig, start_watcher};
 use farpool_pool::{Pool, PoolConfig};
@@ -93,6 +93,7 @@ pub fn run(args: MountArgs) -> Result<()> {
         let _ = asked.try_send(()); // full: it was asked before
     })
     .context("cannot install signal handlers")?;
+    raise_limit(); // files that others work on directly take a descriptor each
     warn_of_missing_nodes(&broker, args.redundancy)?;
     let pool = Pool::connect(PoolConfig {
         broker: broker.address,

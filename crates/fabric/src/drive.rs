@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::future::Future;
-use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +10,7 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
-use crate::descriptors::out_of_the_way;
+use crate::descriptors::Descriptor;
 use crate::endpoint::Endpoint;
 use crate::spin::Spinner;
 
@@ -56,13 +55,13 @@ struct Parker {
     woken: AtomicBool,
     sleeping: AtomicBool,
     /// `None` when the process is out of descriptors: then sleeps are short.
-    event: Option<OwnedFd>,
+    event: Option<Descriptor>,
 }
 
 impl Parker {
     fn new() -> Self {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let event = event.ok().map(out_of_the_way);
+        let event = event.ok().map(Descriptor::out_of_the_way);
         Parker { woken: AtomicBool::new(false), sleeping: AtomicBool::new(false), event }
     }
 }

@@ -17,6 +17,7 @@ use farpool_wire::{
 };
 use rustix::io::Errno;
 
+use crate::descriptors::Descriptor;
 use crate::op::Uncertain;
 use crate::seam::{LinkClosed, LocalSlice, Op, Outcome, Posted};
 use incoming::{Answer, Awaiting, Incoming, Received};
@@ -32,7 +33,7 @@ pub(crate) struct FrameDone {
 
 /// The client's side of a connection that carries frames.
 pub(crate) struct FrameClient {
-    stream: OwnedFd,
+    stream: Descriptor,
     hello: Hello,
     greeted: bool,
     passes_descriptors: bool,
@@ -46,7 +47,7 @@ pub(crate) struct FrameClient {
 
 impl FrameClient {
     /// Takes a non-blocking stream that is connected or connecting; queues the greeting.
-    pub(crate) fn new(stream: OwnedFd, hello: Hello, passes_descriptors: bool) -> Self {
+    pub(crate) fn new(stream: Descriptor, hello: Hello, passes_descriptors: bool) -> Self {
         let mut outgoing = Outgoing::default();
         outgoing.push(&hello.encode());
         let incoming = Incoming::new(passes_descriptors);

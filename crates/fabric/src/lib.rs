@@ -36,7 +36,7 @@ mod tcp;
 
 pub use arena::{ARENA_GRANULE_BYTES, Arena, ArenaBuf, ArenaFull};
 pub use clock::{Clock, MonotonicClock};
-pub use descriptors::out_of_the_way;
+pub use descriptors::{Descriptor, leaves_room, raise_limit};
 pub use drive::block_on;
 pub use endpoint::{
     Batch, ChangingWord, Endpoint, EndpointConfig, MAX_BATCH, MAX_IN_FLIGHT, Queue, Transferring,

@@ -24,7 +24,7 @@ use std::os::unix::ffi::OsStrExt;
 use farpool_wire::{Epoch, Hello, Refusal};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::descriptors::out_of_the_way;
+use crate::descriptors::Descriptor;
 use crate::frames::{FrameClient, FrameDone};
 use crate::op::Uncertain;
 use crate::seam::{Done, Link, LinkClosed, Op, Outcome, Peer, Posted, Readiness, Transport};
@@ -71,7 +71,7 @@ impl ShmTransport {
 
     fn link(stream: OwnedFd, hello: Hello) -> Box<dyn Link> {
         Box::new(ShmLink {
-            frames: FrameClient::new(out_of_the_way(stream), hello, true),
+            frames: FrameClient::new(Descriptor::out_of_the_way(stream), hello, true),
             attached: Vec::new(),
             attaching: Vec::new(),
             calls: Calls::new(),

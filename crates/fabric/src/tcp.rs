@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use farpool_wire::Hello;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
-use crate::descriptors::out_of_the_way;
+use crate::descriptors::Descriptor;
 use crate::frames::{FrameClient, FrameDone, connecting};
 use crate::seam::{Done, Link, LinkClosed, Outcome, Peer, Posted, Readiness, Transport};
 
@@ -42,7 +42,7 @@ impl Transport for TcpTransport {
         };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let stream = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
-        let stream = out_of_the_way(stream);
+        let stream = Descriptor::out_of_the_way(stream);
         sockopt::set_tcp_nodelay(&stream, true)?;
         match rustix::net::connect(&stream, &address).map_err(io::Error::from) {
             Err(error) if !connecting(&error) => return Err(error),

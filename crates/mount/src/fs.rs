@@ -10,7 +10,7 @@
 //! M5. Data that the kernel accepted and that could not be stored is marked as lost: reading it gives EIO, never
 //!     zeros or what was there before.
 //! M6. The kernel may cache names, attributes and pages for as long as it likes: nobody else changes them, but where processes
-//!     work on files directly (`guests`), which is why it then keeps no attributes and collects no writes. It
+//!     work on files directly (`guests`), which is why it then keeps no attributes of files and collects no writes. It
 //!     serialises what changes a file's size (its inode lock); but it writes pages back at any moment, so crate `file`
 //!     must bear a write beside whatever else happens to the file.
 //! M7. It is we who take set-user-id bits from files that are written to. Else the kernel would ask, before every write,
@@ -49,6 +49,8 @@ mod seek;
 mod stat;
 mod volume;
 mod xattrs;
+
+use stat::Stat;
 
 /// How long the kernel may use names and attributes without asking. M6 would allow for ever; but it accepts writes for
 /// as long as it needs not ask, so this is also how late a writer may learn that the daemon is gone.
@@ -133,10 +135,24 @@ impl FarFs {
         Ok(names)
     }
 
-    /// How long the kernel may use names and attributes without asking. Where processes work on files directly it hears of
-    /// no change.
-    fn cached(&self) -> Duration {
-        if self.hall.is_some() { Duration::ZERO } else { CACHED }
+    /// How long the kernel may use a name and what lies there without asking. Where processes work on files directly it hears
+    /// of no change of a file's size and times; all else changes only by the kernel itself.
+    fn cached(&self, stat: &Stat) -> Duration {
+        if self.hall.is_some() && stat.body().is_some() { Duration::ZERO } else { CACHED }
+    }
+
+    fn send_entry(&self, reply: ReplyEntry, result: Outcome<Stat>) {
+        match result {
+            Ok(stat) => reply.entry(&self.cached(&stat), &stat.complete(), GENERATION),
+            Err(Failure(errno)) => reply.error(errno),
+        }
+    }
+
+    fn send_attributes(&self, reply: ReplyAttr, result: Outcome<Stat>) {
+        match result {
+            Ok(stat) => reply.attr(&self.cached(&stat), &stat.complete()),
+            Err(Failure(errno)) => reply.error(errno),
+        }
     }
 
     fn names_mut(&self) -> Outcome<RwLockWriteGuard<'_, Namespace<Arc<Body>>>> {
@@ -197,20 +213,6 @@ fn ownership(request: &Request, mode: u32) -> Ownership {
     Ownership { mode, uid: request.uid(), gid: request.gid() }
 }
 
-fn send_entry(reply: ReplyEntry, result: Outcome<stat::Stat>, cached: Duration) {
-    match result {
-        Ok(stat) => reply.entry(&cached, &stat.complete(), GENERATION),
-        Err(Failure(errno)) => reply.error(errno),
-    }
-}
-
-fn send_attributes(reply: ReplyAttr, result: Outcome<stat::Stat>, cached: Duration) {
-    match result {
-        Ok(stat) => reply.attr(&cached, &stat.complete()),
-        Err(Failure(errno)) => reply.error(errno),
-    }
-}
-
 fn send_empty(reply: ReplyEmpty, result: Outcome<()>) {
     match result {
         Ok(()) => reply.ok(),
@@ -242,7 +244,7 @@ impl Filesystem for FarFs {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.on_names(|| send_entry(reply, self.look_up(ino(parent), name), self.cached()));
+        self.on_names(|| self.send_entry(reply, self.look_up(ino(parent), name)));
     }
 
     fn forget(&self, _request: &Request, node: INodeNo, count: u64) {
@@ -253,7 +255,7 @@ impl Filesystem for FarFs {
         if let Some(errno) = handle.and_then(|handle| self.handles.get_writable(handle.0)?.failure()) {
             return reply.error(errno); // M4: asked on behalf of a `write`
         }
-        self.on_names(|| send_attributes(reply, self.stat(ino(node)), self.cached()));
+        self.on_names(|| self.send_attributes(reply, self.stat(ino(node))));
     }
 
     fn setattr(
@@ -281,9 +283,7 @@ impl Filesystem for FarFs {
         };
         let (accessed, modified) = (accessed.map(time), modified.map(time));
         let change = Change { mode, uid, gid, accessed, modified };
-        self.on_names(|| {
-            send_attributes(reply, self.set_attributes(ino(node), size, change, now), self.cached())
-        });
+        self.on_names(|| self.send_attributes(reply, self.set_attributes(ino(node), size, change, now)));
     }
 
     fn readlink(&self, _request: &Request, node: INodeNo, reply: ReplyData) {
@@ -303,9 +303,7 @@ impl Filesystem for FarFs {
         _device: u32,
         reply: ReplyEntry,
     ) {
-        self.on_names(|| {
-            send_entry(reply, self.make_node(ino(parent), name, ownership(request, mode)), self.cached())
-        });
+        self.on_names(|| self.send_entry(reply, self.make_node(ino(parent), name, ownership(request, mode))));
     }
 
     fn mkdir(
@@ -318,9 +316,7 @@ impl Filesystem for FarFs {
         reply: ReplyEntry,
     ) {
         let own = ownership(request, mode);
-        self.on_names(|| {
-            send_entry(reply, self.make(ino(parent), name, Kind::Directory, own), self.cached())
-        });
+        self.on_names(|| self.send_entry(reply, self.make(ino(parent), name, Kind::Directory, own)));
     }
 
     fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -333,7 +329,7 @@ impl Filesystem for FarFs {
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let (own, kind) = (ownership(request, 0o777), Kind::Symlink(target.as_os_str().to_owned()));
-        self.on_names(|| send_entry(reply, self.make(ino(parent), name, kind, own), self.cached()));
+        self.on_names(|| self.send_entry(reply, self.make(ino(parent), name, kind, own)));
     }
 
     fn rename(
@@ -351,7 +347,7 @@ impl Filesystem for FarFs {
     }
 
     fn link(&self, _request: &Request, node: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.on_names(|| send_entry(reply, self.add_link(ino(node), ino(parent), name), self.cached()));
+        self.on_names(|| self.send_entry(reply, self.add_link(ino(node), ino(parent), name)));
     }
 
     fn open(&self, _request: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -375,7 +371,7 @@ impl Filesystem for FarFs {
         self.on_names(|| match self.create_file(ino(parent), name, own, flags) {
             Ok((stat, handle)) => {
                 let flags = OPENED;
-                reply.created(&self.cached(), &stat.complete(), GENERATION, FileHandle(handle), flags);
+                reply.created(&self.cached(&stat), &stat.complete(), GENERATION, FileHandle(handle), flags);
             }
             Err(Failure(errno)) => reply.error(errno),
         });

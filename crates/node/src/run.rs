@@ -16,7 +16,6 @@ use farpool_lease::DEFAULT_TTL;
 use farpool_wire::NodeId;
 use farpool_wire::control::NodeAddress;
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::control::control_service;
 use crate::core::Core;
@@ -182,7 +181,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), NodeError> {
     let regions = check(&config)?;
-    raise_descriptor_limit();
+    farpool_fabric::raise_limit(); // regions and connections take a descriptor each
     let (identity, _state_held) = identify(config.state_dir.as_deref())?;
     // Bound before the memory is taken: a taken port is told at once.
     let control = Listener::bind(config.control_listen, config.tls.clone()).await?;
@@ -348,15 +347,6 @@ fn address(identity: Identity, control: &Listener, server: &ServerHandle) -> Nod
         shm_socket: shm_socket.map(|path| path.display().to_string()).unwrap_or_default(),
         host: this_host(),
         rdma: String::new(),
-    }
-}
-
-/// Regions and connections take a descriptor each, and the usual limit of 1,024 is there for programs that use `select`.
-fn raise_descriptor_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::debug!(%error, "the limit on open files stays as it is");
     }
 }
 

@@ -166,6 +166,43 @@ fn positional_calls_on_a_mount_need_no_kernel() {
     }
 }
 
+/// More files at a time than a mount with few descriptors can let others work on.
+const MANY: &str = "
+    #define _GNU_SOURCE
+    #include <fcntl.h>
+    #include <stdio.h>
+    #include <unistd.h>
+    int main(int count, char **arguments) {
+        int fds[100];
+        for (int i = 0; i < 100; i++) {
+            char name[4096];
+            snprintf(name, sizeof name, \"%s/%d\", arguments[1], i);
+            fds[i] = open(name, O_RDWR | O_CREAT, 0600);
+            if (fds[i] < 0 || pwrite(fds[i], &i, sizeof i, 0) != sizeof i) return 1;
+        }
+        for (int round = 0; round < 3; round++)
+            for (int i = 0; i < 100; i++) {
+                int found;
+                if (pread(fds[i], &found, sizeof found, 0) != sizeof found || found != i) return 2;
+            }
+        return 0;
+    }";
+
+#[test]
+fn a_mount_that_runs_out_of_descriptors_for_files_keeps_enough_for_its_nodes() {
+    let dir = TempDir::new().unwrap();
+    let program = dir.path().join("many");
+    compile(dir.path(), MANY, &["-w"], &program);
+    let pool = Pool::start(PoolOptions::default());
+    let mut mount = Mount::of(&pool, &["--accelerate"]);
+    let few = rustix::process::Rlimit { current: Some(64), maximum: Some(64) };
+    let process = rustix::process::Pid::from_raw(mount.process.id() as i32);
+    rustix::process::prlimit(process, rustix::process::Resource::Nofile, few).unwrap();
+    seen_in(mount.path(), &program, &[], Some(&interposer()));
+    let said = mount.unmount().stderr;
+    assert!(said.contains("cannot be worked on directly") && !said.contains("is lost"), "{said}");
+}
+
 /// As most systems number `nobody`; any user would do who is not root.
 const STRANGER: &str = "65534";
 

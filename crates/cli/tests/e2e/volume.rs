@@ -223,6 +223,9 @@ fn redundancy_is_chosen_for_a_directory_or_an_empty_file_and_stays_once_there_is
     fs::create_dir(&directory).unwrap();
     choose(&directory, "mirror").unwrap();
     assert_eq!(choose(&directory, "raid7"), Err(Errno::INVAL));
+    let misspelt =
+        rustix::fs::setxattr(&directory, "user.farpool.redundency", b"mirror", XattrFlags::empty());
+    assert_eq!(misspelt, Err(Errno::INVAL));
     fs::create_dir(directory.join("deeper")).unwrap();
     let inherits = directory.join("deeper/file");
     write_new(&inherits, &pattern(MIB, 1));

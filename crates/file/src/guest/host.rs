@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use farpool_fabric::{
-    Clock, Endpoint, EndpointConfig, Link, MonotonicClock, Peer, ShmTransport, TcpTransport, Transport,
-    block_on, out_of_the_way,
+    Clock, Descriptor, Endpoint, EndpointConfig, Link, MonotonicClock, Peer, ShmTransport, TcpTransport,
+    Transport, block_on,
 };
 use farpool_pool::{NODE_DEADLINE, SessionCore};
 use farpool_wire::control::{
@@ -43,7 +43,7 @@ pub struct Host {
 
 /// The connection to the daemon.
 struct Line {
-    socket: Mutex<OwnedFd>,
+    socket: Mutex<Descriptor>,
     is_over: AtomicBool,
     looked_at_ns: AtomicU64,
 }
@@ -84,7 +84,8 @@ impl Line {
             return Err(io::ErrorKind::NotConnected.into()); // as whoever had the lock before has found out
         }
         let message = GuestRequest { ask: Some(ask) }.encode_to_vec();
-        let answered = line::send(socket.as_fd(), &message, &[]).and_then(|()| receive_answer(&socket));
+        let answered =
+            line::send(socket.as_fd(), &message, &[]).and_then(|()| receive_answer(socket.as_fd()));
         let (bytes, descriptors) = answered.inspect_err(|_| self.end())?;
         let answer = GuestAnswer::decode(&bytes[..]).ok().filter(|_| !bytes.is_empty());
         let Some(answer) = answer else {
@@ -119,7 +120,7 @@ impl Line {
         }
         self.looked_at_ns.store(now_ns, Ordering::Relaxed);
         // Somebody who has the lock is being answered, or finds out himself.
-        if self.socket.try_lock().is_some_and(|socket| line::is_cut(&socket)) {
+        if self.socket.try_lock().is_some_and(|socket| line::is_cut(socket.as_fd())) {
             self.end();
         }
         self.is_over.load(Ordering::Relaxed)
@@ -128,10 +129,10 @@ impl Line {
 
 /// The daemon's answer. Signals of the program do not end the wait for it: where a socket has a time limit, they interrupt
 /// even if their handlers ask for calls to go on.
-fn receive_answer(socket: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+fn receive_answer(socket: BorrowedFd<'_>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let give_up_at_ns = MonotonicClock.now_ns() + ANSWER_PATIENCE.as_nanos() as u64;
     loop {
-        match line::receive(socket.as_fd()) {
+        match line::receive(socket) {
             Err(error)
                 if error.kind() == io::ErrorKind::Interrupted && MonotonicClock.now_ns() < give_up_at_ns => {}
             received => return received,
@@ -148,7 +149,7 @@ impl Host {
         let address = SocketAddrUnix::new_abstract_name(socket.as_bytes())?;
         let fd =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let fd = out_of_the_way(fd);
+        let fd = Descriptor::out_of_the_way(fd);
         // The limit for sending is that for connecting, too: a daemon that was stopped may have a full queue.
         for direction in [Timeout::Recv, Timeout::Send] {
             set_socket_timeout(&fd, direction, Some(ANSWER_PATIENCE))?;
@@ -300,7 +301,7 @@ mod tests {
                 }
                 line::send(daemons.as_fd(), b"answer", &[]).unwrap();
             });
-            let (bytes, _) = receive_answer(&ours).unwrap();
+            let (bytes, _) = receive_answer(ours.as_fd()).unwrap();
             assert_eq!(bytes, b"answer");
         });
     }

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use farpool_fabric::Peer;
@@ -59,9 +59,9 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
 }
 
 /// Whether the other side is gone, as far as is known without waiting.
-pub(crate) fn is_cut(socket: &OwnedFd) -> bool {
+pub(crate) fn is_cut(socket: BorrowedFd<'_>) -> bool {
     use rustix::event::{PollFd, PollFlags, poll};
-    let mut look = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::empty())];
+    let mut look = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
     let looked = poll(&mut look, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }));
     looked.is_err() || look[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL)
 }

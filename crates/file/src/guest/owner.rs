@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farpool_fabric::{Endpoint, SharedMemory};
+use farpool_fabric::{Endpoint, SharedMemory, leaves_room};
 use farpool_pool::{Extent, LeasedRegion, SessionCore, Stock};
 use farpool_wire::BlockWord;
 use parking_lot::Mutex;
@@ -88,8 +88,14 @@ impl Guests {
     }
 
     /// A file that guests can be let into.
+    ///
+    /// # Errors
+    /// When there is no memory for it, or no descriptor that the owner can do without.
     pub(crate) fn layout(self: &Arc<Self>) -> io::Result<Shared> {
         let (layout, memory) = Layout::create()?;
+        if !leaves_room(memory.fd()) {
+            return Err(rustix::io::Errno::MFILE.into());
+        }
         Ok(Shared { layout, memory, guests: self.clone() })
     }
 

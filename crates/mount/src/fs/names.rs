@@ -162,8 +162,8 @@ impl FarFs {
         let mut left_out = Vec::new();
         let mut full = false;
         for Listed { ino, cookie, name, stat, remembered } in batch {
-            full = full
-                || reply.add(INodeNo(ino.0), cookie, &name, &self.cached(), &stat.complete(), GENERATION);
+            let cached = self.cached(&stat);
+            full = full || reply.add(INodeNo(ino.0), cookie, &name, &cached, &stat.complete(), GENERATION);
             if full && remembered {
                 left_out.push((ino, 1));
             }

@@ -19,6 +19,8 @@ use super::{FarFs, Outcome};
 use crate::body::Body;
 use crate::namespace::{Ino, Kind, Namespace, XattrMode};
 
+/// Others by such names are refused.
+const OURS: &[u8] = b"user.farpool.";
 const REDUNDANCY: &str = "user.farpool.redundancy";
 const VOLUME: &str = "user.farpool.volume";
 const REBUILD: &str = "user.farpool.rebuild";
@@ -49,17 +51,17 @@ impl FarFs {
                 None => Ok(false),
             };
         }
-        if ino != Ino::ROOT {
+        if !name.as_bytes().starts_with(OURS) {
             return Ok(false);
         }
-        if name == REBUILD {
+        if ino == Ino::ROOT && name == REBUILD {
             self.store.start_rebuild();
-        } else if name == SCRUB {
+        } else if ino == Ino::ROOT && name == SCRUB {
             self.store.start_scrub();
-        } else if name == VOLUME {
+        } else if ino == Ino::ROOT && name == VOLUME {
             return Err(Errno::EPERM.into());
         } else {
-            return Ok(false);
+            return Err(Errno::EINVAL.into()); // kept, it would look as if it did something
         }
         Ok(true)
     }

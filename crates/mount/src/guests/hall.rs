@@ -86,11 +86,13 @@ impl Hall {
 
 /// In a thread of its own: forgetting pages may wait for requests that other workers answer.
 fn open_files(wished: &Receiver<Wish>, kernel: &Kernel) {
+    let mut said = false;
     while let Ok((ino, body)) = wished.recv() {
         if let Some(body) = body.upgrade()
             && let Err(error) = open_file(ino, &body, kernel)
+            && !std::mem::replace(&mut said, true)
         {
-            tracing::warn!(%error, "a file cannot be worked on directly; the kernel does it all");
+            tracing::warn!(%error, "some files cannot be worked on directly; the kernel does it all for them");
         }
     }
 }

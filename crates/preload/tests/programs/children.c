@@ -196,6 +196,31 @@ static void everything_is_closed(const char *dir) {
     CHECK(close(fd) == 0 && close(other) == 0);
 }
 
+static void close_above(unsigned fd, int how) {
+    switch (how) {
+    case 0: CHECK(close_range(fd + 1, ~0u, 0) == 0); break;
+    case 1: CHECK(syscall(SYS_close_range, fd + 1, ~0u, 0) == 0); break;
+    case 2: closefrom((int)fd + 1); break;
+    default: for (int number = (int)fd + 1; number < 4096; number++) close(number);
+    }
+}
+
+/* What the library has open goes with the rest, each time after it has come back. The stand-in's files are not the library's
+ * to look after. */
+static void everything_is_closed_again_and_again(const char *dir) {
+    if (stands_in()) return;
+    int fd = filled(dir, 33, 'y', 4096);
+    for (int round = 0; round < 40; round++) {
+        expect(fd, 'y');
+        close_above((unsigned)fd, round % 4);
+        expect(fd, 'y');
+        int other = filled(dir, 34, 'z', 4096);
+        expect(other, 'z');
+        CHECK(close(other) == 0);
+    }
+    CHECK(close(fd) == 0);
+}
+
 /* Record locks go when any descriptor of the file is closed: a guard must not be the one. */
 static void record_locks_stay(const char *dir) {
     int fd = filled(dir, 33, 'l', 4096);
@@ -266,6 +291,7 @@ int main(int count_of, char **arguments) {
     many_arguments();
     passed_over_a_socket(dir);
     everything_is_closed(dir);
+    everything_is_closed_again_and_again(dir);
     record_locks_stay(dir);
     the_library_fails(dir);
     the_mount_dies(dir);
