@@ -20,6 +20,7 @@ const FLOORS: [(&str, u8); 17] = [
     ("farpool-node", 3),
     ("farpool-pool", 3),
     ("farpool-file", 4),
+    ("farpool-txn", 4),
     ("farpool-capi", 5),
     ("farpool-mount", 5),
     ("farpool-preload", 5),

@@ -24,6 +24,7 @@
 
 mod adopting;
 mod blocks;
+mod census;
 mod error;
 mod file;
 mod file_core;
@@ -37,6 +38,7 @@ mod read;
 mod rebuild;
 mod reconstruct;
 mod redundancy;
+mod retry;
 mod row_columns;
 mod row_read;
 mod row_write;
@@ -46,6 +48,7 @@ mod rules;
 mod scrub;
 mod seek;
 mod split;
+mod staging;
 mod store;
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,6 @@
 //! What travels between processes and what lies in memory that several of them see:
-//! ids, epochs and keys; the data plane's frames; the control plane's messages; the word of a file's block.
+//! ids, epochs and keys; the data plane's frames; the control plane's messages; the words of a file's block and of a
+//! record.
 //!
 //! W1. Decoding never panics: malformed bytes give a [`FrameError`].
 //! W2. Every layout is little-endian, versioned and pinned by a golden test; `docs/wire.md` describes it.
@@ -11,6 +12,7 @@ pub mod control;
 mod frame;
 mod grant;
 mod ids;
+mod record;
 mod register;
 mod verbs;
 
@@ -23,5 +25,6 @@ pub use frame::{
 };
 pub use grant::{GrantMode, MAX_GRANTS_PER_REGION};
 pub use ids::{AccessKey, Epoch, Incarnation, NodeId, OwnerId, RegionId, RemoteAddr, SessionId};
+pub use record::{RecordHeader, Slot, Version, next_generation};
 pub use register::{GUEST_VERSION, REGISTER, Registered, TICKET_BYTES, UNREGISTER};
 pub use verbs::{VERBS_ATTACHED_BYTES, VERBS_WELCOME_BYTES, VerbsAttached, VerbsWelcome};

@@ -1,0 +1,158 @@
+//! Where an oracle lies in far memory (`docs/src/wire.md`, *the oracle's board*).
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crc_fast::{CrcAlgorithm, checksum};
+use farpool_wire::Slot;
+
+use crate::cut::Cut;
+
+const WORD_BYTES: usize = 8;
+/// Of an image: its sequence number before the counts, its checksum behind them.
+const WORDS_AROUND: usize = 2;
+
+/// The layout of an oracle: a word for each slot, then two images of cuts. The publisher writes cut *n* to image *n mod 2*,
+/// so that the one before stays whole meanwhile.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Board {
+    slots: usize,
+}
+
+impl Board {
+    /// Of an oracle with so many slots, from 1 to [`Slot::MOST`].
+    pub fn new(slots: u16) -> Option<Board> {
+        (1..=Slot::MOST).contains(&slots).then_some(Board { slots: slots.into() })
+    }
+
+    /// Bytes that the whole takes, from a multiple of eight on.
+    pub fn bytes(&self) -> usize {
+        self.images().end
+    }
+
+    /// Where the slots' words lie: what the publisher reads.
+    pub fn words(&self) -> Range<usize> {
+        0..self.slots * WORD_BYTES
+    }
+
+    /// Where a slot's word lies: how far it has come. `None`: this oracle has no such slot.
+    pub fn word(&self, slot: Slot) -> Option<usize> {
+        (slot.index() < self.slots).then_some(slot.index() * WORD_BYTES)
+    }
+
+    /// Where both images lie: what a transaction reads to begin.
+    pub fn images(&self) -> Range<usize> {
+        let start = self.words().end;
+        start..start + 2 * self.image_bytes()
+    }
+
+    /// Where a cut's image lies.
+    pub fn image(&self, sequence: u64) -> Range<usize> {
+        let start = self.images().start + (sequence % 2) as usize * self.image_bytes();
+        start..start + self.image_bytes()
+    }
+
+    fn image_bytes(&self) -> usize {
+        (self.slots + WORDS_AROUND) * WORD_BYTES
+    }
+
+    /// The words in bytes that were read from [`words`](Self::words).
+    pub fn decode_words(&self, bytes: &[u8]) -> Option<Vec<u64>> {
+        (bytes.len() == self.words().len()).then(|| words(bytes).collect())
+    }
+
+    /// The image of a cut of this oracle.
+    pub fn encode(&self, cut: &Cut) -> Vec<u8> {
+        debug_assert_eq!(cut.counts().len(), self.slots);
+        let mut image = Vec::with_capacity(self.image_bytes());
+        image.extend(cut.sequence().to_le_bytes());
+        image.extend(cut.counts().iter().flat_map(|count| count.to_le_bytes()));
+        image.extend(checksum(CrcAlgorithm::Crc64Nvme, &image).to_le_bytes());
+        image
+    }
+
+    /// The later of the cuts in bytes that were read from [`images`](Self::images). `None`: nothing was published yet, or both
+    /// were being replaced while they were read.
+    pub fn decode(&self, bytes: &[u8]) -> Option<Cut> {
+        if bytes.len() != self.images().len() {
+            return None;
+        }
+        let whole = bytes.chunks_exact(self.image_bytes()).filter_map(decode_image);
+        whole.max_by_key(Cut::sequence)
+    }
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    let (words, _) = bytes.as_chunks::<WORD_BYTES>();
+    words.iter().map(|word| u64::from_le_bytes(*word))
+}
+
+/// An image whose checksum is right is what one write has left, not parts of several.
+fn decode_image(bytes: &[u8]) -> Option<Cut> {
+    let (body, sum) = bytes.split_last_chunk::<WORD_BYTES>()?;
+    if u64::from_le_bytes(*sum) != checksum(CrcAlgorithm::Crc64Nvme, body) {
+        return None;
+    }
+    let mut words = words(body);
+    let sequence = words.next()?;
+    let counts: Arc<[u64]> = words.collect();
+    Some(Cut::new(sequence, counts))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn layout_of_the_board_is_fixed() {
+        let board = Board::new(3).unwrap();
+        assert_eq!((board.words(), board.images(), board.bytes()), (0..24, 24..104, 104));
+        assert_eq!((board.image(6), board.image(7)), (24..64, 64..104));
+        assert_eq!(board.word(Slot::new(2).unwrap()), Some(16));
+        assert_eq!(board.word(Slot::new(3).unwrap()), None);
+        let image = board.encode(&Cut::new(7, [1, 2, 3].into()));
+        let words: Vec<u64> = words(&image).collect();
+        assert_eq!(words, [7, 1, 2, 3, 0xE3D1_562B_7F85_4C15]);
+        assert!(Board::new(0).is_none() && Board::new(Slot::MOST + 1).is_none());
+    }
+
+    #[test]
+    fn memory_that_is_all_zeros_holds_no_cut() {
+        let board = Board::new(5).unwrap();
+        assert_eq!(board.decode(&vec![0; board.images().len()]), None);
+        assert_eq!(board.decode(&[]), None);
+    }
+
+    proptest! {
+        /// Cuts are published one after another into memory from which somebody reads meanwhile: words as they were at any
+        /// time since he began, in any order.
+        #[test]
+        fn what_is_read_while_cuts_are_published_is_one_of_them_or_nothing(
+            counts in prop::collection::vec(prop::array::uniform3(any::<u64>()), 1..6),
+            from in any::<prop::sample::Index>(),
+            ages in prop::collection::vec(any::<prop::sample::Index>(), 10),
+        ) {
+            let board = Board::new(3).unwrap();
+            let mut memory = vec![0; board.bytes()];
+            let (mut cuts, mut states) = (Vec::new(), vec![memory.clone()]);
+            for (number, counts) in counts.iter().enumerate() {
+                let cut = Cut::new(number as u64 + 1, Arc::from(*counts));
+                memory[board.image(cut.sequence())].copy_from_slice(&board.encode(&cut));
+                states.push(memory.clone());
+                cuts.push(cut);
+            }
+            let from = from.index(states.len());
+            let seen: Vec<u8> = ages.iter().enumerate().flat_map(|(word, age)| {
+                let state = &states[from + age.index(states.len() - from)];
+                let start = board.images().start + word * WORD_BYTES;
+                state[start..start + WORD_BYTES].to_vec()
+            }).collect();
+            match board.decode(&seen) {
+                None => prop_assert!(from == 0 || states.len() - from > 2, "one image stands still while the other is written"),
+                Some(cut) => prop_assert!(cuts.contains(&cut) && cut.sequence() + 1 >= from as u64),
+            }
+        }
+    }
+}

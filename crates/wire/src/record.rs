@@ -1,0 +1,197 @@
+//! Versions of records, and the word in front of each: who wrote it, when, and what is being done to it (paper 3, 5.1).
+
+use std::fmt;
+
+/// Bits of a [`Version`] that count what one slot has committed.
+const COUNT_BITS: u32 = 49;
+const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
+/// Bits of a count that are the commit timestamp of the paper. The 17 above, with the slot's 12, are its thread id.
+const TIMESTAMP_BITS: u32 = 32;
+/// Bits of a [`RecordHeader`] below the version.
+const FLAG_BITS: u32 = 3;
+const LOCKED: u64 = 1;
+const DELETED: u64 = 1 << 1;
+const MOVED: u64 = 1 << 2;
+
+/// A place in the timestamp vector.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Slot(u16);
+
+impl Slot {
+    /// Slots of one oracle.
+    pub const MOST: u16 = 1 << 12;
+
+    /// The slot of that index.
+    pub const fn new(index: u16) -> Option<Slot> {
+        if index < Self::MOST { Some(Slot(index)) } else { None }
+    }
+
+    /// Which place it is.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Which commit wrote something: the `count`-th of a slot. Together 61 bits, as the paper's thread id (29) and timestamp (32).
+///
+/// ```text
+///  60 ..... 49 48 ........... 32 31 .................... 0
+///     slot        generation            timestamp
+///                 '------------- count --------------'
+/// ```
+/// A thread id is a slot and a generation of it. A slot whose timestamp is used up, or that a new client takes over, goes on with
+/// the next generation: a fresh id. Counts of a slot only grow, so that *written before* is a comparison of counts, and
+/// nothing has to be remembered of ids that are not used any more.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version(u64);
+
+impl Version {
+    /// Of what was there before the first transaction. Everybody sees it.
+    pub const INITIAL: Version = Version(0);
+
+    /// The `count`-th commit of a slot; `None`: a slot has no such commit.
+    pub const fn new(slot: Slot, count: u64) -> Option<Version> {
+        if count > COUNT_MASK { None } else { Some(Version((slot.0 as u64) << COUNT_BITS | count)) }
+    }
+
+    /// Whose commit it is.
+    pub const fn slot(self) -> Slot {
+        Slot((self.0 >> COUNT_BITS) as u16)
+    }
+
+    /// Which of the slot's.
+    pub const fn count(self) -> u64 {
+        self.0 & COUNT_MASK
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (generation, timestamp) = (self.count() >> TIMESTAMP_BITS, self.count() as u32);
+        write!(out, "{}.{generation}.{timestamp}", self.slot().0)
+    }
+}
+
+impl fmt::Debug for Version {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{self}")
+    }
+}
+
+/// The first count of the generation after the one that a slot was last in; `None`: there are no more, and the slot is used up
+/// for good.
+pub const fn next_generation(last_count: u64) -> Option<u64> {
+    let first = ((last_count >> TIMESTAMP_BITS) + 1) << TIMESTAMP_BITS;
+    if first > COUNT_MASK { None } else { Some(first) }
+}
+
+/// The word that stands before a record (paper 3, 5.1: 29 + 32 + 3 bits), changed by compare-and-swap.
+///
+/// ```text
+///  63 ......................... 3     2       1       0
+///             version               moved  deleted  locked
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RecordHeader(pub u64);
+
+impl RecordHeader {
+    /// Of a version that is neither locked nor deleted nor moved.
+    pub const fn of(version: Version) -> RecordHeader {
+        RecordHeader(version.0 << FLAG_BITS)
+    }
+
+    /// Which commit wrote what follows.
+    pub const fn version(self) -> Version {
+        Version(self.0 >> FLAG_BITS)
+    }
+
+    /// A transaction is about to put another version in its place.
+    pub const fn is_locked(self) -> bool {
+        self.0 & LOCKED != 0
+    }
+
+    /// From this version on there is no such record.
+    pub const fn is_deleted(self) -> bool {
+        self.0 & DELETED != 0
+    }
+
+    /// The version lies in the overflow region, too: its place in the ring is free.
+    pub const fn is_moved(self) -> bool {
+        self.0 & MOVED != 0
+    }
+
+    /// The same, locked: it still tells the old version.
+    #[must_use]
+    pub const fn locked(self) -> RecordHeader {
+        RecordHeader(self.0 | LOCKED)
+    }
+
+    /// The same, not locked.
+    #[must_use]
+    pub const fn unlocked(self) -> RecordHeader {
+        RecordHeader(self.0 & !LOCKED)
+    }
+
+    /// The same, of a record that ends with this version.
+    #[must_use]
+    pub const fn deleted(self) -> RecordHeader {
+        RecordHeader(self.0 | DELETED)
+    }
+
+    /// The same, of a version that lies in the overflow region, too.
+    #[must_use]
+    pub const fn moved(self) -> RecordHeader {
+        RecordHeader(self.0 | MOVED)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn slot(index: u16) -> Slot {
+        Slot::new(index).unwrap()
+    }
+
+    #[test]
+    fn layout_of_the_record_header_is_fixed() {
+        let version = Version::new(slot(0xABC), 0x1_2345_6789_ABCD).unwrap();
+        assert_eq!(version.0, 0x1579_2345_6789_ABCD);
+        assert_eq!(RecordHeader::of(version).0, 0xABC9_1A2B_3C4D_5E68);
+        assert_eq!(RecordHeader::of(Version::INITIAL).locked().deleted().moved().0, 7);
+        assert_eq!(version.to_string(), "2748.74565.1737075661");
+    }
+
+    #[test]
+    fn a_slot_whose_timestamp_is_used_up_goes_on_with_the_next_generation() {
+        let last = Version::new(slot(7), u64::from(u32::MAX)).unwrap();
+        let next = Version::new(slot(7), last.count() + 1).unwrap();
+        assert_eq!((last.to_string(), next.to_string()), ("7.0.4294967295".into(), "7.1.0".into()));
+        assert!(last < next && RecordHeader::of(next).version().slot() == slot(7));
+    }
+
+    #[test]
+    fn the_last_generation_has_no_next_one() {
+        assert_eq!(next_generation(0), Some(1 << 32));
+        assert_eq!(next_generation((1 << 32) + 5), Some(2 << 32));
+        assert_eq!(next_generation(COUNT_MASK), None);
+        assert_eq!(Version::new(slot(0), COUNT_MASK + 1), None);
+        assert_eq!(Slot::new(Slot::MOST), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_header_keeps_its_version_whatever_its_flags(index in 0..Slot::MOST, count in 0..=COUNT_MASK) {
+            let version = Version::new(slot(index), count).unwrap();
+            prop_assert_eq!((version.slot().index(), version.count()), (index.into(), count));
+            let plain = RecordHeader::of(version);
+            for header in [plain, plain.locked(), plain.deleted(), plain.moved(), plain.locked().deleted().moved()] {
+                prop_assert_eq!(header.version(), version);
+            }
+            prop_assert!(plain.locked().is_locked() && plain.deleted().is_deleted() && plain.moved().is_moved());
+            prop_assert_eq!(plain.locked().unlocked(), plain);
+        }
+    }
+}
