@@ -3,8 +3,8 @@
 //! D1. Whatever of the earlier process may still land, lands on blocks whose words it left locked, or on extents in doubt:
 //!     a store is posted under the lock, or on an extent marked before. All of these are in doubt from here on: nothing
 //!     new is written there, and nobody else gets them.
-//! D2. A lock that it left is settled before anybody works on the file: the block is what lies there now, old sectors, new
-//!     ones, or both, and the next read finds the same. One that was never written is empty still.
+//! D2. A lock that it left is settled before anybody works on the file: the block is what lies there now, old words of eight bytes,
+//!     new ones, or both, and the next read finds the same. One that was never written is empty still.
 //! D3. A parity whose word was locked is right if it is the sum of its column as it is now; or if a member is missing,
 //!     nothing else in the column was being written, and it is what its word says. Else it is lost, and made anew.
 //! D4. A file that was being cut off is cut off.

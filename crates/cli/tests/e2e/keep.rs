@@ -192,12 +192,13 @@ fn block_of(number: u64, round: u64) -> Vec<u8> {
     pattern(BLOCK, number << 32 | round)
 }
 
-/// Writes blocks of a file over and over until the daemon is killed; what is found then is what was acknowledged, or newer, in whole
-/// sectors.
+/// Writes blocks of a file over and over until the daemon is killed; what is found then is what was acknowledged, or what was being written, word by
+/// word.
 fn killed_while_writing(transport: &str, redundancy: &str) {
     const BLOCKS: u64 = 96;
     const WRITERS: u64 = 3;
-    const SECTOR: usize = 512;
+    /// What a copy that is killed half-way may leave old beside new.
+    const WORD: usize = 8;
     let pool = Pool::start(PoolOptions { nodes: 3, ..PoolOptions::default() });
     let place = Place::new();
     let options = ["--transport", transport, "--redundancy", redundancy];
@@ -235,9 +236,9 @@ fn killed_while_writing(transport: &str, redundancy: &str) {
         for (number, block) in (0..BLOCKS).zip(found.chunks(BLOCK)) {
             let round = acknowledged[number as usize].load(Ordering::Relaxed);
             let (done, begun) = (block_of(number, round), block_of(number, round + 1));
-            let sectors = block.chunks(SECTOR).zip(done.chunks(SECTOR).zip(begun.chunks(SECTOR)));
-            for (sector, (found, (done, begun))) in sectors.enumerate() {
-                assert!(found == done || found == begun, "block {number}, sector {sector}: round {round}");
+            let words = block.chunks(WORD).zip(done.chunks(WORD).zip(begun.chunks(WORD)));
+            for (word, (found, (done, begun))) in words.enumerate() {
+                assert!(found == done || found == begun, "block {number}, word {word}: round {round}");
             }
             if block == begun {
                 acknowledged[number as usize].store(round + 1, Ordering::Relaxed);
