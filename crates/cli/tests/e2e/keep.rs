@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -212,7 +212,9 @@ fn killed_while_writing(transport: &str, redundancy: &str) {
             for writer in 0..WRITERS {
                 let (path, acknowledged) = (&path, &acknowledged);
                 scope.spawn(move || {
-                    let file = File::options().write(true).open(path).unwrap();
+                    // Past the kernel's cache: what such a write has returned for is stored.
+                    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+                    let file = File::options().write(true).custom_flags(direct).open(path).unwrap();
                     for number in (writer..BLOCKS).step_by(WRITERS as usize).cycle() {
                         let round = acknowledged[number as usize].load(Ordering::Relaxed) + 1;
                         let written = file.write_all_at(&block_of(number, round), number * BLOCK as u64);
@@ -236,9 +238,14 @@ fn killed_while_writing(transport: &str, redundancy: &str) {
         for (number, block) in (0..BLOCKS).zip(found.chunks(BLOCK)) {
             let round = acknowledged[number as usize].load(Ordering::Relaxed);
             let (done, begun) = (block_of(number, round), block_of(number, round + 1));
+            let of_round = (0..round + 9).find(|round| block == block_of(number, *round));
             let words = block.chunks(WORD).zip(done.chunks(WORD).zip(begun.chunks(WORD)));
             for (word, (found, (done, begun))) in words.enumerate() {
-                assert!(found == done || found == begun, "block {number}, word {word}: round {round}");
+                assert!(
+                    found == done || found == begun,
+                    "block {number}, word {word}: round {round}, found {of_round:?}, {} zeros",
+                    block.iter().filter(|byte| **byte == 0).count()
+                );
             }
             if block == begun {
                 acknowledged[number as usize].store(round + 1, Ordering::Relaxed);
