@@ -10,9 +10,23 @@
 //! Everything here takes what it needs as arguments: no clock, no randomness, no memory but its own.
 
 mod cut;
+mod error;
 pub mod judge;
+mod memory;
 pub mod oracle;
+mod record;
+mod rules;
 mod slot;
+mod table;
+mod transaction;
+mod worker;
 
 pub use cut::Cut;
+pub use error::{BeginError, CommitError, ReadError};
+pub use memory::{Memory, MemoryError, Piece};
+pub use record::{MOST_OLD_VERSIONS, MOST_RECORD_BYTES, OldVersion, RecordId, RecordLayout, Ring};
+pub use rules::{Rules, Shipped};
 pub use slot::{MAX_COMMITS_UNDER_WAY, SlotCommits};
+pub use table::Table;
+pub use transaction::{Row, Transaction};
+pub use worker::{OracleAt, Session, Worker};
