@@ -14,6 +14,11 @@ pub trait Rules: 'static {
         own.is_none_or(|own| published.sees(own)).then_some(published)
     }
 
+    /// Whether a transaction takes the slots' words themselves for its cut, not what was published.
+    fn begins_from_words() -> bool {
+        false
+    }
+
     /// Whether a transaction has locked a record that it has seen with one header and the compare-and-swap has found with another.
     fn has_locked(seen: RecordHeader, found: RecordHeader) -> bool {
         found == seen

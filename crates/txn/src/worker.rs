@@ -55,6 +55,8 @@ struct State {
 pub struct Session {
     /// Its last commit.
     own: Option<Version>,
+    /// The number of the cut from which it last began.
+    begun_from: u64,
 }
 
 impl<R: Rules> Worker<R> {
@@ -78,8 +80,10 @@ impl<R: Rules> Worker<R> {
         let endpoint = self.memory.endpoint();
         let give_up_at = endpoint.now_ns() + BEGIN_PATIENCE.as_nanos() as u64;
         loop {
-            let published = self.published().await?;
+            // The later image may be torn just now where it was not before: a session does not go back to the earlier.
+            let published = self.published().await?.filter(|cut| cut.sequence() >= session.begun_from);
             if let Some(cut) = published.and_then(|cut| R::begin(cut, session.own)) {
+                session.begun_from = cut.sequence();
                 return Ok(Transaction::new(self, session, cut));
             }
             if endpoint.now_ns() > give_up_at {
@@ -90,6 +94,12 @@ impl<R: Rules> Worker<R> {
     }
 
     async fn published(&self) -> Result<Option<Cut>, MemoryError> {
+        if R::begins_from_words() {
+            let words = self.oracle.board.words();
+            let bytes = self.memory.read(&self.oracle.piece, words.start as u64..words.end as u64).await?;
+            let words = self.oracle.board.decode_words(&bytes);
+            return Ok(words.map(|counts| Cut::new(counts.iter().sum(), counts.into())));
+        }
         let images = self.oracle.board.images();
         let bytes = self.memory.read(&self.oracle.piece, images.start as u64..images.end as u64).await?;
         Ok(self.oracle.board.decode(&bytes))

@@ -80,11 +80,8 @@ fn look<R: Rules>(cut: &Cut, place: &Place<'_>, bytes: &[u8]) -> Result<Look, Re
     let as_found = &bytes[bytes.len() - place.layout.data_bytes()..];
     Ok(match R::data_of(verified, as_found) {
         Some(data) => Look::Seen(header, data.to_vec()),
-        // Nobody has written there yet: zeros, without a checksum.
-        None if header.version() == Version::INITIAL
-            && !header.is_locked()
-            && bytes.iter().all(|&byte| byte == 0) =>
-        {
+        // Nobody has written there yet, though somebody may be about to: zeros, without a checksum.
+        None if header.version() == Version::INITIAL && is_zeros(&bytes[size_of::<u64>()..]) => {
             Look::Seen(header, as_found.to_vec())
         }
         None if header.is_locked() => Look::Older,
@@ -104,6 +101,10 @@ async fn read_old<R: Rules>(memory: &Memory, cut: &Cut, place: &Place<'_>) -> Re
     let as_found = &bytes[bytes.len() - place.layout.data_bytes()..];
     let data = R::data_of(place.layout.decode_old(place.record, old, &bytes), as_found);
     Ok(data.map(|data| row(header, data.to_vec())))
+}
+
+fn is_zeros(bytes: &[u8]) -> bool {
+    bytes.iter().all(|&byte| byte == 0)
 }
 
 fn row(header: RecordHeader, data: Vec<u8>) -> Row {
