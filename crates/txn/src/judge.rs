@@ -16,7 +16,7 @@ mod history;
 mod tests;
 mod verdict;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 use farpool_wire::Version;
 
@@ -57,7 +57,7 @@ fn cuts_are_ordered(history: &[Transaction]) -> Result<(), Violation> {
 
 /// J5. `history` has each session's transactions in their order.
 fn sessions_go_forward(history: &[Transaction]) -> Result<(), Violation> {
-    let mut last: HashMap<u32, (usize, &Transaction)> = HashMap::new();
+    let mut last: BTreeMap<u32, (usize, &Transaction)> = BTreeMap::new();
     for (place, transaction) in history.iter().enumerate() {
         if let Some((before, earlier)) = last.insert(transaction.session, (place, transaction)) {
             let forgets =
@@ -73,16 +73,16 @@ fn sessions_go_forward(history: &[Transaction]) -> Result<(), Violation> {
 /// All transactions of which anything took effect, by version.
 struct Committed<'a> {
     history: &'a [Transaction],
-    by_version: HashMap<Version, usize>,
+    by_version: BTreeMap<Version, usize>,
 }
 
 /// For each record, its versions in their order. The first is what was there before the first transaction.
-type Chains = HashMap<Record, Vec<Version>>;
+type Chains = BTreeMap<Record, Vec<Version>>;
 
 impl<'a> Committed<'a> {
     fn of(history: &'a [Transaction]) -> Result<Self, Violation> {
-        let seen: HashSet<Version> = history.iter().flat_map(Transaction::versions_met).collect();
-        let mut by_version = HashMap::new();
+        let seen: BTreeSet<Version> = history.iter().flat_map(Transaction::versions_met).collect();
+        let mut by_version = BTreeMap::new();
         for (place, transaction) in history.iter().enumerate() {
             let version = match transaction.outcome {
                 Outcome::Committed(version) => version,
@@ -102,8 +102,8 @@ impl<'a> Committed<'a> {
 
     /// J3.
     fn chains(&self) -> Result<Chains, Violation> {
-        let mut next: HashMap<(Record, Version), (usize, Version)> = HashMap::new();
-        let mut writes: HashMap<Record, usize> = HashMap::new();
+        let mut next: BTreeMap<(Record, Version), (usize, Version)> = BTreeMap::new();
+        let mut writes: BTreeMap<Record, usize> = BTreeMap::new();
         for (&version, &place) in &self.by_version {
             let transaction = &self.history[place];
             for write in &transaction.writes {
