@@ -63,6 +63,7 @@ Mutations:
   extent-reused-too-early              an extent is written again while a dead write may still land there
   size-not-shared                      a file that is written past its end is not longer for it
   cut-tail-shows-again                 what is cut off of a block is there again once the file grows
+  failed-write-clears-the-file         a write that failed takes along what the file held there, not only what lay past its end
   write-in-doubt-taken-for-none        the old word stands after a write of which nobody knows
   stale-parity                         a write leaves the parity as it is
   rebuild-misses-a-late-write          others write into an extent while it is made anew elsewhere

@@ -21,8 +21,8 @@ const SCRUB: &str = "user.farpool.scrub";
 const MAX_STATE_BYTES: usize = 4 << 10;
 /// How often progress is asked for.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long a rebuild may bring nothing before its failure is told: several attempts fit in.
-const REBUILD_PATIENCE: Duration = Duration::from_secs(20);
+/// How long the mount may take to begin with what it was asked for: another rebuild or scrub of its thread has to end first.
+const NO_NEWS_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Look after a mount: state, redundancy, rebuild, scrub
 #[derive(Debug, clap::Args)]
@@ -73,13 +73,15 @@ struct Volume {
     /// Of redundant files.
     extents: u64,
     missing_extents: u64,
+    /// Of all files: they lie nowhere, and nothing else has what they hold.
+    lost_extents: u64,
     to_rebuild: bool,
     wrong_blocks: u64,
     mended_blocks: u64,
     lost_blocks: u64,
     hedged_reads: u64,
-    rebuild: Work,
-    scrub: Work,
+    rebuild: Rebuild,
+    scrub: Scrub,
     /// What processes have read and written by themselves, without the kernel.
     direct_read_bytes: u64,
     direct_written_bytes: u64,
@@ -90,7 +92,37 @@ struct Work {
     running: bool,
     blocks_total: u64,
     blocks_done: u64,
+    /// How often it was done to its end.
     finished: u64,
+    /// How often it has ended, done or not.
+    attempts: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Rebuild {
+    #[serde(flatten)]
+    work: Work,
+    /// Why the last one was not done to its end; it is tried again.
+    waits_for: Option<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Scrub {
+    #[serde(flatten)]
+    work: Work,
+    /// Of the blocks done.
+    blocks_unread: u64,
+}
+
+impl Work {
+    /// How it stands, if it does not wait for something.
+    fn state(&self) -> String {
+        match self.running {
+            true => format!("{} of {} blocks", self.blocks_done, self.blocks_total),
+            false if self.finished > 0 => "done".to_owned(),
+            false => "none so far".to_owned(),
+        }
+    }
 }
 
 /// Asks the mount, or has it work.
@@ -107,25 +139,32 @@ pub fn run(args: VolumeArgs) -> Result<()> {
 
 impl Volume {
     fn lines(&self) -> Vec<String> {
-        let work = |name: &str, work: &Work| {
-            let state = match work.running {
-                true => format!("{} of {} blocks", work.blocks_done, work.blocks_total),
-                false if work.finished > 0 => "done".to_owned(),
-                false => "none so far".to_owned(),
-            };
-            format!("{name:<12}{state}")
-        };
         let missing = match self.missing_extents {
             0 if self.to_rebuild => "nothing; being looked at".to_owned(),
             0 => "nothing".to_owned(),
+            missing if self.lost_extents > 0 => format!("{missing} of {} extents", self.extents),
             missing => format!("{missing} of {} extents, made from the others meanwhile", self.extents),
+        };
+        let lost = match self.lost_extents {
+            0 => "nothing".to_owned(),
+            lost => format!("{lost} extents: nothing else has what they held, reading it is an error"),
+        };
+        let rebuild = match &self.rebuild.waits_for {
+            Some(reason) if self.rebuild.work.blocks_done == 0 => format!("waiting: {reason}"),
+            _ if !self.rebuild.work.running && self.missing_extents > 0 => "about to begin".to_owned(),
+            _ => self.rebuild.work.state(),
+        };
+        let scrub = match self.scrub.blocks_unread {
+            0 => self.scrub.work.state(),
+            unread => format!("{}; {unread} blocks could not be read", self.scrub.work.state()),
         };
         vec![
             format!("redundancy  {}, unless chosen for a file or directory", self.redundancy),
             format!("files       {}, of which {} bear the loss of a node", self.files, self.redundant_files),
             format!("missing     {missing}"),
-            work("rebuild", &self.rebuild),
-            work("scrub", &self.scrub),
+            format!("lost        {lost}"),
+            format!("rebuild     {rebuild}"),
+            format!("scrub       {scrub}"),
             format!(
                 "blocks      {} wrong, {} mended, {} lost",
                 self.wrong_blocks, self.mended_blocks, self.lost_blocks
@@ -163,27 +202,65 @@ fn complaint(error: Errno, mountpoint: &Path) -> anyhow::Error {
 }
 
 fn rebuild(mountpoint: &Path) -> Result<()> {
+    let before = ask(mountpoint)?;
     command(mountpoint, REBUILD)?;
     let bar = bar("rebuilding");
-    let mut last_news = (Instant::now(), u64::MAX);
+    // One that was under way when this was asked for may have looked before.
+    let mut attempts = before.rebuild.work.attempts + u64::from(before.rebuild.work.running);
+    let mut last_news = (Instant::now(), None);
     loop {
         let volume = ask(mountpoint)?;
-        show(&bar, &volume.rebuild);
-        if volume.missing_extents == 0 && !volume.to_rebuild && !volume.rebuild.running {
+        let Rebuild { work, waits_for } = &volume.rebuild;
+        show(&bar, work);
+        if volume.missing_extents == 0 && !volume.to_rebuild && !work.running {
             bar.finish_and_clear();
-            return tell("nothing is missing");
+            return rebuilt(volume.lost_blocks.saturating_sub(before.lost_blocks));
         }
-        let missing = volume.missing_extents;
-        if missing != last_news.1 {
-            last_news = (Instant::now(), missing);
-        } else if last_news.0.elapsed() > REBUILD_PATIENCE {
+        if work.attempts > attempts && !work.running {
+            if let Some(reason) = waits_for
+                && work.blocks_done == 0
+            {
+                bar.finish_and_clear();
+                bail!("cannot rebuild: {reason}; {}", volume.still_missing());
+            }
+            attempts = work.attempts; // it brought something: so may the next
+        }
+        let news = Some((work.attempts, work.blocks_done));
+        if news != last_news.1 {
+            last_news = (Instant::now(), news);
+        } else if last_news.0.elapsed() > NO_NEWS_PATIENCE {
             bar.finish_and_clear();
             bail!(
-                "{missing} extents are still missing: there is no room for them on nodes that hold nothing else of their \
-                 rows; start another node with `farpool node`"
+                "the mount has not begun to rebuild for {} s; {}",
+                NO_NEWS_PATIENCE.as_secs(),
+                volume.still_missing()
             );
         }
         std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Nothing is missing any more; `lost`: blocks that could not be made anew.
+fn rebuilt(lost: u64) -> Result<()> {
+    if lost > 0 {
+        bail!(
+            "nothing is missing any more, but {lost} blocks were lost: reading them is an error until they are written anew"
+        );
+    }
+    tell("nothing is missing")
+}
+
+impl Volume {
+    /// What is to be done about a rebuild that does not get on.
+    fn still_missing(&self) -> String {
+        let lost = match self.lost_extents {
+            0 => String::new(),
+            lost => format!(", and {lost} are lost"),
+        };
+        format!(
+            "{} of {} extents are still missing{lost}; start another node with `farpool node`, and the mount goes on by itself",
+            self.missing_extents, self.extents
+        )
     }
 }
 
@@ -192,19 +269,23 @@ fn scrub(mountpoint: &Path) -> Result<()> {
     command(mountpoint, SCRUB)?;
     let bar = bar("scrubbing");
     // One that was under way when this was asked for does not count.
-    let wanted = before.scrub.finished + 1 + u64::from(before.scrub.running);
+    let wanted = before.scrub.work.finished + 1 + u64::from(before.scrub.work.running);
     loop {
         let volume = ask(mountpoint)?;
-        show(&bar, &volume.scrub);
-        if volume.scrub.finished >= wanted {
+        show(&bar, &volume.scrub.work);
+        if volume.scrub.work.finished >= wanted {
             bar.finish_and_clear();
             let found = volume.wrong_blocks.saturating_sub(before.wrong_blocks);
             let mended = volume.mended_blocks.saturating_sub(before.mended_blocks);
             let lost = volume.lost_blocks.saturating_sub(before.lost_blocks);
-            return tell(format!(
-                "{} blocks read: {found} wrong, {mended} mended, {lost} lost",
-                volume.scrub.blocks_done
-            ));
+            let (done, unread) = (volume.scrub.work.blocks_done, volume.scrub.blocks_unread);
+            let read = match unread {
+                0 => format!("{done} blocks read"),
+                unread => {
+                    format!("{} of {done} blocks read, {unread} could not be", done.saturating_sub(unread))
+                }
+            };
+            return tell(format!("{read}: {found} wrong, {mended} mended, {lost} lost"));
         }
         std::thread::sleep(LOOK_EVERY);
     }

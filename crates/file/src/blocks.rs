@@ -158,14 +158,15 @@ impl BlockWords {
         (found == word.0).then_some(word)
     }
 
-    /// Takes the lock; returns the word as it was.
+    /// Takes the lock; returns the word as it was. Whoever is faster again and again counts like one who keeps it.
     pub(crate) async fn lock(
         &self,
         endpoint: &Endpoint,
         place: BlockPlace,
     ) -> Result<BlockWord, StillLocked> {
+        let mut wait = Wait::new(endpoint, self.patience());
         loop {
-            let word = self.unlocked(endpoint, place).await?;
+            let word = self.unlocked_within(place, &mut wait).await?;
             if self.is_abandoned() {
                 return Err(StillLocked);
             }
@@ -175,6 +176,7 @@ impl BlockWords {
                 fence(Ordering::SeqCst);
                 return Ok(word);
             }
+            wait.a_moment().await?;
         }
     }
 
@@ -184,22 +186,106 @@ impl BlockWords {
         endpoint: &Endpoint,
         place: BlockPlace,
     ) -> Result<BlockWord, StillLocked> {
-        let word = self.load(place);
-        if !word.is_locked() {
-            return Ok(word);
-        }
-        let give_up_at = endpoint.now_ns() + self.patience().as_nanos() as u64;
-        let mut looks = 0;
+        self.unlocked_within(place, &mut Wait::new(endpoint, self.patience())).await
+    }
+
+    async fn unlocked_within(
+        &self,
+        place: BlockPlace,
+        wait: &mut Wait<'_>,
+    ) -> Result<BlockWord, StillLocked> {
         loop {
             let word = self.load(place);
             if !word.is_locked() {
                 return Ok(word);
             }
-            if endpoint.now_ns() > give_up_at {
-                return Err(StillLocked);
-            }
-            looks += 1;
-            if looks < EAGER_LOOKS { endpoint.yield_now().await } else { endpoint.sleep(LOOK_INTERVAL).await }
+            wait.a_moment().await?;
         }
+    }
+}
+
+/// Waiting for a lock: one patience for all of it, from the first moment waited.
+struct Wait<'a> {
+    endpoint: &'a Endpoint,
+    patience: Duration,
+    give_up_at: Option<u64>,
+    looks: u32,
+}
+
+impl<'a> Wait<'a> {
+    fn new(endpoint: &'a Endpoint, patience: Duration) -> Self {
+        Wait { endpoint, patience, give_up_at: None, looks: 0 }
+    }
+
+    /// Until the next look.
+    async fn a_moment(&mut self) -> Result<(), StillLocked> {
+        let now = self.endpoint.now_ns();
+        let give_up_at = *self.give_up_at.get_or_insert(now + self.patience.as_nanos() as u64);
+        if now > give_up_at {
+            return Err(StillLocked);
+        }
+        self.looks += 1;
+        if self.looks < EAGER_LOOKS {
+            self.endpoint.yield_now().await;
+        } else {
+            self.endpoint.sleep(LOOK_INTERVAL).await;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use farpool_fabric::{Clock, EndpointConfig, Negotiated, TransportChoice, block_on};
+    use farpool_wire::SessionId;
+
+    use super::*;
+
+    /// Another second at each look.
+    #[derive(Default)]
+    struct Hasty(Cell<u64>);
+
+    impl Clock for Hasty {
+        fn now_ns(&self) -> u64 {
+            self.0.set(self.0.get() + 1_000_000_000);
+            self.0.get()
+        }
+    }
+
+    fn endpoint() -> Endpoint {
+        let deadline = Duration::from_secs(1);
+        Endpoint::new(EndpointConfig {
+            transport: Rc::new(Negotiated::new(TransportChoice::Tcp, deadline)),
+            clock: Rc::new(Hasty::default()),
+            session_ids: Box::new(|| SessionId(1)),
+            arena_bytes: BLOCK_BYTES,
+            deadline,
+        })
+    }
+
+    #[test]
+    fn a_block_that_stays_locked_is_given_up() {
+        let (words, _memory) = BlockWords::create().unwrap();
+        let place = BlockPlace(0);
+        let endpoint = endpoint();
+        assert_eq!(block_on(&endpoint, words.lock(&endpoint, place)), Ok(BlockWord::EMPTY));
+        assert_eq!(block_on(&endpoint, words.lock(&endpoint, place)), Err(StillLocked));
+    }
+
+    #[test]
+    fn looking_again_ends_whether_the_lock_was_kept_or_others_were_faster() {
+        let endpoint = endpoint();
+        let mut wait = Wait::new(&endpoint, LOCK_PATIENCE);
+        let looks = block_on(&endpoint, async {
+            let mut looks = 0;
+            while wait.a_moment().await.is_ok() {
+                looks += 1;
+            }
+            looks
+        });
+        assert!((1..=LOCK_PATIENCE.as_secs() + 1).contains(&looks), "{looks}");
     }
 }

@@ -52,6 +52,11 @@ pub enum FileError {
     /// Nothing happened: close files, raise the limits (`ulimit -n`), and try again.
     #[error("this process is short of descriptors or memory")]
     Short,
+    /// Nothing happened, or all that did can be done again: try it once nodes have answered or been given up.
+    #[error(
+        "the session's memory for transfers is taken by operations that their nodes have not answered yet"
+    )]
+    NoStaging,
     /// More was asked for in one call than a session has room for.
     #[error("more than one transfer may hold")]
     TooLong,
@@ -68,7 +73,7 @@ impl FileError {
     pub(crate) fn from_access(error: AccessError, offset: u64) -> Self {
         match error {
             AccessError::LeaseLost { .. } | AccessError::NodeLost { .. } => FileError::Lost { offset },
-            AccessError::ArenaFull => FileError::TooLong,
+            AccessError::ArenaFull => FileError::NoStaging,
             AccessError::Short { .. } => FileError::Short,
             AccessError::Refused(error) => {
                 tracing::error!(%error, "a node refused what a lease should allow");

@@ -78,7 +78,7 @@ impl<R: Rules> FileCore<R> {
             // at work there as well: only what this write has touched goes, and nothing if a guest does not stand back, who
             // may just have been told that what it wrote there is part of the file.
             if let Ok(_alone) = self.without_guests(core).await {
-                let from = self.size().max(offset);
+                let from = R::failed_write_cleared_from(self.size(), offset);
                 if end > from {
                     let _ = self.punch_alone(core, from, end - from).await;
                 }

@@ -20,6 +20,7 @@
 //! Not here: names, permissions, times (crate `mount`).
 
 mod blocks;
+mod census;
 mod error;
 mod file;
 mod file_core;
@@ -32,6 +33,7 @@ mod read;
 mod rebuild;
 mod reconstruct;
 mod redundancy;
+mod retry;
 mod row_columns;
 mod row_read;
 mod row_write;
@@ -41,6 +43,7 @@ mod rules;
 mod scrub;
 mod seek;
 mod split;
+mod staging;
 mod store;
 #[cfg(test)]
 mod tests;

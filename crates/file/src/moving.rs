@@ -21,6 +21,7 @@ use crate::error::FileError;
 use crate::file_core::FileCore;
 use crate::rules::Rules;
 use crate::split::Piece;
+use crate::staging::staging;
 use crate::store::StoreCore;
 use crate::write::Locks;
 
@@ -60,8 +61,9 @@ fn look_after(store: &StoreCore, pool: &Pool, stopped: &Receiver<()>) {
     let mut complained = false;
     while stopped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         store.look_after_guests();
-        if !(store.stock.is_to_leave() || store.is_to_rebuild() || store.volume.is_scrub_wanted()) {
-            (session, complained) = (None, false);
+        complained &= store.stock.is_to_leave() || store.is_to_rebuild();
+        if !(store.stock.is_to_leave() || store.is_rebuild_due() || store.volume.is_scrub_wanted()) {
+            session = None;
             continue;
         }
         let guard = session.get_or_insert_with(|| pool.session()).lock();
@@ -82,7 +84,7 @@ impl<R: Rules> StoreCore<R> {
     /// Returns the last failure.
     pub async fn look_after(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
         let moved = if self.stock.is_to_leave() { self.move_out(core, &stopped).await } else { Ok(()) };
-        let rebuilt = self.rebuild(core, &stopped).await;
+        let rebuilt = if self.is_rebuild_due() { self.rebuild(core, &stopped).await } else { Ok(()) };
         let scrubbed =
             if self.volume.take_scrub_wanted() { self.scrub(core, &stopped).await } else { Ok(()) };
         moved.and(rebuilt).and(scrubbed)
@@ -172,7 +174,7 @@ impl<R: Rules> FileCore<R> {
         kept: &mut [BlockWord],
     ) -> Result<(), FileError> {
         let start = whole.file_offset(0);
-        let buffer = core.buffer(EXTENT_BYTES as usize).map_err(|_| FileError::TooLong)?;
+        let buffer = staging(core, EXTENT_BYTES as usize)?;
         let (buffer, read) = core.read(old, 0, buffer).await;
         read.map_err(|error| FileError::from_access(error, start))?;
         for (block, (word, data)) in (0..).zip(kept.iter_mut().zip(buffer.chunks_exact(BLOCK_BYTES))) {

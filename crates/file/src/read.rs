@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use farpool_fabric::ArenaBuf;
-use farpool_pool::{Extent, SessionCore};
+use farpool_pool::{AccessError, Extent, SessionCore};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
 use futures_util::future::join_all;
 
@@ -14,6 +14,7 @@ use crate::error::FileError;
 use crate::file_core::FileCore;
 use crate::rules::Rules;
 use crate::split::{Piece, pieces};
+use crate::staging::staging;
 
 /// How often a piece is read anew because a writer changed it meanwhile, before the reader gives up.
 pub(crate) const MAX_OVERTAKEN: u32 = 10_000;
@@ -35,7 +36,7 @@ impl<R: Rules> FileCore<R> {
         let whole = match self.rows() {
             None => {
                 let aligned = (skipped + bytes).next_multiple_of(BLOCK_BYTES as u64);
-                let buffer = core.buffer(aligned as usize).map_err(|_| FileError::TooLong)?;
+                let buffer = staging(core, aligned as usize)?;
                 let read = |piece, own| self.read_piece(core, piece, own);
                 in_pieces(offset, bytes, buffer, read).await?
             }
@@ -72,50 +73,18 @@ impl<R: Rules> FileCore<R> {
         core: &SessionCore,
         piece: Piece,
         extent: Arc<Extent>,
-        mut buffer: ArenaBuf,
+        buffer: ArenaBuf,
     ) -> Result<ArenaBuf, FileError> {
+        let start = piece.file_offset(piece.aligned_start());
         let words = &self.store.words;
-        let mut before = [BlockWord::EMPTY; BLOCKS_PER_EXTENT as usize];
-        for _ in 0..MAX_OVERTAKEN {
-            let before = self.words_of(core, piece, &extent, &mut before).await?;
-            if before.iter().all(|word| word.is_empty()) {
-                buffer.fill(0);
-                return Ok(buffer);
+        read_verified::<R>(words, core, piece, &extent, buffer, MAX_OVERTAKEN).await.map_err(|unread| {
+            match unread {
+                Unread::Word(error) => error,
+                Unread::Access(error) => FileError::from_access(error, start),
+                Unread::Wrong(block) => self.damaged(&extent, piece.file_offset(block * BLOCK_BYTES as u64)),
+                Unread::Overtaken => FileError::Unavailable { offset: piece.file_offset(piece.start) },
             }
-            let (returned, result) = core.read(&extent, piece.aligned_start(), buffer).await;
-            buffer = returned;
-            let start = piece.file_offset(piece.aligned_start());
-            result.map_err(|error| FileError::from_access(error, start))?;
-            match verify::<R>(words, &extent, piece.first_block(), before, &mut buffer) {
-                Verdict::Right => return Ok(buffer),
-                Verdict::Wrong(block) => {
-                    return Err(self.damaged(&extent, piece.file_offset(block * BLOCK_BYTES as u64)));
-                }
-                Verdict::Overtaken => {}
-            }
-        }
-        Err(FileError::Unavailable { offset: piece.file_offset(piece.start) })
-    }
-
-    /// The words of a piece's blocks, each at a moment when nobody had its lock.
-    pub(crate) async fn words_of<'a>(
-        &self,
-        core: &SessionCore,
-        piece: Piece,
-        extent: &Extent,
-        found: &'a mut [BlockWord],
-    ) -> Result<&'a [BlockWord], FileError> {
-        let words = &self.store.words;
-        let count = (piece.end_block() - piece.first_block()) as usize;
-        for (block, word) in (piece.first_block()..).zip(&mut found[..count]) {
-            let offset = piece.file_offset(block * BLOCK_BYTES as u64);
-            let unlocked = words.unlocked(core.endpoint(), words.place(extent, block)).await;
-            *word = unlocked.map_err(|_| FileError::Unavailable { offset })?;
-            if word.is_lost() {
-                return Err(FileError::Lost { offset });
-            }
-        }
-        Ok(&found[..count])
+        })
     }
 
     pub(crate) fn damaged(&self, extent: &Extent, offset: u64) -> FileError {
@@ -125,6 +94,66 @@ impl<R: Rules> FileCore<R> {
         tracing::error!(region = %extent.region().id, offset, "a block is not what was written there");
         FileError::Damaged { offset }
     }
+}
+
+/// Why a piece was not read.
+pub(crate) enum Unread {
+    /// A block stayed locked, or is lost.
+    Word(FileError),
+    Access(AccessError),
+    /// This block of the extent is not what its word says.
+    Wrong(u64),
+    /// Writers were faster each time.
+    Overtaken,
+}
+
+/// Reads a piece's blocks from their extent, anew for at most so many times while writers are at work, until all of them are
+/// what their words say.
+pub(crate) async fn read_verified<R: Rules>(
+    words: &BlockWords,
+    core: &SessionCore,
+    piece: Piece,
+    extent: &Extent,
+    mut buffer: ArenaBuf,
+    times: u32,
+) -> Result<ArenaBuf, Unread> {
+    let mut before = [BlockWord::EMPTY; BLOCKS_PER_EXTENT as usize];
+    for _ in 0..times {
+        let before = words_of(words, core, piece, extent, &mut before).await.map_err(Unread::Word)?;
+        if before.iter().all(|word| word.is_empty()) {
+            buffer.fill(0);
+            return Ok(buffer);
+        }
+        let (returned, result) = core.read(extent, piece.aligned_start(), buffer).await;
+        buffer = returned;
+        result.map_err(Unread::Access)?;
+        match verify::<R>(words, extent, piece.first_block(), before, &mut buffer) {
+            Verdict::Right => return Ok(buffer),
+            Verdict::Wrong(block) => return Err(Unread::Wrong(block)),
+            Verdict::Overtaken => {}
+        }
+    }
+    Err(Unread::Overtaken)
+}
+
+/// The words of a piece's blocks, each at a moment when nobody had its lock.
+pub(crate) async fn words_of<'a>(
+    words: &BlockWords,
+    core: &SessionCore,
+    piece: Piece,
+    extent: &Extent,
+    found: &'a mut [BlockWord],
+) -> Result<&'a [BlockWord], FileError> {
+    let count = (piece.end_block() - piece.first_block()) as usize;
+    for (block, word) in (piece.first_block()..).zip(&mut found[..count]) {
+        let offset = piece.file_offset(block * BLOCK_BYTES as u64);
+        let unlocked = words.unlocked(core.endpoint(), words.place(extent, block)).await;
+        *word = unlocked.map_err(|_| FileError::Unavailable { offset })?;
+        if word.is_lost() {
+            return Err(FileError::Lost { offset });
+        }
+    }
+    Ok(&found[..count])
 }
 
 /// Reads each piece of a range into its part of a buffer, all at once.
@@ -160,7 +189,7 @@ where
     Ok(whole)
 }
 
-pub(crate) enum Verdict {
+enum Verdict {
     Right,
     /// In this block of the extent.
     Wrong(u64),
@@ -172,7 +201,7 @@ pub(crate) enum Verdict {
 ///
 /// Data that match the earlier word were the block's contents at a moment within the read. Data that do not are
 /// wrong if the word is still the same, since then nobody wrote meanwhile.
-pub(crate) fn verify<R: Rules>(
+fn verify<R: Rules>(
     words: &BlockWords,
     extent: &Extent,
     first_block: u64,

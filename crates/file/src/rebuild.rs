@@ -9,6 +9,7 @@
 
 use std::sync::{Arc, Weak};
 
+use farpool_fabric::ArenaBuf;
 use farpool_pool::{EXTENT_BYTES, Extent, SessionCore};
 use farpool_wire::{BLOCK_BYTES, BlockWord};
 
@@ -21,6 +22,7 @@ use crate::reconstruct::Unfit;
 use crate::redundancy::{Rows, is_parity};
 use crate::rows::{Row, replace_member};
 use crate::rules::Rules;
+use crate::staging::staging;
 use crate::store::StoreCore;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -40,8 +42,13 @@ impl<R: Rules> StoreCore<R> {
         })
     }
 
+    /// Whether it is time for that: after failures only now and then.
+    pub(crate) fn is_rebuild_due(&self) -> bool {
+        self.is_to_rebuild() && self.volume.may_rebuild(self.stock.now())
+    }
+
     /// Makes anew what was lost, as far as the rest and the room allow, and returns the last failure. Ends early when `stopped`
-    /// says so, or when there is no room.
+    /// says so.
     pub async fn rebuild(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
         if !self.is_to_rebuild() {
             return Ok(());
@@ -50,32 +57,47 @@ impl<R: Rules> StoreCore<R> {
         let _noted = self.volume.take_to_mend();
         let files: Vec<_> = self.files().iter().filter_map(Weak::upgrade).collect();
         let members = files.iter().map(|file| file.members_to_rebuild().len() as u64).sum::<u64>();
-        if members > 0 {
-            self.volume.rebuild.begin(members * BLOCKS_PER_EXTENT);
-        }
+        self.volume.rebuild.begin(members * BLOCKS_PER_EXTENT);
         let (mut result, mut last_ns) = (Ok(()), core.endpoint().now_ns());
         for file in files {
-            let Some(rows) = file.rows() else { continue };
-            for stripe in file.members_to_rebuild() {
-                if stopped() {
-                    self.volume.rebuild.end();
-                    self.volume.has_to_mend();
-                    return Ok(());
-                }
-                match file.rebuild_extent(core, rows, stripe).await {
-                    Ok(()) => self.volume.rebuild.step(BLOCKS_PER_EXTENT),
-                    Err(error) => result = Err(error),
-                }
-                self.pause(core, &mut last_ns, &stopped).await;
-            }
-            for (stripe, block) in file.parity_to_mend(rows) {
-                result = result.and(file.mend_block(core, rows, stripe, block).await.map(drop));
-            }
+            result = result.and(self.rebuild_file(core, &file, &mut last_ns, &stopped).await);
         }
-        self.volume.rebuild.end();
         match result {
+            Ok(()) if stopped() => self.volume.has_to_mend(),
             Ok(()) => self.volume.is_rebuilt_up_to(losses),
             Err(_) => self.volume.has_to_mend(),
+        }
+        self.volume.rebuild_ended(self.stock.now(), result.err());
+        result
+    }
+
+    async fn rebuild_file(
+        &self,
+        core: &SessionCore,
+        file: &FileCore<R>,
+        last_ns: &mut u64,
+        stopped: &impl Fn() -> bool,
+    ) -> Result<(), FileError> {
+        let Some(rows) = file.rows() else { return Ok(()) };
+        let mut result = Ok(());
+        for stripe in file.members_to_rebuild() {
+            if stopped() {
+                return result;
+            }
+            match file.rebuild_extent(core, rows, stripe).await {
+                Ok(()) => {
+                    self.volume.rebuild.step(BLOCKS_PER_EXTENT);
+                    self.pause(core, last_ns, stopped).await;
+                }
+                Err(error) => {
+                    self.volume.rebuild_fails(error);
+                    result = Err(error);
+                    self.in_between(core, last_ns, stopped).await;
+                }
+            }
+        }
+        for (stripe, block) in file.parity_to_mend(rows) {
+            result = result.and(file.mend_block(core, rows, stripe, block).await.map(drop));
         }
         result
     }
@@ -107,14 +129,6 @@ impl<R: Rules> FileCore<R> {
         let is_to_rebuild = |extent: Arc<Extent>| extent.region().is_over() || extent.is_in_doubt();
         let stripes = map.stripes(0, u64::MAX).into_iter();
         stripes.filter(|stripe| map.extent(*stripe).is_some_and(is_to_rebuild)).collect()
-    }
-
-    /// Extents, and how many of them lie nowhere any more.
-    pub(crate) fn count_members(&self) -> (u64, u64) {
-        let map = self.map.read();
-        let stripes = map.stripes(0, u64::MAX);
-        let is_missing = |stripe: &&u64| map.extent(**stripe).is_some_and(|extent| extent.region().is_over());
-        (stripes.len() as u64, stripes.iter().filter(is_missing).count() as u64)
     }
 
     /// Parity blocks that are lost though their extent is there.
@@ -152,17 +166,11 @@ impl<R: Rules> FileCore<R> {
         if !row.member(stripe).is_some_and(|now| Arc::ptr_eq(now, &old)) {
             return Ok(()); // somebody else has done it
         }
-        let mut buffer = core.buffer(EXTENT_BYTES as usize).map_err(|_| FileError::TooLong)?;
-        let mut is_read = false;
-        if !old.region().is_over() {
-            let (returned, read) = core.read(&old, 0, buffer).await;
-            buffer = returned;
-            is_read = read.is_ok();
-        }
-        let mut kept = [BlockWord::EMPTY; BLOCKS_PER_EXTENT as usize];
-        for (block, (word, data)) in (0..).zip(kept.iter_mut().zip(buffer.chunks_exact_mut(BLOCK_BYTES))) {
-            *word = self.renewed(core, &row, &mut held, (stripe, block), data, is_read).await?;
-        }
+        let (buffer, kept) = self.renewed_extent(core, &row, &mut held, stripe).await?;
+        let newly_lost = |(block, word): &(u64, BlockWord)| {
+            word.is_lost() && held.word(stripe, *block).is_some_and(|before| !before.is_lost())
+        };
+        let lost = (0..).zip(kept).filter(newly_lost).count() as u64;
         if !R::rebuild_keeps_locks() {
             drop(held);
             held = Held::take(&self.store, core, [], offset).await?;
@@ -176,10 +184,35 @@ impl<R: Rules> FileCore<R> {
         }
         let in_place = replace_member(&mut self.map.write(), rows, stripe, &old, fresh);
         drop(held); // only now: who waits for one of them finds the new extent
-        if !in_place {
+        if in_place {
+            self.store.volume.beyond_mending(lost);
+        } else {
             self.store.volume.has_to_mend(); // cut off meanwhile, or another member took the node
         }
         Ok(())
+    }
+
+    /// What a member that is made anew holds: read from its old place where that is there, else made from the others.
+    async fn renewed_extent(
+        &self,
+        core: &SessionCore,
+        row: &Row,
+        held: &mut Held<'_, R>,
+        stripe: u64,
+    ) -> Result<(ArenaBuf, [BlockWord; BLOCKS_PER_EXTENT as usize]), FileError> {
+        let old = row.member(stripe).expect("its locks were taken");
+        let mut buffer = staging(core, EXTENT_BYTES as usize)?;
+        let mut is_read = false;
+        if !old.region().is_over() {
+            let (returned, read) = core.read(old, 0, buffer).await;
+            buffer = returned;
+            is_read = read.is_ok();
+        }
+        let mut kept = [BlockWord::EMPTY; BLOCKS_PER_EXTENT as usize];
+        for (block, (word, data)) in (0..).zip(kept.iter_mut().zip(buffer.chunks_exact_mut(BLOCK_BYTES))) {
+            *word = self.renewed(core, row, held, (stripe, block), data, is_read).await?;
+        }
+        Ok((buffer, kept))
     }
 
     /// One block of a member that is made anew: its contents in `data` and its word. `is_read`: `data` holds what lay in its
@@ -210,7 +243,6 @@ impl<R: Rules> FileCore<R> {
             Err(Unfit::Gone) => {
                 // With the parity: what is lost counts as zeros in it from now on.
                 held.set(row.parity.0, block, parity.lost());
-                self.store.volume.beyond_mending(1);
                 Ok(word.lost())
             }
         }
@@ -272,11 +304,12 @@ impl<R: Rules> FileCore<R> {
             Ok(right) => right,
             Err(Unfit::Later(error)) => return Err(error),
             Err(Unfit::Gone) => {
-                self.store.volume.beyond_mending(1);
+                // A parity that cannot be made is no loss of its own.
+                self.store.volume.beyond_mending(u64::from(!is_parity(stripe)));
                 return Ok(false);
             }
         };
-        let mut buffer = core.buffer(BLOCK_BYTES).map_err(|_| FileError::TooLong)?;
+        let mut buffer = staging(core, BLOCK_BYTES)?;
         buffer.copy_from_slice(&right);
         held.mending = true;
         let (buffer, written) = core.write(extent, block * BLOCK, buffer).await;

@@ -17,6 +17,7 @@ use crate::parity;
 use crate::redundancy::{Rows, is_parity};
 use crate::rows::Row;
 use crate::rules::Rules;
+use crate::staging::staging;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -57,8 +58,7 @@ impl<R: Rules> FileCore<R> {
         if extent.region().is_over() {
             return Err(Unfit::Gone);
         }
-        let full = |_| Unfit::Later(FileError::TooLong);
-        let buffer = core.buffer(BLOCK_BYTES).map_err(full)?;
+        let buffer = staging(core, BLOCK_BYTES).map_err(Unfit::Later)?;
         let (buffer, read) = core.read(extent, block * BLOCK, buffer).await;
         read.map_err(Unfit::from_access)?;
         if word.matches(R::checksum(&buffer)) { Ok(buffer.to_vec()) } else { Err(Unfit::Gone) }

@@ -11,17 +11,18 @@ use std::time::Duration;
 
 use farpool_fabric::ArenaBuf;
 use farpool_pool::{EXTENT_BYTES, Extent, SessionCore};
-use farpool_wire::{BLOCK_BYTES, BlockWord, MAX_TRANSFER_BYTES};
+use farpool_wire::{BLOCK_BYTES, BlockWord};
 use futures_util::future::{Either, select};
 
 use crate::blocks::BLOCKS_PER_EXTENT;
 use crate::error::FileError;
 use crate::file_core::FileCore;
-use crate::read::{MAX_OVERTAKEN, in_pieces};
+use crate::read::{MAX_OVERTAKEN, in_pieces, words_of};
 use crate::reconstruct::{Remade, Unfit};
 use crate::redundancy::Rows;
 use crate::rules::Rules;
 use crate::split::Piece;
+use crate::staging::staging_in_time;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// From here on a node is slow: a hundred times what a read takes over the slowest transport.
@@ -29,14 +30,18 @@ const SLOW_AFTER: Duration = Duration::from_millis(20);
 /// For how long a slow node is not asked. The reads that were given up keep their buffers until the node answers, so
 /// there must not be many of them before its deadline is over.
 const SLOW_FOR_MS: u64 = 1_000;
-/// How long a read waits for buffers of such reads: longer than the deadline of an operation.
-const ROOM_PATIENCE: Duration = Duration::from_secs(6);
-const ROOM_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What came of reading an extent's part once.
 enum Attempt {
     Done(ArenaBuf),
     Overtaken(ArenaBuf),
+}
+
+/// A part as it was read from where it lies.
+struct Taken {
+    buffer: ArenaBuf,
+    /// Why the buffer holds nothing.
+    failure: Option<Unfit>,
 }
 
 /// Why a part was not read.
@@ -64,7 +69,7 @@ impl<R: Rules> FileCore<R> {
         let aligned = (offset % BLOCK + bytes).next_multiple_of(BLOCK) as usize;
         let mut patient = false;
         loop {
-            let buffer = room(core, aligned).await?;
+            let buffer = staging_in_time(core, aligned).await?;
             let read = |piece, own| self.read_in_row(core, rows, piece, own, patient);
             match in_pieces(offset, bytes, buffer, read).await {
                 Ok(whole) => return Ok(whole),
@@ -117,37 +122,60 @@ impl<R: Rules> FileCore<R> {
         patient: bool,
     ) -> Result<Attempt, Failed> {
         let mut before = [BlockWord::EMPTY; BLOCKS_PER_EXTENT as usize];
-        let before = self.words_of(core, piece, extent, &mut before).await?;
+        let before = words_of(&self.store.words, core, piece, extent, &mut before).await?;
         if before.iter().all(|word| word.is_empty()) {
             buffer.fill(0);
             return Ok(Attempt::Done(buffer));
         }
-        let mut is_read = false;
-        let mut failure = Unfit::Gone;
-        let node = &extent.region().node;
-        let now_ms = || self.store.stock.now().0;
-        if node.is_slow(now_ms()) && self.make_piece(core, rows, piece, extent, before, &mut buffer).await {
+        let is_slow = extent.region().node.is_slow(self.store.stock.now().0);
+        if is_slow && self.make_piece(core, rows, piece, extent, before, &mut buffer).await {
             return Ok(Attempt::Done(buffer));
         }
-        if !extent.region().is_over() {
-            let read = pin!(core.read(extent, piece.aligned_start(), buffer));
-            let (returned, result) = if patient {
-                read.await
-            } else {
-                match select(read, pin!(core.endpoint().sleep(SLOW_AFTER))).await {
-                    Either::Left((read, _)) => read,
-                    Either::Right(_) => {
-                        node.is_slow_until(now_ms() + SLOW_FOR_MS);
-                        return Err(Failed::Slow);
-                    }
+        let taken = if extent.region().is_over() {
+            Taken { buffer, failure: Some(Unfit::Gone) }
+        } else {
+            self.take_from(core, piece, extent, buffer, patient).await?
+        };
+        self.put_right(core, rows, piece, extent, before, taken).await
+    }
+
+    /// Reads a piece from where it lies, unless its node is slow and that may be for others to bear.
+    async fn take_from(
+        &self,
+        core: &SessionCore,
+        piece: Piece,
+        extent: &Extent,
+        buffer: ArenaBuf,
+        patient: bool,
+    ) -> Result<Taken, Failed> {
+        let read = pin!(core.read(extent, piece.aligned_start(), buffer));
+        let (buffer, result) = if patient {
+            read.await
+        } else {
+            match select(read, pin!(core.endpoint().sleep(SLOW_AFTER))).await {
+                Either::Left((read, _)) => read,
+                Either::Right(_) => {
+                    extent.region().node.is_slow_until(self.store.stock.now().0 + SLOW_FOR_MS);
+                    return Err(Failed::Slow);
                 }
-            };
-            buffer = returned;
-            is_read = result.is_ok();
-            if let Err(error) = result {
-                failure = Unfit::Later(FileError::from_access(error, piece.file_offset(piece.start)));
             }
-        }
+        };
+        let later = |error| Unfit::Later(FileError::from_access(error, piece.file_offset(piece.start)));
+        Ok(Taken { buffer, failure: result.err().map(later) })
+    }
+
+    /// Checks what was read against its words, and makes from the others what is not right.
+    async fn put_right(
+        &self,
+        core: &SessionCore,
+        rows: Rows,
+        piece: Piece,
+        extent: &Arc<Extent>,
+        before: &[BlockWord],
+        taken: Taken,
+    ) -> Result<Attempt, Failed> {
+        let Taken { mut buffer, failure } = taken;
+        let is_read = failure.is_none();
         let words = &self.store.words;
         for ((block, word), data) in
             (piece.first_block()..).zip(before).zip(buffer.chunks_exact_mut(BLOCK_BYTES))
@@ -165,9 +193,7 @@ impl<R: Rules> FileCore<R> {
             match self.remake_for_reader(core, rows, (piece.stripe, block), extent, *word).await {
                 Ok(Remade::Right(right)) => data.copy_from_slice(&right),
                 Ok(Remade::Overtaken) => return Ok(Attempt::Overtaken(buffer)),
-                Err(unfit) => {
-                    return Err(not_to_be_had(extent, piece, block, is_read, failure, unfit).into());
-                }
+                Err(unfit) => return Err(not_to_be_had(extent, piece, block, failure, unfit).into()),
             }
             if is_read {
                 self.store.volume.found_wrong();
@@ -204,39 +230,23 @@ impl<R: Rules> FileCore<R> {
     }
 }
 
-/// A buffer, once reads that were given up have left room for it.
-async fn room(core: &SessionCore, bytes: usize) -> Result<ArenaBuf, FileError> {
-    let give_up_at = core.endpoint().now_ns() + ROOM_PATIENCE.as_nanos() as u64;
-    loop {
-        match core.buffer(bytes) {
-            Ok(buffer) => return Ok(buffer),
-            Err(_) if bytes > 2 * MAX_TRANSFER_BYTES || core.endpoint().now_ns() > give_up_at => {
-                return Err(FileError::TooLong);
-            }
-            Err(_) => core.endpoint().sleep(ROOM_INTERVAL).await,
-        }
-    }
-}
-
 /// Neither the member nor the others have it. A block that is not what its word says is not told apart from one that is lost:
 /// its store may have failed, and the others that bore it be gone since (W2 of `row_write`).
 fn not_to_be_had(
     extent: &Extent,
     piece: Piece,
     block: u64,
-    is_read: bool,
-    failure: Unfit,
+    failure: Option<Unfit>,
     unfit: Unfit,
 ) -> FileError {
     let offset = piece.stripe * EXTENT_BYTES + block * BLOCK;
     match (failure, unfit) {
-        (Unfit::Later(error), _) | (Unfit::Gone, Unfit::Later(error)) => error,
-        (Unfit::Gone, Unfit::Gone) => {
-            if is_read && !extent.is_in_doubt() {
-                let region = extent.region().id;
-                tracing::warn!(%region, offset, "a block is not what was written last, and the rest of its row does not have it");
-            }
+        (Some(Unfit::Later(error)), _) | (_, Unfit::Later(error)) => error,
+        (None, Unfit::Gone) if !extent.is_in_doubt() => {
+            let region = extent.region().id;
+            tracing::warn!(%region, offset, "a block is not what was written last, and the rest of its row does not have it");
             FileError::Lost { offset }
         }
+        (_, Unfit::Gone) => FileError::Lost { offset },
     }
 }

@@ -24,7 +24,8 @@ use crate::redundancy::{Rows, is_parity};
 use crate::row_columns::{columns, runs};
 use crate::rows::Row;
 use crate::rules::Rules;
-use crate::split::{Piece, pieces};
+use crate::split::{Piece, pieces_of};
+use crate::staging::staging;
 use crate::write::MAX_MOVES;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -107,13 +108,8 @@ impl<R: Rules> FileCore<R> {
         offset: u64,
         data: &[u8],
     ) -> Result<(), FileError> {
-        let mut rest = data;
-        let mut parts = Vec::with_capacity(4);
-        for piece in pieces(offset, data.len() as u64) {
-            let (own, behind) = rest.split_at((piece.end - piece.start) as usize);
-            rest = behind;
-            parts.push(Part { piece, data: own });
-        }
+        let parts: Vec<Part<'_>> =
+            pieces_of(offset, data).map(|(piece, data)| Part { piece, data }).collect();
         let by_row: Vec<_> = parts
             .chunk_by(|one, other| rows.row_of(one.piece.stripe) == rows.row_of(other.piece.stripe))
             .collect();
@@ -191,28 +187,16 @@ impl<R: Rules> FileCore<R> {
         };
         let of_parity = self.parity_buffers(core, *parity, &columns, &plans)?;
         held.in_doubt = true;
-        let to_store = |(stripe, first_block, buffer)| {
-            let extent = row.member(stripe).expect("it was there when its locks were taken");
-            store(core, stripe, extent, first_block, buffer)
-        };
         let is_degraded = row.data.iter().any(|(stripe, extent)| {
             extent.region().is_over() && !pieces.iter().any(|piece| piece.stripe == *stripe)
         });
-        let stores = if is_degraded {
-            let mut stores = join_all(buffers.into_iter().map(to_store)).await;
-            if stores.iter().all(|store| store.result.is_ok()) {
-                stores.extend(join_all(of_parity.into_iter().map(to_store)).await);
-            }
-            stores
-        } else {
-            join_all(buffers.into_iter().chain(of_parity).map(to_store)).await
-        };
+        let stores = store_members(core, &row, buffers, of_parity, is_degraded).await;
         if stores.iter().any(|store| store.result.is_err()) {
             self.store.volume.has_to_mend();
         }
         let mut result = Ok(());
-        for (block, plan) in columns.iter().zip(&plans) {
-            result = result.and(self.settle_column(&row, &mut held, &stores, *block, plan));
+        for &block in &columns {
+            result = result.and(self.settle_column(&row, &mut held, &stores, block));
         }
         drop(held);
         result.map(|()| RowStored::Yes)
@@ -274,17 +258,14 @@ impl<R: Rules> FileCore<R> {
     ) -> Result<Vec<(u64, u64, ArenaBuf)>, FileError> {
         let mut buffers = Vec::with_capacity(parts.len() + 1);
         for Part { piece, data } in parts {
-            let mut buffer = core.buffer(piece.aligned_bytes() as usize).map_err(|_| FileError::TooLong)?;
-            let (first, last) = (piece.first_block(), piece.end_block() - 1);
-            let ends = [Some(first), Some(last).filter(|&last| last != first)];
-            for block in ends.into_iter().flatten().filter(|&block| !piece.covers(block)) {
+            let mut buffer = staging(core, piece.aligned_bytes() as usize)?;
+            for block in piece.partial_blocks() {
                 let old = self.old_block_in_row(core, row, held, *piece, block).await?;
-                let at = (block - first) as usize * BLOCK_BYTES;
-                buffer[at..at + BLOCK_BYTES].copy_from_slice(&old);
+                buffer[piece.place_of(block)].copy_from_slice(&old);
             }
             let start = (piece.start - piece.aligned_start()) as usize;
             buffer[start..start + data.len()].copy_from_slice(data);
-            buffers.push((piece.stripe, first, buffer));
+            buffers.push((piece.stripe, piece.first_block(), buffer));
         }
         Ok(buffers)
     }
@@ -428,7 +409,7 @@ impl<R: Rules> FileCore<R> {
             .collect();
         let mut buffers = Vec::with_capacity(2);
         for run in sums.chunk_by(|one, other| one.0 + 1 == other.0) {
-            let mut buffer = core.buffer(run.len() * BLOCK_BYTES).map_err(|_| FileError::TooLong)?;
+            let mut buffer = staging(core, run.len() * BLOCK_BYTES)?;
             for ((_, sum), place) in run.iter().zip(buffer.chunks_exact_mut(BLOCK_BYTES)) {
                 place.copy_from_slice(sum);
             }
@@ -444,60 +425,116 @@ impl<R: Rules> FileCore<R> {
         held: &mut Held<'_, R>,
         stores: &[Store],
         block: u64,
-        plan: &Plan,
     ) -> Result<(), FileError> {
-        let of_column: Vec<&Store> = stores.iter().filter(|store| store.has(block)).collect();
-        let data: Vec<&Store> = of_column.iter().copied().filter(|store| !is_parity(store.stripe)).collect();
-        let parity = &row.parity.0;
-        let stored = of_column.iter().find(|store| is_parity(store.stripe)).copied();
-        let parity_fate = stored.map_or(Fate::Old, Store::fate);
-        let others_gone = row.data.iter().filter(|(stripe, extent)| {
-            let word = || self.store.words.load(self.store.words.place(extent, block)).unlocked();
-            extent.region().is_over()
-                && !data.iter().any(|store| store.stripe == *stripe)
-                && !word().is_empty()
-                && !word().is_lost()
-        });
-        let not_new = data.iter().filter(|store| store.fate() != Fate::New).count();
-        let all_new = not_new == 0;
-        let missing = not_new + others_gone.count() + usize::from(parity_fate != Fate::New);
-        let not_old = of_column.iter().filter(|store| store.fate() != Fate::Old).count();
-        let old_parity = held.word(*parity, block).expect("its lock was taken");
-        let failure = data.iter().find_map(|store| {
+        let column = Column::of(stores, block);
+        let missing = column.not_new() + self.others_gone(row, &column, block);
+        if column.data.iter().all(|store| store.fate() == Fate::New) || missing <= 1 {
+            settle_new(row, held, &column, block);
+            return Ok(());
+        }
+        settle_failed(row, held, &column, block);
+        let failure = column.data.iter().find_map(|store| {
             let offset = store.stripe * EXTENT_BYTES + block * BLOCK;
             store.result.err().map(|error| FileError::from_access(error, offset))
         });
-        if all_new || missing <= 1 {
-            for store in &data {
-                let word = held.word(store.stripe, block).expect("its lock was taken");
-                held.set(store.stripe, block, word.written(R::checksum(store.block(block))));
-            }
-            let next = match (stored, plan) {
-                _ if !R::updates_parity() => old_parity,
-                (Some(store), _) if store.fate() == Fate::New => {
-                    old_parity.written(R::checksum(store.block(block)))
-                }
-                _ => old_parity.lost(),
-            };
-            held.set(*parity, block, next);
-            return Ok(());
-        }
-        // Without a parity to make it from, a block of which nobody knows cannot keep its word.
-        let keep = not_old <= 1 && !old_parity.is_lost();
-        for store in &data {
-            let word = held.word(store.stripe, block).expect("its lock was taken");
-            let next = match store.fate() {
-                _ if keep => word,
-                Fate::Old => word,
-                Fate::New => word.written(R::checksum(store.block(block))),
-                Fate::Unknown => R::in_doubt(word),
-            };
-            held.set(store.stripe, block, next);
-        }
-        let next = if keep { old_parity } else { old_parity.lost() };
-        held.set(*parity, block, next);
         Err(failure.unwrap_or(FileError::Lost { offset: row.data[0].0 * EXTENT_BYTES + block * BLOCK }))
     }
+
+    /// Members with data that were lost before and of which nothing was stored, as far as they hold something in this column.
+    fn others_gone(&self, row: &Row, column: &Column<'_>, block: u64) -> usize {
+        let gone = row.data.iter().filter(|(stripe, extent)| {
+            let word = || self.store.words.load(self.store.words.place(extent, block)).unlocked();
+            extent.region().is_over()
+                && !column.data.iter().any(|store| store.stripe == *stripe)
+                && !word().is_empty()
+                && !word().is_lost()
+        });
+        gone.count()
+    }
+}
+
+/// The stores of one column.
+struct Column<'a> {
+    data: Vec<&'a Store>,
+    parity: Option<&'a Store>,
+}
+
+impl<'a> Column<'a> {
+    fn of(stores: &'a [Store], block: u64) -> Self {
+        let (parity, data): (Vec<_>, Vec<_>) =
+            stores.iter().filter(|store| store.has(block)).partition(|store| is_parity(store.stripe));
+        Column { data, parity: parity.first().copied() }
+    }
+
+    /// Blocks that are not certainly new; a parity that was not stored is one of them.
+    fn not_new(&self) -> usize {
+        let parity = self.parity.map_or(Fate::Old, Store::fate);
+        let data = self.data.iter().filter(|store| store.fate() != Fate::New).count();
+        data + usize::from(parity != Fate::New)
+    }
+
+    /// Blocks that may have changed.
+    fn not_old(&self) -> usize {
+        self.data.iter().chain(&self.parity).filter(|store| store.fate() != Fate::Old).count()
+    }
+}
+
+/// The column takes the new words (W2).
+fn settle_new<R: Rules>(row: &Row, held: &mut Held<'_, R>, column: &Column<'_>, block: u64) {
+    for store in &column.data {
+        let word = held.word(store.stripe, block).expect("its lock was taken");
+        held.set(store.stripe, block, word.written(R::checksum(store.block(block))));
+    }
+    let parity = row.parity.0;
+    let old = held.word(parity, block).expect("its lock was taken");
+    let next = match column.parity {
+        _ if !R::updates_parity() => old,
+        Some(store) if store.fate() == Fate::New => old.written(R::checksum(store.block(block))),
+        _ => old.lost(),
+    };
+    held.set(parity, block, next);
+}
+
+/// The column keeps the old words (W3), or what nobody knows of it is lost (W4).
+fn settle_failed<R: Rules>(row: &Row, held: &mut Held<'_, R>, column: &Column<'_>, block: u64) {
+    let parity = row.parity.0;
+    let old_parity = held.word(parity, block).expect("its lock was taken");
+    // Without a parity to make it from, a block of which nobody knows cannot keep its word.
+    let keep = column.not_old() <= 1 && !old_parity.is_lost();
+    for store in &column.data {
+        let word = held.word(store.stripe, block).expect("its lock was taken");
+        let next = match store.fate() {
+            _ if keep => word,
+            Fate::Old => word,
+            Fate::New => word.written(R::checksum(store.block(block))),
+            Fate::Unknown => R::in_doubt(word),
+        };
+        held.set(store.stripe, block, next);
+    }
+    held.set(parity, block, if keep { old_parity } else { old_parity.lost() });
+}
+
+/// Stores new data of a row and its parity at once; if another member is missing already, the parity only once the data are
+/// there (W2).
+async fn store_members(
+    core: &SessionCore,
+    row: &Row,
+    data: Vec<(u64, u64, ArenaBuf)>,
+    parity: Vec<(u64, u64, ArenaBuf)>,
+    is_degraded: bool,
+) -> Vec<Store> {
+    let to_store = |(stripe, first_block, buffer)| {
+        let extent = row.member(stripe).expect("it was there when its locks were taken");
+        store(core, stripe, extent, first_block, buffer)
+    };
+    if !is_degraded {
+        return join_all(data.into_iter().chain(parity).map(to_store)).await;
+    }
+    let mut stores = join_all(data.into_iter().map(to_store)).await;
+    if stores.iter().all(|store| store.result.is_ok()) {
+        stores.extend(join_all(parity.into_iter().map(to_store)).await);
+    }
+    stores
 }
 
 async fn store(

@@ -6,10 +6,11 @@ use futures_util::future::join_all;
 
 use crate::error::FileError;
 use crate::file_core::FileCore;
+use crate::held::Held;
 use crate::redundancy::Rows;
 use crate::row_columns::columns;
 use crate::row_write::{Fate, Part, Plan, RowStored, Store};
-use crate::rows::remove_member;
+use crate::rows::{Row, remove_member};
 use crate::rules::Rules;
 use crate::split::Piece;
 use crate::write::MAX_MOVES;
@@ -75,51 +76,25 @@ impl<R: Rules> FileCore<R> {
         let Some((mut held, row)) = self.hold_row(core, rows, number, &[piece], offset).await? else {
             return Ok(RowStored::Elsewhere);
         };
-        let columns = columns(&[piece]);
-        let (parity, parity_extent) = &row.parity;
-        let skip = parity_extent.region().is_over() || R::may_still_change(parity_extent);
-        let mut plans = Vec::with_capacity(columns.len());
-        for &block in &columns {
-            let word = held.word(piece.stripe, block).expect("its lock was taken");
-            let was_data = !word.is_empty() && !word.is_lost();
-            // What counted as zeros before changes no parity.
-            let plan = if was_data && R::updates_parity() {
-                Some(self.plan(core, &row, &held, block, &[piece.stripe], None).await?)
-            } else {
-                None
-            };
-            plans.push(match plan {
-                Some(Plan::Sum(_)) if skip => Some(Plan::None),
-                plan => plan,
-            });
-        }
-        let mut stores: Vec<Store> = Vec::new();
-        let (wanted, sums): (Vec<u64>, Vec<Plan>) =
-            columns.iter().copied().zip(plans).filter_map(|(block, plan)| Some((block, plan?))).unzip();
-        let buffers = self.parity_buffers(core, *parity, &wanted, &sums)?;
-        for &block in &columns {
+        let changed = self.parities_without(core, &row, &held, piece).await?;
+        let (wanted, plans): (Vec<u64>, Vec<Plan>) = changed.into_iter().unzip();
+        let buffers = self.parity_buffers(core, row.parity.0, &wanted, &plans)?;
+        for block in columns(&[piece]) {
             held.set(piece.stripe, block, BlockWord::EMPTY);
+            if !wanted.contains(&block) {
+                let word = held.word(row.parity.0, block).expect("its lock was taken");
+                held.set(row.parity.0, block, word);
+            }
         }
         // From here on a parity of which nobody knows is lost, and the data are empty either way.
         held.in_doubt = true;
-        for &block in columns.iter().filter(|block| !wanted.contains(block)) {
-            let word = held.word(*parity, block).expect("its lock was taken");
-            held.set(*parity, block, word);
-        }
         let writes = buffers.into_iter().map(async |(stripe, first_block, buffer)| {
-            let (buffer, result) = core.write(parity_extent, first_block * BLOCK, buffer).await;
+            let (buffer, result) = core.write(&row.parity.1, first_block * BLOCK, buffer).await;
             Store { stripe, first_block, buffer, result }
         });
-        stores.extend(join_all(writes).await);
-        for (&block, plan) in wanted.iter().zip(&sums) {
-            let old = held.word(*parity, block).expect("its lock was taken");
-            let stored = stores.iter().find(|store| store.has(block) && store.fate() == Fate::New);
-            let next = match (plan, stored) {
-                (Plan::Empty, _) => BlockWord::EMPTY,
-                (Plan::Sum(_), Some(store)) => old.written(R::checksum(store.block(block))),
-                _ => old.lost(),
-            };
-            held.set(*parity, block, next);
+        let stores = join_all(writes).await;
+        for (&block, plan) in wanted.iter().zip(&plans) {
+            settle_parity(&row, &mut held, &stores, block, plan);
         }
         if piece.is_whole_extent() {
             // Before the locks go: who waits for one finds that the extent is not the file's any more.
@@ -128,6 +103,44 @@ impl<R: Rules> FileCore<R> {
         drop(held);
         Ok(RowStored::Yes)
     }
+
+    /// The columns whose parity changes when a piece of whole blocks becomes empty, and what it is to be. What counted as
+    /// zeros before changes none.
+    async fn parities_without(
+        &self,
+        core: &SessionCore,
+        row: &Row,
+        held: &Held<'_, R>,
+        piece: Piece,
+    ) -> Result<Vec<(u64, Plan)>, FileError> {
+        let skip = row.parity.1.region().is_over() || R::may_still_change(&row.parity.1);
+        let mut changed = Vec::new();
+        for block in columns(&[piece]) {
+            let word = held.word(piece.stripe, block).expect("its lock was taken");
+            if word.is_empty() || word.is_lost() || !R::updates_parity() {
+                continue;
+            }
+            let plan = match self.plan(core, row, held, block, &[piece.stripe], None).await? {
+                Plan::Sum(_) if skip => Plan::None,
+                plan => plan,
+            };
+            changed.push((block, plan));
+        }
+        Ok(changed)
+    }
+}
+
+/// Gives a parity block the word that what became of its store calls for.
+fn settle_parity<R: Rules>(row: &Row, held: &mut Held<'_, R>, stores: &[Store], block: u64, plan: &Plan) {
+    let parity = row.parity.0;
+    let old = held.word(parity, block).expect("its lock was taken");
+    let stored = stores.iter().find(|store| store.has(block) && store.fate() == Fate::New);
+    let next = match (plan, stored) {
+        (Plan::Empty, _) => BlockWord::EMPTY,
+        (Plan::Sum(_), Some(store)) => old.written(R::checksum(store.block(block))),
+        _ => old.lost(),
+    };
+    held.set(parity, block, next);
 }
 
 /// Whole blocks of a piece as one part, and what it touches of others as one each.

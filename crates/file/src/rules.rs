@@ -24,6 +24,11 @@ pub trait Rules: Send + Sync + 'static {
         size
     }
 
+    /// From where on a write at `offset` that failed is cut off again, of a file of `size` bytes.
+    fn failed_write_cleared_from(size: u64, offset: u64) -> u64 {
+        size.max(offset)
+    }
+
     /// Whether a write of which nobody knows may still land on an extent: nothing new is written there.
     fn may_still_change(extent: &Extent) -> bool {
         extent.is_in_doubt() && !extent.region().is_over()

@@ -16,6 +16,7 @@ use crate::reconstruct::Unfit;
 use crate::redundancy::Rows;
 use crate::rules::Rules;
 use crate::split::Piece;
+use crate::staging::staging;
 use crate::store::StoreCore;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -26,7 +27,7 @@ impl<R: Rules> StoreCore<R> {
     pub async fn scrub(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
         let files: Vec<_> = self.files().iter().filter_map(Weak::upgrade).collect();
         let extents: u64 = files.iter().map(|file| file.map.read().allocated_bytes() / EXTENT_BYTES).sum();
-        self.volume.scrub.begin(extents * BLOCKS_PER_EXTENT);
+        self.volume.begin_scrub(extents * BLOCKS_PER_EXTENT);
         let (mut result, mut last_ns) = (Ok(()), core.endpoint().now_ns());
         for file in files {
             let scrubbed = match file.rows() {
@@ -38,9 +39,20 @@ impl<R: Rules> StoreCore<R> {
                 break;
             }
         }
-        self.volume.scrub.end();
+        self.volume.scrub.end(!stopped());
         result
     }
+}
+
+/// What a look at a column found.
+#[derive(Default)]
+struct Column {
+    /// Members whose block is there and is not what its word says, or the parity if it is not that of the data.
+    wrong: Vec<u64>,
+    /// Blocks that lie nowhere, or of which nobody knows what lies there.
+    unread: u64,
+    /// Those of them with data that the others do not have, either.
+    lost: u64,
 }
 
 impl<R: Rules> FileCore<R> {
@@ -57,15 +69,22 @@ impl<R: Rules> FileCore<R> {
                 if stopped() {
                     return result;
                 }
-                let buffer = core.buffer(BLOCK_BYTES).map_err(|_| FileError::TooLong)?;
+                let buffer = staging(core, BLOCK_BYTES)?;
                 let piece = Piece { stripe, start: block * BLOCK, end: (block + 1) * BLOCK };
-                match self.read_piece(core, piece, buffer).await {
+                match self.read_piece(core, piece, buffer).await.map(drop) {
+                    Ok(()) => {}
                     Err(FileError::Damaged { .. }) => {
                         self.store.volume.found_wrong();
                         self.store.volume.beyond_mending(1);
                     }
-                    Err(FileError::Lost { .. }) => self.store.volume.beyond_mending(1),
-                    other => result = result.and(other.map(drop)),
+                    Err(FileError::Lost { .. }) => {
+                        self.store.volume.beyond_mending(1);
+                        self.store.volume.unread(1);
+                    }
+                    Err(error) => {
+                        self.store.volume.unread(1);
+                        result = result.and(Err(error));
+                    }
                 }
                 self.store.volume.scrub.step(1);
                 self.store.in_between(core, last_ns, stopped).await;
@@ -90,7 +109,11 @@ impl<R: Rules> FileCore<R> {
                 if stopped() {
                     return result;
                 }
-                result = result.and(self.scrub_column(core, rows, number, block).await);
+                let scrubbed = self.scrub_column(core, rows, number, block).await;
+                if scrubbed.is_err() {
+                    self.store.volume.unread(members);
+                }
+                result = result.and(scrubbed);
                 self.store.volume.scrub.step(members);
                 self.store.in_between(core, last_ns, stopped).await;
             }
@@ -105,59 +128,62 @@ impl<R: Rules> FileCore<R> {
         number: u64,
         block: u64,
     ) -> Result<(), FileError> {
-        for stripe in self.wrong_members(core, rows, number, block).await? {
+        let found = self.look_at_column(core, rows, number, block).await?;
+        self.store.volume.unread(found.unread);
+        self.store.volume.beyond_mending(found.lost);
+        for stripe in found.wrong {
             self.store.volume.found_wrong();
             self.mend_block(core, rows, stripe, block).await?;
         }
         Ok(())
     }
 
-    /// Members whose block is there and is not what its word says, or the parity if it is not that of the data.
-    async fn wrong_members(
+    /// Compares what is there of a column with its words.
+    async fn look_at_column(
         &self,
         core: &SessionCore,
         rows: Rows,
         number: u64,
         block: u64,
-    ) -> Result<Vec<u64>, FileError> {
-        let Some(before) = self.row(rows, number) else { return Ok(Vec::new()) };
+    ) -> Result<Column, FileError> {
+        let Some(before) = self.row(rows, number) else { return Ok(Column::default()) };
         let (parity, parity_extent) = &before.parity;
         let offset = rows.data_of(number).start * EXTENT_BYTES + block * BLOCK;
         let members = [(*parity, &**parity_extent, block..block + 1)];
         let mut held = Held::<R>::take(&self.store, core, members, offset).await?;
-        let Some(row) = self.row(rows, number) else { return Ok(Vec::new()) };
+        let Some(row) = self.row(rows, number) else { return Ok(Column::default()) };
         if !Arc::ptr_eq(&row.parity.1, parity_extent) {
-            return Ok(Vec::new()); // just made anew
+            return Ok(Column::default()); // just made anew
         }
         let parity_word = held.word(*parity, block).expect("its lock was taken");
         let word_of = |stripe: u64, extent: &Extent| -> BlockWord {
             let words = &self.store.words;
             if stripe == *parity { parity_word } else { words.load(words.place(extent, block)).unlocked() }
         };
-        let (mut wrong, mut sum, mut is_whole) = (Vec::new(), vec![0; BLOCK_BYTES], !parity_word.is_lost());
+        let (mut found, mut sum, mut missing) = (Column::default(), vec![0; BLOCK_BYTES], Vec::new());
         for (stripe, extent) in row.members() {
             let word = word_of(*stripe, extent);
             if word.is_empty() || word.is_lost() {
-                continue;
-            }
-            if extent.region().is_over() {
-                is_whole = false;
+                found.lost += u64::from(word.is_lost() && stripe != parity);
                 continue;
             }
             match self.stored_block(core, extent, block, word).await {
                 Ok(data) => parity::add(&mut sum, &data),
                 Err(Unfit::Later(error)) => return Err(error),
-                Err(Unfit::Gone) => {
-                    is_whole = false;
-                    wrong.push(*stripe);
-                }
+                // Its node may have been lost only just now.
+                Err(Unfit::Gone) if extent.region().is_over() => missing.push(*stripe),
+                Err(Unfit::Gone) => found.wrong.push(*stripe),
             }
         }
+        let is_lost = |stripe: &&u64| *stripe != parity && self.is_block_lost(&row, **stripe, block);
+        found.unread = found.lost + missing.len() as u64;
+        found.lost += missing.iter().filter(is_lost).count() as u64;
+        let is_whole = !parity_word.is_lost() && missing.is_empty() && found.wrong.is_empty();
         if is_whole && sum.iter().any(|byte| *byte != 0) {
             tracing::error!(offset, "a parity is not that of its data");
             held.set(*parity, block, parity_word.lost());
-            wrong.push(*parity);
+            found.wrong.push(*parity);
         }
-        Ok(wrong)
+        Ok(found)
     }
 }

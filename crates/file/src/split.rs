@@ -47,6 +47,19 @@ impl Piece {
         self.start <= block * BLOCK && (block + 1) * BLOCK <= self.end
     }
 
+    /// The blocks at its ends that it covers only in part.
+    pub(crate) fn partial_blocks(self) -> impl Iterator<Item = u64> {
+        let (first, last) = (self.first_block(), self.end_block() - 1);
+        let ends = [Some(first), Some(last).filter(|&last| last != first)];
+        ends.into_iter().flatten().filter(move |&block| !self.covers(block))
+    }
+
+    /// Where a block's bytes lie among those of all blocks touched.
+    pub(crate) fn place_of(&self, block: u64) -> std::ops::Range<usize> {
+        let at = (block - self.first_block()) as usize * BLOCK_BYTES;
+        at..at + BLOCK_BYTES
+    }
+
     /// Whether it covers its whole extent.
     pub(crate) fn is_whole_extent(&self) -> bool {
         self.start == 0 && self.end == EXTENT_BYTES
@@ -61,6 +74,16 @@ pub(crate) fn pieces(offset: u64, bytes: u64) -> impl Iterator<Item = Piece> {
     stripes.map(move |stripe| {
         let base = stripe * EXTENT_BYTES;
         Piece { stripe, start: offset.max(base) - base, end: (end - base).min(EXTENT_BYTES) }
+    })
+}
+
+/// Cuts what is to be written at `offset`, as [`pieces`] does.
+pub(crate) fn pieces_of(offset: u64, data: &[u8]) -> impl Iterator<Item = (Piece, &[u8])> {
+    let mut rest = data;
+    pieces(offset, data.len() as u64).map(move |piece| {
+        let (own, behind) = rest.split_at((piece.end - piece.start) as usize);
+        rest = behind;
+        (piece, own)
     })
 }
 
@@ -80,6 +103,24 @@ mod tests {
             ]
         );
         assert_eq!(pieces(7, 0).count(), 0);
+    }
+
+    #[test]
+    fn only_ends_within_a_block_are_covered_in_part() {
+        let partial = |start, end| -> Vec<u64> { Piece { stripe: 0, start, end }.partial_blocks().collect() };
+        assert_eq!(partial(0, 2 * BLOCK), [0u64; 0]);
+        assert_eq!(partial(BLOCK + 1, BLOCK + 2), [1]);
+        assert_eq!(partial(1, 3 * BLOCK), [0]);
+        assert_eq!(partial(0, 3 * BLOCK - 1), [2]);
+        assert_eq!(partial(1, 3 * BLOCK - 1), [0, 2]);
+    }
+
+    #[test]
+    fn each_piece_has_its_own_of_the_data() {
+        let data: Vec<u8> = (0..30).collect();
+        let found: Vec<_> =
+            pieces_of(EXTENT_BYTES - 10, &data).map(|(piece, own)| (piece.stripe, own)).collect();
+        assert_eq!(found, [(0, &data[..10]), (1, &data[10..])]);
     }
 
     proptest! {

@@ -98,9 +98,10 @@ impl FileStore {
         self.core.volume.want_scrub();
     }
 
-    /// Has everything looked at for what was lost, in the background. What is known to be lost is rebuilt without.
+    /// Has everything looked at for what was lost, in the background and now. What is known to be lost is rebuilt without,
+    /// but what failed is tried again only after a pause.
     pub fn start_rebuild(&self) {
-        self.core.volume.has_to_mend();
+        self.core.volume.ask_rebuild();
     }
 
     /// Has rebuilding take no more of the network than this, instead of [`DEFAULT_REBUILD_BYTES_PER_S`](crate::DEFAULT_REBUILD_BYTES_PER_S).
@@ -151,21 +152,13 @@ impl<R: Rules> StoreCore<R> {
     /// What is known of the redundancy of all files. Looks at every extent.
     pub fn volume_status(&self) -> VolumeStatus {
         let mut status = VolumeStatus {
-            rebuild: self.volume.rebuild.progress(),
-            scrub: self.volume.scrub.progress(),
             to_rebuild: self.is_to_rebuild(),
             direct: self.guests.moved(),
             ..VolumeStatus::default()
         };
         self.volume.tell(&mut status);
         for file in self.files().iter().filter_map(Weak::upgrade) {
-            status.files += 1;
-            if file.rows().is_some() {
-                status.redundant_files += 1;
-                let (extents, missing) = file.count_members();
-                status.extents += extents;
-                status.missing_extents += missing;
-            }
+            file.count_in(&mut status);
         }
         status
     }

@@ -254,6 +254,21 @@ fn swapped_and_replayed_blocks_do_not_pass() {
 }
 
 #[test]
+fn a_session_whose_memory_is_taken_says_so_and_not_that_too_much_was_asked_for() {
+    let rig = Rig::new(1, 4);
+    let (store, session) = rig.store(TransportChoice::Shm);
+    let file = store.create();
+    file.write(&session, 0, &pattern(BLOCK_BYTES, 3)).unwrap();
+    let guard = session.lock();
+    // SAFETY: the buffers and the future end here, before the guard.
+    let core = unsafe { guard.core() };
+    let taken: Vec<_> = std::iter::from_fn(|| core.buffer(BLOCK_BYTES).ok()).collect();
+    assert_eq!(guard.block_on(file.inner.read(core, 0, BLOCK_BYTES)).err(), Some(FileError::NoStaging));
+    drop(taken);
+    assert!(guard.block_on(file.inner.read(core, 0, BLOCK_BYTES)).is_ok());
+}
+
+#[test]
 fn an_extent_used_again_shows_nothing_of_its_last_file() {
     let rig = Rig::new(1, 2);
     let (store, session) = rig.store(TransportChoice::Shm);

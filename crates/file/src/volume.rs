@@ -3,9 +3,13 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use farpool_lease::Millis;
 use farpool_pool::EXTENT_BYTES;
+use parking_lot::Mutex;
 
+use crate::error::FileError;
 use crate::guest::DirectBytes;
+use crate::retry::Retry;
 
 /// Of a network that others use.
 pub const DEFAULT_REBUILD_BYTES_PER_S: u64 = 200 << 20;
@@ -21,8 +25,10 @@ pub struct Progress {
     pub total: u64,
     /// Blocks done.
     pub done: u64,
-    /// How often such work has ended, since the store began.
+    /// How often such work was done to its end, since the store began.
     pub finished: u64,
+    /// How often such work has ended, done or not, since the store began.
+    pub attempts: u64,
 }
 
 /// What there is to say of a store's redundancy.
@@ -34,19 +40,26 @@ pub struct VolumeStatus {
     pub redundant_files: u64,
     /// Extents of redundant files.
     pub extents: u64,
-    /// Extents of redundant files that lie nowhere any more: what they held is made from the others.
+    /// Extents of redundant files that lie nowhere any more: what they held is made from the others, unless it is lost.
     pub missing_extents: u64,
+    /// Extents of all files, with or without redundancy, that lie nowhere any more and hold something that nothing else has:
+    /// reading it is an error.
+    pub lost_extents: u64,
     /// Whether something is known that is to be made anew, or may be.
     pub to_rebuild: bool,
     /// The rebuild under way, or the last.
     pub rebuild: Progress,
+    /// Why the last rebuild was not done to its end; it is tried again. `None`: it was.
+    pub rebuild_waits_for: Option<FileError>,
     /// The scrub under way, or the last.
     pub scrub: Progress,
+    /// Blocks of those done that this scrub could not read: they lie nowhere, or could not be had for now.
+    pub unread_blocks: u64,
     /// Blocks that were not what was written there, since the store began.
     pub wrong_blocks: u64,
     /// Blocks that were made anew where they lie, since the store began.
     pub mended_blocks: u64,
-    /// Blocks that could not be: no redundancy, or more lost than it bears.
+    /// Blocks that could not be: no redundancy, or more lost than it bears. Each scrub counts those that it finds anew.
     pub lost_blocks: u64,
     /// Reads for which a node took so long that others were asked, since the store began.
     pub hedged_reads: u64,
@@ -60,6 +73,7 @@ pub(crate) struct Counter {
     total: AtomicU64,
     done: AtomicU64,
     finished: AtomicU64,
+    attempts: AtomicU64,
 }
 
 impl Counter {
@@ -73,8 +87,10 @@ impl Counter {
         self.done.fetch_add(blocks, Ordering::Relaxed);
     }
 
-    pub(crate) fn end(&self) {
-        self.finished.fetch_add(1, Ordering::Relaxed);
+    /// The work has ended; `whole`: with everything done.
+    pub(crate) fn end(&self, whole: bool) {
+        self.finished.fetch_add(u64::from(whole), Ordering::Relaxed);
+        self.attempts.fetch_add(1, Ordering::Relaxed);
         self.running.store(false, Ordering::Relaxed);
     }
 
@@ -84,6 +100,7 @@ impl Counter {
             total: self.total.load(Ordering::Relaxed),
             done: self.done.load(Ordering::Relaxed),
             finished: self.finished.load(Ordering::Relaxed),
+            attempts: self.attempts.load(Ordering::Relaxed),
         }
     }
 }
@@ -97,6 +114,10 @@ pub(crate) struct Volume {
     mended: AtomicU64,
     lost: AtomicU64,
     hedged: AtomicU64,
+    /// Of the scrub under way, or the last.
+    unread: AtomicU64,
+    /// When a rebuild that failed is tried again.
+    retry: Mutex<Retry>,
     /// Some parity is lost, or some extent in doubt.
     to_mend: AtomicBool,
     /// Somebody asked for a scrub.
@@ -115,6 +136,8 @@ impl Default for Volume {
             mended: AtomicU64::default(),
             lost: AtomicU64::default(),
             hedged: AtomicU64::default(),
+            unread: AtomicU64::default(),
+            retry: Mutex::default(),
             to_mend: AtomicBool::default(),
             scrub_wanted: AtomicBool::default(),
             rebuilt_up_to: AtomicU64::default(),
@@ -140,8 +163,44 @@ impl Volume {
         self.hedged.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What was counted since the store began.
+    pub(crate) fn begin_scrub(&self, blocks: u64) {
+        self.unread.store(0, Ordering::Relaxed);
+        self.scrub.begin(blocks);
+    }
+
+    /// The scrub could not read some blocks.
+    pub(crate) fn unread(&self, blocks: u64) {
+        self.unread.fetch_add(blocks, Ordering::Relaxed);
+    }
+
+    /// Somebody wants the next rebuild now.
+    pub(crate) fn ask_rebuild(&self) {
+        self.retry.lock().now();
+        self.has_to_mend();
+    }
+
+    /// Whether a rebuild that failed before may be tried again.
+    pub(crate) fn may_rebuild(&self, now: Millis) -> bool {
+        self.retry.lock().is_due(now)
+    }
+
+    /// An extent could not be made anew.
+    pub(crate) fn rebuild_fails(&self, failure: FileError) {
+        self.retry.lock().waits_for(failure);
+    }
+
+    /// A rebuild has ended: with everything done, with something done, or with nothing.
+    pub(crate) fn rebuild_ended(&self, now: Millis, failure: Option<FileError>) {
+        self.retry.lock().ended(now, failure, self.rebuild.done.load(Ordering::Relaxed) > 0);
+        self.rebuild.end(failure.is_none() && !self.is_to_mend());
+    }
+
+    /// What was counted and noted since the store began.
     pub(crate) fn tell(&self, status: &mut VolumeStatus) {
+        status.rebuild = self.rebuild.progress();
+        status.scrub = self.scrub.progress();
+        status.rebuild_waits_for = self.retry.lock().failure();
+        status.unread_blocks = self.unread.load(Ordering::Relaxed);
         status.wrong_blocks = self.wrong.load(Ordering::Relaxed);
         status.mended_blocks = self.mended.load(Ordering::Relaxed);
         status.lost_blocks = self.lost.load(Ordering::Relaxed);

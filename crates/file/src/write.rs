@@ -12,7 +12,8 @@ use crate::blocks::{BlockPlace, BlockWords};
 use crate::error::{FileError, nothing_was_stored};
 use crate::file_core::FileCore;
 use crate::rules::Rules;
-use crate::split::{Piece, pieces};
+use crate::split::{Piece, pieces_of};
+use crate::staging::staging;
 
 /// How often a write follows an extent that was moved or cut off while it waited: once for a move; more only if others
 /// cut the file off at the same time, again and again.
@@ -41,13 +42,7 @@ impl<R: Rules> FileCore<R> {
             self.written_anew(offset, data);
             return Ok(());
         }
-        let mut rest = data;
-        let mut writes = Vec::with_capacity(4);
-        for piece in pieces(offset, data.len() as u64) {
-            let (own, behind) = rest.split_at((piece.end - piece.start) as usize);
-            rest = behind;
-            writes.push(self.write_piece(core, piece, own));
-        }
+        let writes = pieces_of(offset, data).map(|(piece, own)| self.write_piece(core, piece, own));
         // All of them to their end, whatever becomes of one: a write given up half-way would be in doubt.
         join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
         self.written_anew(offset, data);
@@ -169,7 +164,7 @@ impl<R: Rules> FileCore<R> {
         if R::may_still_change(extent) && locks.any(|word| word.is_lost() || word.is_empty()) {
             return Ok(Stored::MoveFirst);
         }
-        let buffer = core.buffer(piece.aligned_bytes() as usize).map_err(|_| FileError::TooLong)?;
+        let buffer = staging(core, piece.aligned_bytes() as usize)?;
         let mut buffer = self.old_ends(core, piece, extent, &locks, buffer).await?;
         let start = (piece.start - piece.aligned_start()) as usize;
         fill(&mut buffer[start..start + (piece.end - piece.start) as usize]);
@@ -198,12 +193,9 @@ impl<R: Rules> FileCore<R> {
         locks: &Locks<'_, R>,
         mut buffer: ArenaBuf,
     ) -> Result<ArenaBuf, FileError> {
-        let (first, last) = (piece.first_block(), piece.end_block() - 1);
-        let ends = [Some(first), Some(last).filter(|&last| last != first)];
-        for block in ends.into_iter().flatten().filter(|&block| !piece.covers(block)) {
-            let at = ((block - piece.first_block()) as usize) * BLOCK_BYTES;
-            self.old_block(core, piece, extent, locks.word(block), block, &mut buffer[at..at + BLOCK_BYTES])
-                .await?;
+        for block in piece.partial_blocks() {
+            let to = &mut buffer[piece.place_of(block)];
+            self.old_block(core, piece, extent, locks.word(block), block, to).await?;
         }
         Ok(buffer)
     }
@@ -228,7 +220,7 @@ impl<R: Rules> FileCore<R> {
             to.fill(0);
             return Ok(());
         }
-        let buffer = core.buffer(BLOCK_BYTES).map_err(|_| FileError::TooLong)?;
+        let buffer = staging(core, BLOCK_BYTES)?;
         let (buffer, result) = core.read(extent, start, buffer).await;
         result.map_err(|error| FileError::from_access(error, offset))?;
         if !word.matches(R::checksum(&buffer)) {

@@ -10,6 +10,7 @@
 
 mod hall;
 mod server;
+mod undertaker;
 
 use std::sync::Arc;
 

@@ -46,6 +46,7 @@ const LOST_WRITE: &str = "lost-write-acknowledged";
 const REUSED_EARLY: &str = "extent-reused-too-early";
 const STALE_SIZE: &str = "size-not-shared";
 const TAIL_SHOWS: &str = "cut-tail-shows-again";
+const TOO_MUCH_CLEARED: &str = "failed-write-clears-the-file";
 const DOUBT_IGNORED: &str = "write-in-doubt-taken-for-none";
 const NOT_REVOKED: &str = "acceleration-not-revoked";
 const STALE_PARITY: &str = "stale-parity";
@@ -57,6 +58,7 @@ const MUTATIONS: &[&str] = &[
     REUSED_EARLY,
     STALE_SIZE,
     TAIL_SHOWS,
+    TOO_MUCH_CLEARED,
     DOUBT_IGNORED,
     NOT_REVOKED,
     STALE_PARITY,
@@ -212,6 +214,15 @@ impl Rules for TailShows {
     }
 }
 
+/// Broken: a write that failed takes what the file held along, not only what lay past its end.
+enum TooMuchCleared {}
+
+impl Rules for TooMuchCleared {
+    fn failed_write_cleared_from(_: u64, offset: u64) -> u64 {
+        offset
+    }
+}
+
 /// Broken: an extent is written again while a dead write may still land there.
 enum ReusedEarly {}
 
@@ -262,6 +273,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         Some(UNCHECKED) => run_by::<Unchecked>(seed, mutation, trace),
         Some(STALE_SIZE) => run_by::<StaleSize>(seed, mutation, trace),
         Some(TAIL_SHOWS) => run_by::<TailShows>(seed, mutation, trace),
+        Some(TOO_MUCH_CLEARED) => run_by::<TooMuchCleared>(seed, mutation, trace),
         Some(REUSED_EARLY) => run_by::<ReusedEarly>(seed, mutation, trace),
         Some(NOT_REVOKED) => run_by::<NotRevoked>(seed, mutation, trace),
         Some(STALE_PARITY) => run_by::<StaleParity>(seed, mutation, trace),

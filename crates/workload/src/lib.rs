@@ -18,6 +18,8 @@ pub mod child;
 pub mod databases;
 mod demo;
 pub mod machine;
+mod meanwhile;
+mod median;
 pub mod paper;
 pub mod pool;
 pub mod postgres;

@@ -9,6 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
+use crate::median::median;
 use crate::pool::Transport;
 use crate::query::Run;
 
@@ -176,15 +177,11 @@ struct Times {
 
 impl Times {
     fn of(runs: &[RunRecord], place: Place) -> Option<Self> {
-        let mut seconds: Vec<f64> =
-            runs.iter().filter(|run| run.place == place).map(|run| run.seconds).collect();
-        seconds.sort_by(f64::total_cmp);
-        let (min, max) = (*seconds.first()?, *seconds.last()?);
-        let middle = seconds.len() / 2;
-        let median = match seconds.len() % 2 {
-            1 => seconds[middle],
-            _ => f64::midpoint(seconds[middle - 1], seconds[middle]),
-        };
+        let seconds = runs.iter().filter(|run| run.place == place).map(|run| run.seconds);
+        let seconds: Vec<f64> = seconds.collect();
+        let (min, max) =
+            (seconds.iter().copied().reduce(f64::min)?, seconds.iter().copied().reduce(f64::max)?);
+        let median = median(&seconds)?;
         Some(Self { median, min, max })
     }
 }

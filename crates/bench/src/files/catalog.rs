@@ -1,6 +1,8 @@
 //! What the figures about one file and one client compare: volumes, operations and promises. What others want to
 //! compare is one more line.
 
+use anyhow::{Result, bail};
+
 use super::client::{Ask, FileOp};
 use super::figure::Figure;
 use super::rounds::Operation;
@@ -127,25 +129,22 @@ const ROW_WRITE: &str = "1 MiB sequential write";
 const BUSY_SMALL_READ: &str = "8 KiB random read, 20 threads";
 const BUSY_LARGE_READ: &str = "512 KiB sequential read, 5 threads";
 
-/// An operation by its id.
-pub fn operation(id: &'static str, seconds: f64) -> Operation {
-    let ask = |op, pattern, block_kib: usize, threads| Ask {
-        op,
-        pattern,
-        block_bytes: block_kib << 10,
-        threads,
-        seconds,
+/// An operation by its id, done for so long at a time.
+///
+/// # Errors
+/// When there is none of that id.
+pub fn operation(id: &'static str, seconds: f64) -> Result<Operation> {
+    let (op, pattern, block_kib, threads) = match id {
+        SMALL_READ => (FileOp::Read, Pattern::Random, 8, 1),
+        SMALL_WRITE => (FileOp::Write, Pattern::Random, 8, 1),
+        LARGE_READ => (FileOp::Read, Pattern::Sequential, 512, 1),
+        LARGE_WRITE => (FileOp::Write, Pattern::Sequential, 512, 1),
+        ROW_WRITE => (FileOp::Write, Pattern::Sequential, 1024, 1),
+        BUSY_SMALL_READ => (FileOp::Read, Pattern::Random, 8, 20),
+        BUSY_LARGE_READ => (FileOp::Read, Pattern::Sequential, 512, 5),
+        unknown => bail!("there is no operation '{unknown}'"),
     };
-    let ask = match id {
-        SMALL_WRITE => ask(FileOp::Write, Pattern::Random, 8, 1),
-        LARGE_READ => ask(FileOp::Read, Pattern::Sequential, 512, 1),
-        LARGE_WRITE => ask(FileOp::Write, Pattern::Sequential, 512, 1),
-        ROW_WRITE => ask(FileOp::Write, Pattern::Sequential, 1024, 1),
-        BUSY_SMALL_READ => ask(FileOp::Read, Pattern::Random, 8, 20),
-        BUSY_LARGE_READ => ask(FileOp::Read, Pattern::Sequential, 512, 5),
-        _ => ask(FileOp::Read, Pattern::Random, 8, 1),
-    };
-    Operation { id, ask }
+    Ok(Operation { id, ask: Ask { op, pattern, block_bytes: block_kib << 10, threads, seconds } })
 }
 
 const BARE_FILE: &str = "a FUSE file system with one file, held in the daemon's own memory, as many threads, a device \
@@ -245,6 +244,7 @@ mod tests {
         for stand in STANDS {
             let is_there = |id: &str| stand.volumes.iter().any(|spec| spec.id == id);
             for plain in stand.plains {
+                assert!(plain.operations.iter().all(|id| operation(id, 1.0).is_ok()), "{}", plain.figure);
                 assert!(plain.beside.iter().all(|(_, id)| is_there(id)), "{}", plain.figure);
                 for promise in plain.promises {
                     assert!(plain.operations.contains(&promise.operation), "{}", promise.operation);
@@ -255,8 +255,13 @@ mod tests {
     }
 
     #[test]
+    fn an_operation_that_nobody_has_described_is_not_taken_for_another() {
+        assert!(operation("8 KiB random raed", 1.0).is_err());
+    }
+
+    #[test]
     fn a_row_of_parity_is_written_whole() {
-        let row = operation(ROW_WRITE, 1.0).ask.block_bytes as u64;
+        let row = operation(ROW_WRITE, 1.0).unwrap().ask.block_bytes as u64;
         assert_eq!(row, 4 * farpool_pool::EXTENT_BYTES);
     }
 }

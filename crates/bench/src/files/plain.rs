@@ -51,7 +51,8 @@ impl Stand {
         let mut ids: Vec<&str> = wanted.iter().flat_map(|plain| plain.operations).copied().collect();
         ids.sort_unstable();
         ids.dedup();
-        let operations: Vec<Operation> = ids.into_iter().map(|id| operation(id, effort.seconds)).collect();
+        let operations = ids.into_iter().map(|id| operation(id, effort.seconds));
+        let operations: Vec<Operation> = operations.collect::<Result<_>>()?;
         let specs: Vec<&Spec> = self.volumes.iter().filter(|spec| spec.is_wanted(around)).collect();
         let mut progress = Progress::start(specs.len() * (1 + effort.rounds * operations.len()));
         let mut volumes = Vec::new();

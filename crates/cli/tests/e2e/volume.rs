@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{Advice, XattrFlags};
@@ -107,6 +107,74 @@ fn a_scrub_reads_every_block_and_finds_nothing_wrong_with_sound_memory() {
     assert_eq!(said.trim(), "384 blocks read: 0 wrong, 0 mended, 0 lost");
     let lines = volume("status", &mount);
     assert!(lines.contains("redundancy  parity:2") && lines.contains("missing     nothing"), "{lines}");
+    mount.unmount();
+}
+
+/// A mount of `parity:2` on three nodes, with a file of 1.5 MiB: six extents of data in three rows, each with one of parity.
+fn three_rows_on_three_nodes() -> (Pool, Mount, PathBuf) {
+    let pool = Pool::start(PoolOptions { nodes: 3, ..PoolOptions::default() });
+    let mount = Mount::of(&pool, &["--redundancy", "parity:2"]);
+    let path = mount.file("data");
+    write_new(&path, &pattern(3 * MIB / 2, 1));
+    (pool, mount, path)
+}
+
+fn lose_the_node(pool: &mut Pool, mount: &Mount, index: usize, missing: u64) {
+    pool.nodes[index].kill();
+    eventually("the loss is noticed though nobody reads", || state(mount)["missing_extents"] == missing);
+}
+
+#[test]
+fn a_rebuild_without_a_node_to_go_to_says_so_and_ends_and_another_node_is_made_use_of() {
+    let (mut pool, mut mount, path) = three_rows_on_three_nodes();
+    lose_the_node(&mut pool, &mount, 0, 3);
+    let refused = run(["volume", "rebuild", mount.path().to_str().unwrap()]);
+    assert_complaint(
+        &refused,
+        1,
+        "rows need 3 nodes with room, there are 2; 3 of 9 extents are still missing",
+    );
+    let lines = volume("status", &mount);
+    assert!(lines.contains("rebuild     waiting: rows need 3 nodes with room, there are 2"), "{lines}");
+    assert!(lines.contains("missing     3 of 9 extents, made from the others"), "{lines}");
+    assert_eq!(state(&mount)["rebuild"]["finished"], 0, "nothing was done to its end");
+    assert!(read_from_far(&path) == pattern(3 * MIB / 2, 1));
+
+    pool.add_node();
+    eventually("what is missing is made anew", || state(&mount)["missing_extents"] == 0);
+    volume("rebuild", &mount);
+    let lines = volume("status", &mount);
+    assert!(lines.contains("rebuild     done") && lines.contains("lost        nothing"), "{lines}");
+    mount.unmount();
+}
+
+#[test]
+fn one_lost_node_more_than_a_file_bears_is_noticed_and_told_and_reading_is_an_error() {
+    let (mut pool, mut mount, path) = three_rows_on_three_nodes();
+    lose_the_node(&mut pool, &mount, 0, 3);
+    lose_the_node(&mut pool, &mount, 1, 6);
+    // Of each of three rows two extents are gone, at most one of them the parity.
+    let lost = state(&mount)["lost_extents"].as_u64().unwrap();
+    assert!((3..=6).contains(&lost), "{lost}");
+    let lines = volume("status", &mount);
+    assert!(lines.contains("missing     6 of 9 extents\n"), "nothing can be made from the others: {lines}");
+    assert!(lines.contains(&format!("lost        {lost} extents: nothing else has what")), "{lines}");
+    let file = File::open(&path).unwrap();
+    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+    let read = fs::read(&path).map_err(|error| error.raw_os_error());
+    assert_eq!(read, Err(Some(Errno::IO.raw_os_error())));
+    let said = volume("scrub", &mount);
+    let lost_blocks = lost * 32;
+    let told = format!("96 of 288 blocks read, 192 could not be: 0 wrong, 0 mended, {lost_blocks} lost");
+    assert_eq!(said.trim(), told);
+
+    pool.add_node();
+    pool.add_node();
+    eventually("all lies somewhere again", || {
+        let state = state(&mount);
+        state["missing_extents"] == 0 && state["to_rebuild"] == false && state["rebuild"]["finished"] == 1
+    });
+    assert!(fs::read(&path).is_err(), "what was lost stays lost");
     mount.unmount();
 }
 

@@ -7,18 +7,17 @@ use std::sync::Arc;
 
 use farpool_fabric::ArenaBuf;
 use farpool_pool::{Extent, SessionCore};
-use farpool_wire::{BLOCK_BYTES, BlockWord};
+use farpool_wire::BLOCK_BYTES;
 use futures_util::future::join_all;
 
 use super::layout::Layout;
 use super::store::{GuestPlace, GuestStore};
 use super::table::DirectBytes;
-use crate::blocks::BLOCKS_PER_EXTENT;
 use crate::error::nothing_was_stored;
 use crate::file_core::MAX_FILE_BYTES;
-use crate::read::{Verdict, in_pieces, verify};
+use crate::read::{in_pieces, read_verified};
 use crate::rules::{Rules, Shipped};
-use crate::split::{Piece, pieces};
+use crate::split::{Piece, pieces_of};
 use crate::write::Locks;
 
 /// How often a piece is read anew because a writer changed it meanwhile, before the owner is asked.
@@ -83,13 +82,7 @@ impl<R: Rules> GuestFileCore<R> {
         self.check_open()?;
         let end =
             offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_FILE_BYTES).ok_or(AskOwner)?;
-        let mut rest = data;
-        let mut writes = Vec::with_capacity(4);
-        for piece in pieces(offset, data.len() as u64) {
-            let (own, behind) = rest.split_at((piece.end - piece.start) as usize);
-            rest = behind;
-            writes.push(self.write_piece(core, piece, own));
-        }
+        let writes = pieces_of(offset, data).map(|(piece, own)| self.write_piece(core, piece, own));
         // All of them to their end: a write given up half-way would be in doubt. What was stored is stored once more, by the
         // owner, if it has to be asked.
         join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
@@ -129,27 +122,8 @@ impl<R: Rules> GuestFileCore<R> {
             return Ok(buffer);
         };
         let words = &self.store.words;
-        let mut before = [BlockWord::EMPTY; BLOCKS_PER_EXTENT as usize];
-        let before = &mut before[..(piece.end_block() - piece.first_block()) as usize];
-        for _ in 0..MAX_OVERTAKEN {
-            for (block, word) in (piece.first_block()..).zip(before.iter_mut()) {
-                let unlocked = words.unlocked(core.endpoint(), words.place(&extent, block)).await;
-                *word = unlocked.ok().filter(|word| !word.is_lost()).ok_or(AskOwner)?;
-            }
-            if before.iter().all(|word| word.is_empty()) {
-                buffer.fill(0);
-                return Ok(buffer);
-            }
-            let (returned, result) = core.read(&extent, piece.aligned_start(), buffer).await;
-            buffer = returned;
-            result.map_err(|_| AskOwner)?;
-            match verify::<R>(words, &extent, piece.first_block(), before, &mut buffer) {
-                Verdict::Right => return Ok(buffer),
-                Verdict::Wrong(_) => return Err(AskOwner),
-                Verdict::Overtaken => {}
-            }
-        }
-        Err(AskOwner)
+        let read = read_verified::<R>(words, core, piece, &extent, buffer, MAX_OVERTAKEN);
+        read.await.map_err(|_| AskOwner)
     }
 
     async fn write_piece(&self, core: &SessionCore, piece: Piece, data: &[u8]) -> Result<(), AskOwner> {
@@ -193,11 +167,8 @@ impl<R: Rules> GuestFileCore<R> {
         locks: &Locks<'_, R>,
         mut buffer: ArenaBuf,
     ) -> Result<ArenaBuf, AskOwner> {
-        let (first, last) = (piece.first_block(), piece.end_block() - 1);
-        let ends = [Some(first), Some(last).filter(|&last| last != first)];
-        for block in ends.into_iter().flatten().filter(|&block| !piece.covers(block)) {
-            let at = ((block - first) as usize) * BLOCK_BYTES;
-            let to = &mut buffer[at..at + BLOCK_BYTES];
+        for block in piece.partial_blocks() {
+            let to = &mut buffer[piece.place_of(block)];
             let word = locks.word(block);
             if word.is_empty() {
                 to.fill(0);

@@ -11,6 +11,7 @@ use crate::blocks::{BLOCKS_PER_EXTENT, BlockPlace};
 use crate::error::FileError;
 use crate::file_core::FileCore;
 use crate::rules::Rules;
+use crate::staging::staging;
 use crate::store::StoreCore;
 
 impl<R: Rules> StoreCore<R> {
@@ -72,7 +73,7 @@ impl<R: Rules> FileCore<R> {
 
     async fn contents(&self, core: &SessionCore, extent: &Extent, block: u64) -> Result<u64, FileError> {
         let offset = block * BLOCK_BYTES as u64;
-        let buffer = core.buffer(BLOCK_BYTES).map_err(|_| FileError::TooLong)?;
+        let buffer = staging(core, BLOCK_BYTES)?;
         let (buffer, read) = core.read(extent, offset, buffer).await;
         read.map_err(|error| FileError::from_access(error, offset))?;
         Ok(R::checksum(&buffer))

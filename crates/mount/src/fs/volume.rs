@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use farpool_file::{Progress, Redundancy, VolumeStatus};
+use farpool_file::{FileError, Progress, Redundancy, VolumeStatus};
 use fuser::Errno;
 
 use super::{FarFs, Outcome};
@@ -91,23 +91,42 @@ fn parse(value: &[u8]) -> Option<Redundancy> {
 }
 
 fn json(status: &VolumeStatus, redundancy: Redundancy) -> String {
-    let progress = |progress: &Progress| {
-        let Progress { running, total, done, finished } = progress;
+    let progress = |progress: &Progress, more: &str| {
+        let Progress { running, total, done, finished, attempts } = progress;
         format!(
-            "{{\"running\":{running},\"blocks_total\":{total},\"blocks_done\":{done},\"finished\":{finished}}}"
+            "{{\"running\":{running},\"blocks_total\":{total},\"blocks_done\":{done},\"finished\":{finished},\
+             \"attempts\":{attempts},{more}}}"
         )
     };
-    let VolumeStatus { files, redundant_files, extents, missing_extents, .. } = status;
+    let waits_for = status.rebuild_waits_for.map_or("null".to_owned(), |error| quoted(&waits_for(error)));
+    let VolumeStatus { files, redundant_files, extents, missing_extents, lost_extents, .. } = status;
     let VolumeStatus { wrong_blocks, mended_blocks, lost_blocks, hedged_reads, to_rebuild, .. } = status;
     format!(
         "{{\"redundancy\":\"{redundancy}\",\"files\":{files},\"redundant_files\":{redundant_files},\
-         \"extents\":{extents},\"missing_extents\":{missing_extents},\"to_rebuild\":{to_rebuild},\
+         \"extents\":{extents},\"missing_extents\":{missing_extents},\
+         \"lost_extents\":{lost_extents},\"to_rebuild\":{to_rebuild},\
          \"wrong_blocks\":{wrong_blocks},\"mended_blocks\":{mended_blocks},\"lost_blocks\":{lost_blocks},\
          \"hedged_reads\":{hedged_reads},\
          \"rebuild\":{},\"scrub\":{},\"direct_read_bytes\":{},\"direct_written_bytes\":{}}}",
-        progress(&status.rebuild),
-        progress(&status.scrub),
+        progress(&status.rebuild, &format!("\"waits_for\":{waits_for}")),
+        progress(&status.scrub, &format!("\"blocks_unread\":{}", status.unread_blocks)),
         status.direct.read,
         status.direct.written
     )
+}
+
+/// What a rebuild waits for, in words that go on "it waits: ".
+fn waits_for(error: FileError) -> String {
+    match error {
+        FileError::TooFewNodes { wanted, found } => {
+            format!("rows need {wanted} nodes with room, there are {found}")
+        }
+        FileError::NoSpace => "there is no room on nodes that hold nothing else of the same rows".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// A string of JSON: none of ours has control characters.
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use farpool_file::FileStore;
 use farpool_file::guest::{GuestId, line};
-use farpool_file::{FileStore, Session};
 use farpool_wire::control::{GuestAnswer, GuestConnect, GuestRequest, guest_request::Ask};
 use farpool_wire::{GUEST_VERSION, NodeId};
 use prost::Message;
@@ -18,6 +18,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::time::Timespec;
 
 use super::hall::Hall;
+use super::undertaker::Undertaker;
 
 /// Most processes at a time, and most that wait to be received.
 const MAX_PROCESSES: usize = 4096;
@@ -52,10 +53,11 @@ impl Server {
         rustix::net::listen(&listener, BACKLOG)?;
         let stop = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
         let stopped = stop.clone();
+        let (burying, session) = (store.clone(), store.session());
+        let undertaker = Undertaker::start(move |guest| burying.bury_guest(&session, guest))?;
         let run = move || {
-            let session = store.session();
             let (visitors, out_of_reach) = (Vec::new(), BTreeSet::new());
-            let mut desk = Desk { hall, store, session, visitors, out_of_reach, is_short: false };
+            let mut desk = Desk { hall, store, undertaker, visitors, out_of_reach, is_short: false };
             if let Err(error) = desk.serve(&listener, &stopped) {
                 tracing::error!(%error, "no more processes can work on files directly");
             }
@@ -79,7 +81,7 @@ impl Drop for Server {
 struct Desk {
     hall: Arc<Hall>,
     store: FileStore,
-    session: Session,
+    undertaker: Undertaker,
     visitors: Vec<Visitor>,
     /// Nodes that could not be reached for guests, of which the log knows.
     out_of_reach: BTreeSet<u64>,
@@ -120,7 +122,7 @@ impl Desk {
             let visitors = std::mem::take(&mut self.visitors);
             for (mut visitor, (dead, asks)) in visitors.into_iter().zip(ready) {
                 if dead {
-                    self.bury(&visitor);
+                    visitor.guest.into_iter().for_each(|guest| self.undertaker.takes(guest));
                     continue;
                 }
                 if asks {
@@ -240,12 +242,6 @@ impl Desk {
                 "no memory of this node for processes that work on files directly, so the kernel does it for them; \
                  run `farpool mount` as the user who runs the node, or let it reach the node's socket"
             );
-        }
-    }
-
-    fn bury(&self, visitor: &Visitor) {
-        if let Some(guest) = visitor.guest {
-            self.store.bury_guest(&self.session, guest);
         }
     }
 }

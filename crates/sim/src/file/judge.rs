@@ -26,25 +26,18 @@ impl Record {
         self.ended == Ended::Done
     }
 
-    /// The cells that it makes zero.
-    fn zeroed(&self) -> Range<u64> {
-        match &self.asked {
-            Asked::Zero(cells) => cells.clone(),
-            Asked::SetSize(size) => *size..CELLS.max(*size),
-            // What could not be written past the end is cut off again.
-            Asked::Write(cells) if !self.is_done() => cells.clone(),
-            _ => 0..0,
-        }
-    }
-
     /// The cells that it writes.
     fn written(&self) -> Range<u64> {
         if let Asked::Write(cells) = &self.asked { cells.clone() } else { 0..0 }
     }
 
-    /// What it changes, if anything.
-    fn changed(&self) -> Range<u64> {
-        if let Asked::Write(cells) = &self.asked { cells.clone() } else { self.zeroed() }
+    /// How far the file reaches once it is done; nothing is said of what makes it no longer.
+    fn reaches(&self) -> u64 {
+        match &self.asked {
+            Asked::Write(cells) => cells.end,
+            Asked::SetSize(size) => *size,
+            _ => 0,
+        }
     }
 
     /// It was over before the other began.
@@ -68,11 +61,25 @@ pub(super) fn judge(
         let of_file: Vec<&Record> = places.iter().map(|&place| &records[place]).collect();
         let redundancy = redundancies.get(&file).copied().unwrap_or_default();
         let row = (redundancy.nodes() > 1).then(|| redundancy.nodes() - 1);
-        let judge = Judge { file, all: records, records: of_file, world, row };
+        let is_not_done = |record: &&&Record| !record.is_done() && !record.written().is_empty();
+        let within =
+            of_file.iter().filter(is_not_done).map(|write| (write.number, certain_end(&of_file, write)));
+        let within = within.collect();
+        let judge = Judge { file, all: records, records: of_file, within, world, row };
         judge.all_of(&mut violations);
     }
     violations.truncate(TOLD);
     violations
+}
+
+/// How far the file certainly reached all the time that a write took.
+fn certain_end(records: &[&Record], write: &Record) -> u64 {
+    let holds = |grown: &&&Record| {
+        let cuts = |other: &&Record| matches!(other.asked, Asked::SetSize(size) if size < grown.reaches());
+        let since = |other: &&Record| !other.precedes(grown) && other.start < write.end;
+        grown.is_done() && grown.precedes(write) && !records.iter().any(|other| cuts(other) && since(other))
+    };
+    records.iter().filter(holds).map(|grown| grown.reaches()).max().unwrap_or(0)
 }
 
 /// What a world excuses.
@@ -92,6 +99,8 @@ struct Judge<'a> {
     file: u64,
     all: &'a [Record],
     records: Vec<&'a Record>,
+    /// Of each write that was not done, by number: how far the file certainly reached meanwhile.
+    within: BTreeMap<u64, u64>,
     world: Excuses,
     /// Data extents of a row, if the file has any.
     row: Option<u64>,
@@ -143,6 +152,25 @@ impl<'a> Judge<'a> {
         }
     }
 
+    /// The cells that an operation makes zero, or may.
+    fn zeroed(&self, record: &Record) -> Range<u64> {
+        match &record.asked {
+            Asked::Zero(cells) => cells.clone(),
+            Asked::SetSize(size) => *size..CELLS.max(*size),
+            // What could not be written past the end is cut off again, and nothing else.
+            Asked::Write(cells) => match self.within.get(&record.number) {
+                Some(within) => cells.start.max(*within)..cells.end.max(*within),
+                None => 0..0,
+            },
+            _ => 0..0,
+        }
+    }
+
+    /// What it changes, if anything.
+    fn changed(&self, record: &Record) -> Range<u64> {
+        if let Asked::Write(cells) = &record.asked { cells.clone() } else { self.zeroed(record) }
+    }
+
     fn write_of(&self, word: u64) -> &'a Record {
         &self.all[named(word).0 as usize - 1]
     }
@@ -171,7 +199,7 @@ impl<'a> Judge<'a> {
                 look.words.get(place).map(|&word| (look.record, word))
             })
             .collect();
-        let covers = |record: &&&Record| record.changed().contains(&cell);
+        let covers = |record: &&&Record| self.changed(record).contains(&cell);
         let changes: Vec<&Record> = self.records.iter().filter(covers).copied().collect();
         let mut touches = Vec::new();
         for write in changes.iter().filter(|change| change.written().contains(&cell)) {
@@ -232,8 +260,9 @@ impl<'a> Judge<'a> {
             change.is_done() && change.precedes(read) || was_seen()
         };
         let sources: Vec<(u64, u64)> = if word == 0 {
-            let zeros =
-                changes.iter().filter(|change| change.zeroed().contains(&cell) && change.start < read.end);
+            let zeros = changes
+                .iter()
+                .filter(|change| self.zeroed(change).contains(&cell) && change.start < read.end);
             zeros.map(|zero| (zero.start, zero.end)).chain([(0, 0)]).collect()
         } else {
             let write = self.write_of(word);
@@ -242,7 +271,7 @@ impl<'a> Judge<'a> {
         let replaced = |&(_, end): &(u64, u64)| {
             changes.iter().find(|change| {
                 let other = word == 0 && change.written().contains(&cell)
-                    || word != 0 && change.zeroed().contains(&cell) && change.is_done();
+                    || word != 0 && self.zeroed(change).contains(&cell) && change.is_done();
                 other && change.start > end && is_in_force(change)
             })
         };
@@ -289,8 +318,9 @@ impl<'a> Judge<'a> {
             // Whichever of two came last would be seen in both.
             return there.precedes(write) || there.written().contains(&beside);
         }
-        let came_after =
-            |zero: &&&Record| zero.zeroed().contains(&cell) && !zero.precedes(write) && zero.start < read.end;
+        let came_after = |zero: &&&Record| {
+            self.zeroed(zero).contains(&cell) && !zero.precedes(write) && zero.start < read.end
+        };
         !self.records.iter().any(|zero| came_after(&zero))
     }
 
@@ -386,11 +416,11 @@ impl<'a> Judge<'a> {
                 let of_block = block * CELLS_PER_BLOCK..(block + 1) * CELLS_PER_BLOCK;
                 let of_mate = mate * CELLS_PER_BLOCK..(mate + 1) * CELLS_PER_BLOCK;
                 let touches = |record: &Record| {
-                    let changed = record.changed();
+                    let changed = self.changed(record);
                     changed.start < of_mate.end && of_mate.start < changed.end
                 };
                 let covers = |record: &Record| {
-                    let changed = record.changed();
+                    let changed = self.changed(record);
                     changed.start <= of_block.start && of_block.end <= changed.end
                 };
                 self.records.iter().any(|doubt| {
@@ -408,5 +438,43 @@ impl<'a> Judge<'a> {
                 })
             },
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORLD: Excuses = Excuses { calm: false, short: false, bears: false, flips: false };
+
+    /// Operations on one file, one after the other.
+    fn one_after_the_other(operations: Vec<(Asked, Ended)>) -> Vec<Record> {
+        let records = (1..).zip(operations).map(|(number, (asked, ended))| Record {
+            number,
+            file: 1,
+            asked,
+            ended,
+            start: 2 * number,
+            end: 2 * number + 1,
+            was_lost: false,
+        });
+        records.collect()
+    }
+
+    fn failed() -> Ended {
+        Ended::Failed(FileError::NoSpace)
+    }
+
+    #[test]
+    fn a_failed_write_may_leave_zeros_past_the_end_of_the_file_and_nowhere_else() {
+        let written = (Asked::Write(0..8), Ended::Done);
+        let found = |words: Vec<u64>| (Asked::Read(0..words.len() as u64), Ended::Found(words));
+        let held: Vec<u64> = (0..8).map(|cell| word(1, 1, cell)).collect();
+
+        let cleared = vec![written.clone(), (Asked::Write(0..16), failed()), found(vec![0; 8])];
+        assert!(!judge(&one_after_the_other(cleared), WORLD, &BTreeMap::new()).is_empty());
+
+        let kept = vec![written, (Asked::Write(0..16), failed()), found(held)];
+        assert_eq!(judge(&one_after_the_other(kept), WORLD, &BTreeMap::new()), Vec::<String>::new());
     }
 }

@@ -12,6 +12,7 @@ use super::postgres_spills::Spilled;
 use super::postgres_tables::{self, Tables};
 use super::sqlite::{self, Journal, Sqlite};
 use super::{Ground, GroundOptions, Place};
+use crate::median::median;
 use crate::stop::StopFlag;
 
 /// Transactions of each of pgbench's clients.
@@ -112,11 +113,12 @@ struct Line {
 
 impl Line {
     fn text(&self) -> String {
-        let (local, far) = (median(&self.local), median(&self.far));
+        let middle = |values: &[f64]| median(values).unwrap_or(f64::NAN);
+        let (local, far) = (middle(&self.local), middle(&self.far));
         let pairs: Vec<f64> = self.local.iter().zip(&self.far).map(|(local, far)| far / local).collect();
         let temp =
             if self.temp_bytes > 0 { format!("{:.1}", self.temp_bytes as f64 / 1e6) } else { "-".into() };
-        format!("{:<50}{local:>10.2}{far:>10.2}{:>8.2}{temp:>10}", self.what, median(&pairs))
+        format!("{:<50}{local:>10.2}{far:>10.2}{:>8.2}{temp:>10}", self.what, middle(&pairs))
     }
 }
 
@@ -238,12 +240,6 @@ impl<P: FnMut(String) -> Result<()>> Bench<'_, P> {
 }
 
 /// The middle; of an even number, the upper of two.
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -179,7 +179,7 @@ impl DuckDb {
             query.text
         );
         let job = self.job(script).arg("-bail").arg("-readonly").arg(database);
-        let mut running = job.start(ground.wrapper())?;
+        let mut running = job.start(ground.wrapper(), ground.stop())?;
         running.end_input();
         let done = running.wait(ground.stop())?;
         if done.stderr.contains(NO_MEMORY) {

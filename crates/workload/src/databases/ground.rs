@@ -4,13 +4,13 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use crate::machine;
+use crate::meanwhile::looking_meanwhile;
 use crate::pool::{FarMemory, Guests, PoolOptions, Transport, interposer};
 use crate::postgres::Server;
 use crate::stop::StopFlag;
@@ -72,15 +72,6 @@ pub struct GroundOptions<'a> {
     pub access: Access,
     /// What databases are run by beside that: program and first arguments, or nothing.
     pub wrapper: Vec<OsString>,
-}
-
-/// Raises its flag when dropped, even by a panic: the scope waits for the thread that looks at it.
-struct Raised<'a>(&'a AtomicBool);
-
-impl Drop for Raised<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed); // Relaxed: see `far_bytes_during`
-    }
 }
 
 /// A pool with a mount beside a local folder; all of it gone when dropped.
@@ -169,19 +160,10 @@ impl Ground {
     /// Does `work` and tells by how much the bytes on the mount rose meanwhile, at most.
     pub fn far_bytes_during<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
         let before = self.far_bytes()?;
-        let (done, peak) = (AtomicBool::new(false), AtomicU64::new(before));
-        let result = std::thread::scope(|scope| {
-            scope.spawn(|| {
-                // Relaxed: neither carries other data; the scope's end pairs with the read of `peak`.
-                while !done.load(Ordering::Relaxed) {
-                    peak.fetch_max(self.far_bytes().unwrap_or(0), Ordering::Relaxed);
-                    std::thread::sleep(LOOK_EVERY);
-                }
-            });
-            let _looks_until = Raised(&done);
-            work()
-        })?;
-        Ok((result, peak.into_inner() - before))
+        let mut peak = before;
+        let look = || peak = peak.max(self.far_bytes().unwrap_or(0));
+        let result = looking_meanwhile(LOOK_EVERY, look, work)?;
+        Ok((result, peak - before))
     }
 
     /// Does `work` and tells what was read and written past the kernel meanwhile.

@@ -4,7 +4,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use rustix::fs::OFlags;
 use tempfile::NamedTempFile;
 
 use crate::stop::StopFlag;
@@ -95,13 +96,13 @@ impl Job {
 
     /// Runs it to its end; an error if it fails.
     pub fn run(&self, wrapper: &[OsString], stop: &StopFlag) -> Result<Finished> {
-        let mut running = self.start(wrapper)?;
+        let mut running = self.start(wrapper, stop)?;
         running.end_input();
         running.wait(stop)?.check().with_context(|| format!("{}", self.program.display()))
     }
 
     /// Starts it and writes the script; its input stays open.
-    pub fn start(&self, wrapper: &[OsString]) -> Result<Running> {
+    pub fn start(&self, wrapper: &[OsString], stop: &StopFlag) -> Result<Running> {
         let (stdout, stderr) = (NamedTempFile::new()?, NamedTempFile::new()?);
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).args(wrapper).arg(&self.program).args(&self.args);
@@ -111,10 +112,10 @@ impl Job {
         let started = Instant::now();
         let mut child =
             command.spawn().with_context(|| format!("cannot start {}", self.program.display()))?;
-        let mut input = child.stdin.take();
-        let written = input.as_mut().map(|input| input.write_all(self.script.as_bytes()));
-        let running = Running { child, input, stdout, stderr, started };
-        written.transpose().with_context(|| format!("{} does not read", self.program.display()))?;
+        let input = child.stdin.take();
+        let mut running = Running { child, input, stdout, stderr, started };
+        let written = running.write(self.script.as_bytes(), stop);
+        written.with_context(|| format!("{} does not read", self.program.display()))?;
         Ok(running)
     }
 }
@@ -137,6 +138,24 @@ impl Running {
     /// Lets it know that the script is over.
     pub fn end_input(&mut self) {
         self.input = None;
+    }
+
+    /// Writes to its standard input as it reads: a pipe holds less than a long script.
+    fn write(&mut self, mut script: &[u8], stop: &StopFlag) -> Result<()> {
+        let Some(mut input) = self.input.take() else { return Ok(()) };
+        let flags = rustix::fs::fcntl_getfl(&input)?;
+        rustix::fs::fcntl_setfl(&input, flags | OFlags::NONBLOCK)?;
+        while !script.is_empty() {
+            match input.write(script) {
+                Ok(written) => script = &script[written..],
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                    self.look(stop)?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.input = Some(input);
+        Ok(())
     }
 
     /// Waits until it has written a line that starts with `word`.
@@ -214,10 +233,25 @@ mod tests {
 
     #[test]
     fn job_whose_input_stays_open_waits_until_it_is_killed() {
-        let mut running = Job::new("sh", "echo ready\n").start(&[]).unwrap();
+        let mut running = Job::new("sh", "echo ready\n").start(&[], &StopFlag::default()).unwrap();
         running.wait_for("ready", &StopFlag::default()).unwrap();
         running.kill().unwrap();
         assert!(!running.wait(&StopFlag::default()).unwrap().status.success());
+    }
+
+    #[test]
+    fn script_that_is_longer_than_a_pipe_is_read_to_its_end() {
+        let script = format!("{}echo done\n", ": a line that says nothing\n".repeat(10_000));
+        assert_eq!(Job::new("sh", script).run(&[], &StopFlag::default()).unwrap().text(), "done");
+    }
+
+    #[test]
+    fn job_that_does_not_read_does_not_keep_whoever_asks_to_stop() {
+        let stop = StopFlag::default();
+        stop.raise();
+        let never_read = Job::new("sleep", "x".repeat(1 << 20)).arg("60");
+        let error = never_read.start(&[], &stop).unwrap_err();
+        assert!(format!("{error:#}").contains("does not read"), "{error:#}");
     }
 
     #[test]

@@ -155,7 +155,7 @@ impl Tables {
     pub fn crash(&mut self, ground: &Ground) -> Result<()> {
         let before = count_history(&mut self.server.connect()?)?;
         let args = ["-c", CLIENTS, "-j", THREADS, "-t", ENDLESS, "-n", "postgres"];
-        let mut pgbench = self.start_tool("pgbench", &args)?;
+        let mut pgbench = self.start_tool(ground, "pgbench", &args)?;
         let mut client = self.server.connect()?;
         let started = Instant::now();
         while count_history(&mut client)? < before + COMMITTED {
@@ -230,16 +230,17 @@ impl Tables {
         Ok(Step { name, tables: tables.with_context(|| format!("after `{name}`"))?, seconds })
     }
 
-    fn start_tool(&self, name: &str, args: &[&str]) -> Result<Running> {
+    fn start_tool(&self, ground: &Ground, name: &str, args: &[&str]) -> Result<Running> {
         let (program, mut all) = self.server.client_program(name)?;
         all.extend(args.iter().map(Into::into));
-        let mut running = Job { program, args: all, env: Vec::new(), script: String::new() }.start(&[])?;
+        let running = Job { program, args: all, env: Vec::new(), script: String::new() };
+        let mut running = running.start(&[], ground.stop())?;
         running.end_input();
         Ok(running)
     }
 
     fn tool(&self, ground: &Ground, name: &str, args: &[&str]) -> Result<()> {
-        let done: Finished = self.start_tool(name, args)?.wait(ground.stop())?;
+        let done: Finished = self.start_tool(ground, name, args)?.wait(ground.stop())?;
         done.check_status().with_context(|| name.to_owned()).map(drop)
     }
 }

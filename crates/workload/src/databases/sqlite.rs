@@ -156,7 +156,7 @@ impl Sqlite {
         let read = "SELECT iif((SELECT count(*) FROM log) = (SELECT n FROM counter), 'same', 'torn');\n";
         let reader = self.job(&database, read.repeat(size.transactions as usize));
         let start = |job: Job| {
-            let mut running = job.start(ground.wrapper())?;
+            let mut running = job.start(ground.wrapper(), ground.stop())?;
             running.end_input();
             anyhow::Ok(running)
         };
@@ -192,7 +192,7 @@ impl Sqlite {
             set_journal(journal),
             fill_log(OPEN_ROWS)
         );
-        let mut writer = self.job(&database, open).start(ground.wrapper())?;
+        let mut writer = self.job(&database, open).start(ground.wrapper(), ground.stop())?;
         writer.wait_for("spilled", ground.stop())?;
         writer.kill()?;
         let after = self.contents(ground, &database)?;
@@ -211,7 +211,7 @@ impl Sqlite {
         let script = tempfile::NamedTempFile::new()?;
         std::fs::write(script.path(), stream)?;
         let read = format!(".read {}\n", script.path().display());
-        let mut writer = self.job(&database, read).start(ground.wrapper())?;
+        let mut writer = self.job(&database, read).start(ground.wrapper(), ground.stop())?;
         writer.wait_for("committed", ground.stop())?;
         writer.kill()?;
         let logged = self.count(ground, &database)?;

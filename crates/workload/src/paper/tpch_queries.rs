@@ -10,8 +10,6 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -23,6 +21,7 @@ use crate::cgroup::MemoryLimit;
 use crate::databases::duckdb::{Benchmark, DuckDb, Query, Ran};
 use crate::databases::{Access, Ground, GroundOptions, Place};
 use crate::machine;
+use crate::meanwhile::looking_meanwhile;
 use crate::pool::Transport;
 use crate::progress::Progress;
 use crate::stop::StopFlag;
@@ -182,20 +181,10 @@ impl Bench<'_> {
 
     /// Runs a query and looks at its process meanwhile.
     fn watched(&self, query: &Query, dir: &Path, memory_mb: u32) -> Result<(Ran, Vec<Sample>)> {
-        let done = AtomicBool::new(false);
         let mut watch = Watch::default();
-        let ran = thread::scope(|scope| {
-            scope.spawn(|| {
-                // Relaxed: the flag carries no data; the scope's end pairs with the use of `watch`.
-                while !done.load(Ordering::Relaxed) {
-                    watch.look_for(|| child_titled(std::process::id(), QUERY_TITLE));
-                    thread::sleep(LOOK_EVERY);
-                }
-            });
-            let ran = self.duckdb.run(self.ground, &self.database, dir, query, memory_mb);
-            done.store(true, Ordering::Relaxed);
-            ran
-        })?;
+        let look = || watch.look_for(|| child_titled(std::process::id(), QUERY_TITLE));
+        let run = || self.duckdb.run(self.ground, &self.database, dir, query, memory_mb);
+        let ran = looking_meanwhile(LOOK_EVERY, look, run)?;
         Ok((ran, watch.samples))
     }
 }

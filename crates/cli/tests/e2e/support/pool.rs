@@ -54,7 +54,8 @@ impl Pool {
         let mut command = farpool(args);
         command.args(["--region-size", self.options.region_size, "--shm-socket"]).arg(socket);
         self.nodes.push(Process::ready(format!("node {number}"), command).0);
-        eventually("the node has registered", || self.alive() >= number);
+        let running = self.nodes.iter_mut().filter_map(|node| node.is_running().then_some(())).count();
+        eventually("the node has registered", || self.alive() >= running);
     }
 
     /// The socket of the `number`-th node.

@@ -1,0 +1,85 @@
+//! When work that failed is tried again: soon at first, then less and less often. Pure.
+
+use farpool_lease::Millis;
+
+use crate::error::FileError;
+
+/// After the first failure, and after one that came behind some progress: as often as the mover looks.
+const FIRST_PAUSE: Millis = Millis(250);
+/// At most: a node that joins is made use of within seconds, and looking in vain at every missing extent costs a core little.
+const LONGEST_PAUSE: Millis = Millis(4_000);
+
+/// The failures in a row of a piece of work.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Retry {
+    failure: Option<FileError>,
+    pause: Millis,
+    not_before: Millis,
+}
+
+impl Retry {
+    /// Whether the work may be tried.
+    pub(crate) fn is_due(&self, now: Millis) -> bool {
+        now >= self.not_before
+    }
+
+    /// Somebody wants it tried now.
+    pub(crate) fn now(&mut self) {
+        (self.pause, self.not_before) = (Millis(0), Millis(0));
+    }
+
+    /// Why the last attempt was not done to its end, if it was not.
+    pub(crate) fn failure(&self) -> Option<FileError> {
+        self.failure
+    }
+
+    /// The attempt under way has met this.
+    pub(crate) fn waits_for(&mut self, failure: FileError) {
+        self.failure = Some(failure);
+    }
+
+    /// An attempt has ended. `progressed`: it brought something, if not all.
+    pub(crate) fn ended(&mut self, now: Millis, failure: Option<FileError>, progressed: bool) {
+        self.failure = failure;
+        self.pause = match failure {
+            None => Millis(0),
+            Some(_) if progressed || self.pause == Millis(0) => FIRST_PAUSE,
+            Some(_) => Millis(self.pause.0 * 2).min(LONGEST_PAUSE),
+        };
+        self.not_before = now.plus(self.pause);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FULL: Option<FileError> = Some(FileError::NoSpace);
+
+    /// The pause after a failure at some moment.
+    fn pause_after(retry: &mut Retry, progressed: bool) -> u64 {
+        retry.ended(Millis(1_000), FULL, progressed);
+        (0..).find(|ms| retry.is_due(Millis(1_000 + ms))).unwrap()
+    }
+
+    #[test]
+    fn pauses_double_up_to_a_bound_while_nothing_comes_of_it() {
+        let mut retry = Retry::default();
+        let pauses: Vec<u64> = (0..7).map(|_| pause_after(&mut retry, false)).collect();
+        assert_eq!(pauses, [250, 500, 1_000, 2_000, 4_000, 4_000, 4_000]);
+        assert_eq!(retry.failure(), FULL);
+    }
+
+    #[test]
+    fn progress_success_and_whoever_asks_end_the_pauses() {
+        let mut retry = Retry::default();
+        assert!((0..4).map(|_| pause_after(&mut retry, false)).is_sorted());
+        assert_eq!(pause_after(&mut retry, true), 250);
+        assert_eq!(pause_after(&mut retry, false), 500);
+        retry.now();
+        assert!(retry.is_due(Millis(0)));
+        assert_eq!(pause_after(&mut retry, false), 250);
+        retry.ended(Millis(1_000), None, true);
+        assert!(retry.is_due(Millis(1_000)) && retry.failure().is_none());
+    }
+}

@@ -1,0 +1,112 @@
+//! The thread that looks after what dead guests left (H4). That reads the words of all files, so it is not for the desk at
+//! which the living wait.
+//!
+//! One after the other, in the order in which they were found dead; a number is given out again only once its guest's locks
+//! are taken over.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use farpool_file::guest::GuestId;
+use farpool_wire::BlockWord;
+
+/// There are no more guests than numbers, and one that waits here keeps its own: so the queue is never full.
+const MAX_WAITING: usize = BlockWord::MAX_GUEST as usize;
+
+/// The running thread; dropping it ends it after the burial under way. Whoever waits then is nobody's any more, since the files
+/// end as well.
+pub(super) struct Undertaker {
+    queue: Option<SyncSender<GuestId>>,
+    stopped: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Undertaker {
+    pub(super) fn start(mut bury: impl FnMut(GuestId) + Send + 'static) -> io::Result<Self> {
+        let (queue, dead) = sync_channel(MAX_WAITING);
+        let stopped = Arc::new(AtomicBool::new(false));
+        let is_stopped = stopped.clone();
+        let run = move || {
+            for guest in dead {
+                // Relaxed: the flag guards nothing.
+                if is_stopped.load(Ordering::Relaxed) {
+                    return;
+                }
+                bury(guest);
+            }
+        };
+        let thread = std::thread::Builder::new().name("guests-dead".into()).spawn(run)?;
+        Ok(Undertaker { queue: Some(queue), stopped, thread: Some(thread) })
+    }
+
+    /// A guest is dead for certain.
+    pub(super) fn takes(&self, guest: GuestId) {
+        let taken = self.queue.as_ref().is_some_and(|queue| queue.try_send(guest).is_ok());
+        if !taken {
+            tracing::error!(guest = guest.number(), "nobody looks after what a dead process left");
+        }
+    }
+}
+
+impl Drop for Undertaker {
+    fn drop(&mut self) {
+        self.stopped.store(true, Ordering::Relaxed); // the channel's end is what wakes the thread
+        drop(self.queue.take());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that looks after what dead processes left panicked");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn nobody_waits_for_a_burial_and_all_are_buried_in_their_order() {
+        let (buried, was_buried) = channel();
+        let (go_on, may_go_on) = channel::<()>();
+        let bury = move |guest: GuestId| {
+            may_go_on.recv_timeout(SOON).unwrap();
+            buried.send(guest.number()).unwrap();
+        };
+        let undertaker = Undertaker::start(bury).unwrap();
+        for number in 1..=BlockWord::MAX_GUEST {
+            undertaker.takes(GuestId::from_number(number).unwrap());
+        }
+        // All were taken while not one was buried.
+        assert!(was_buried.try_recv().is_err());
+        for number in 1..=BlockWord::MAX_GUEST {
+            go_on.send(()).unwrap();
+            assert_eq!(was_buried.recv_timeout(SOON), Ok(number));
+        }
+    }
+
+    #[test]
+    fn ending_does_not_wait_for_those_who_wait() {
+        let (begun, has_begun) = channel();
+        let (go_on, may_go_on) = channel::<()>();
+        let bury = move |guest: GuestId| {
+            begun.send(guest.number()).unwrap();
+            may_go_on.recv_timeout(SOON).unwrap();
+        };
+        let undertaker = Undertaker::start(bury).unwrap();
+        undertaker.takes(GuestId::from_number(1).unwrap());
+        undertaker.takes(GuestId::from_number(2).unwrap());
+        assert_eq!(has_begun.recv_timeout(SOON), Ok(1));
+        undertaker.stopped.store(true, Ordering::Relaxed);
+        go_on.send(()).unwrap();
+        drop(undertaker);
+        assert!(has_begun.recv_timeout(SOON).is_err(), "the second was not begun");
+    }
+}
