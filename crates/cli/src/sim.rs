@@ -72,6 +72,15 @@ Mutations:
   locks-of-a-dead-owner-not-settled    the next owner leaves blocks locked that the dead one was writing
   late-write-of-a-dead-owner-forgotten what the dead owner was writing to is used again at once")]
     File(SeedArgs),
+    /// Transactions: snapshots, commits and conflicts on records of several nodes, slow, torn and out of step
+    #[command(after_help = "\
+Mutations:
+  own-slot-patched-into-the-cut  a session adds its own last commit to a cut, instead of waiting for one that has it
+  begin-from-unpublished-scan    a transaction takes the slots' words themselves for its snapshot
+  validation-skipped             a record counts as locked whatever was found there
+  checksum-off                   data are taken as they are found
+  visibility-before-install      a commit is shown before it is installed")]
+    Txn(SeedArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -100,6 +109,7 @@ pub fn run(args: SimArgs) -> Result<()> {
         What::Fabric(args) => ("fabric", args),
         What::Pool(args) => ("pool", args),
         What::File(args) => ("file", args),
+        What::Txn(args) => ("txn", args),
     };
     let scenario = find_scenario(name).expect("every subcommand has its scenario");
     let mutations = chosen(scenario, args.mutation.as_deref())?;

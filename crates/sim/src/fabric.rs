@@ -4,7 +4,6 @@
 mod client;
 mod director;
 mod history;
-mod host;
 mod judge;
 mod layout;
 mod nemesis;

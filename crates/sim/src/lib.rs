@@ -10,12 +10,15 @@
 
 mod fabric;
 mod file;
+mod lending;
 mod plane;
 mod pool;
 mod register;
 mod runner;
+mod txn;
 
 pub use fabric::FABRIC;
 pub use file::FILE;
 pub use pool::POOL;
 pub use runner::{Catch, RunReport, Scenario, Sweep, find_scenario, hunt, run_guarded, sweep};
+pub use txn::TXN;

@@ -48,7 +48,7 @@ pub struct Scenario {
 }
 
 /// All scenarios.
-const SCENARIOS: &[Scenario] = &[crate::FABRIC, crate::POOL, crate::FILE];
+const SCENARIOS: &[Scenario] = &[crate::FABRIC, crate::POOL, crate::FILE, crate::TXN];
 
 /// The scenario of a name.
 pub fn find_scenario(name: &str) -> Option<&'static Scenario> {

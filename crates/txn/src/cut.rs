@@ -19,7 +19,8 @@ impl Cut {
         Cut { sequence: 0, counts: vec![0; slots].into() }
     }
 
-    pub(crate) fn new(sequence: u64, counts: Arc<[u64]>) -> Cut {
+    /// A cut that sees so much of each slot.
+    pub fn new(sequence: u64, counts: Arc<[u64]>) -> Cut {
         Cut { sequence, counts }
     }
 

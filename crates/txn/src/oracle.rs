@@ -12,6 +12,8 @@
 
 mod board;
 mod publisher;
+mod publishing;
 
 pub use board::Board;
 pub use publisher::Publisher;
+pub use publishing::publish;

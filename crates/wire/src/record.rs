@@ -120,6 +120,12 @@ impl RecordHeader {
         self.0 & MOVED != 0
     }
 
+    /// What stays of it for as long as the version exists: neither whether it is locked nor whether it was moved.
+    #[must_use]
+    pub const fn lasting(self) -> RecordHeader {
+        RecordHeader(self.0 & !(LOCKED | MOVED))
+    }
+
     /// The same, locked: it still tells the old version.
     #[must_use]
     pub const fn locked(self) -> RecordHeader {
@@ -192,6 +198,7 @@ mod tests {
             }
             prop_assert!(plain.locked().is_locked() && plain.deleted().is_deleted() && plain.moved().is_moved());
             prop_assert_eq!(plain.locked().unlocked(), plain);
+            prop_assert_eq!(plain.locked().moved().deleted().lasting(), plain.deleted());
         }
     }
 }

@@ -10,9 +10,12 @@ use farpool_fabric::{AccessKind, Peer, Scrubbed};
 use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId};
 
 use super::history::LeaseName;
-use super::host::{LendingHost, REGIONS};
 use super::layout::{REGION_BYTES, USED_WORDS};
 use super::{NO_FENCE, NO_SCRUB, Run};
+use crate::lending::LendingHost;
+
+/// Regions of a node.
+const REGIONS: u32 = 2;
 
 /// How long a lease lasts, in microseconds.
 const LEASE_US: std::ops::Range<u64> = 60..1_000;
@@ -87,7 +90,8 @@ impl Node {
 /// Starts a node, or starts it again with fresh memory.
 pub(super) fn start(run: &Rc<Run>, node: &Rc<Node>) {
     node.incarnation.set(node.incarnation.get() + 1);
-    let memory = LendingHost::new(node.id, run.is_broken(NO_FENCE));
+    let memory = LendingHost::new(node.id, REGIONS, REGION_BYTES);
+    let memory = Arc::new(if run.is_broken(NO_FENCE) { memory.without_fences() } else { memory });
     let peer = run.world.serve(node.host, memory.clone(), node.service);
     *node.peer.borrow_mut() = Some(peer);
     for region in 0..REGIONS {

@@ -205,12 +205,6 @@ fn long_fork_two_readers_see_two_writers_in_different_orders() {
 }
 
 #[test]
-fn a_number_that_stands_for_two_cuts_is_found() {
-    let history = [from(cut(1, [1, 0, 0])), from(cut(1, [0, 1, 0]))];
-    assert_eq!(judge(&history), Err(Violation::CrossingCuts { one: 0, other: 1 }));
-}
-
-#[test]
 fn a_session_that_does_not_see_its_own_commit_is_found() {
     let history = [
         from(first()).write(X, INITIAL).commit(version(0, 1)).of(7),

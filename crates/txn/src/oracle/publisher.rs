@@ -1,19 +1,21 @@
 //! Who makes cuts.
 
-use std::sync::Arc;
+use std::marker::PhantomData;
 
 use crate::cut::Cut;
+use crate::rules::{Rules, Shipped};
 
 /// Makes the cuts of one oracle. There is one at a time.
 #[derive(Debug)]
-pub struct Publisher {
+pub struct Publisher<R = Shipped> {
     last: Cut,
+    rules: PhantomData<R>,
 }
 
-impl Publisher {
+impl<R: Rules> Publisher<R> {
     /// Goes on from the last cut that was published: by whoever was the publisher before, or [`Cut::first`].
-    pub fn after(last: Cut) -> Publisher {
-        Publisher { last }
+    pub fn after(last: Cut) -> Self {
+        Publisher { last, rules: PhantomData }
     }
 
     /// The cut published last.
@@ -25,11 +27,11 @@ impl Publisher {
     pub fn next(&mut self, words: &[u64]) -> Option<&Cut> {
         let before = self.last.counts();
         debug_assert_eq!(words.len(), before.len(), "a board has as many slots as its cuts");
-        if words.iter().zip(before).all(|(word, count)| word <= count) {
+        let counts = R::next_counts(before, words);
+        if counts == before {
             return None;
         }
-        let counts: Arc<[u64]> = words.iter().zip(before).map(|(&word, &count)| word.max(count)).collect();
-        self.last = Cut::new(self.last.sequence() + 1, counts);
+        self.last = Cut::new(self.last.sequence() + 1, counts.into());
         Some(&self.last)
     }
 }
@@ -42,7 +44,7 @@ mod tests {
 
     #[test]
     fn nothing_new_makes_no_cut() {
-        let mut publisher = Publisher::after(Cut::first(2));
+        let mut publisher = Publisher::<Shipped>::after(Cut::first(2));
         assert_eq!(publisher.next(&[0, 0]), None);
         assert_eq!(publisher.next(&[0, 1]).map(Cut::sequence), Some(1));
         assert_eq!(publisher.next(&[0, 1]), None);
@@ -52,7 +54,7 @@ mod tests {
         /// Whatever a scan finds, also where it finds less than one before.
         #[test]
         fn each_cut_reaches_all_before_it(scans in prop::collection::vec(prop::array::uniform4(0..50_u64), 1..40)) {
-            let mut publisher = Publisher::after(Cut::first(4));
+            let mut publisher = Publisher::<Shipped>::after(Cut::first(4));
             let mut published = vec![publisher.last().clone()];
             for words in scans {
                 if let Some(cut) = publisher.next(&words) {

@@ -8,26 +8,30 @@ use farpool_fabric::{
 };
 use farpool_wire::{AccessKey, Epoch, NodeId, Refusal};
 
-use super::layout::REGION_BYTES;
-
-/// Regions of a node.
-pub(super) const REGIONS: u32 = 2;
-
-pub(super) struct LendingHost {
+pub(crate) struct LendingHost {
     node: NodeId,
-    pub(super) regions: RegionSet,
+    count: u32,
+    region_bytes: u64,
+    pub(crate) regions: RegionSet,
     /// Broken: a fence stops nobody. By region, the epoch under which it is lent now.
-    unfenced: Option<[AtomicU64; REGIONS as usize]>,
+    unfenced: Option<Vec<AtomicU64>>,
 }
 
 impl LendingHost {
-    pub(super) fn new(node: NodeId, without_fences: bool) -> Arc<Self> {
-        let regions = RegionSet::create(REGIONS, REGION_BYTES, false, |_| {}).expect("a few pages of memory");
-        Arc::new(LendingHost { node, regions, unfenced: without_fences.then(Default::default) })
+    /// A node with so many regions.
+    pub(crate) fn new(node: NodeId, count: u32, region_bytes: u64) -> Self {
+        let regions = RegionSet::create(count, region_bytes, false, |_| {}).expect("a few pages of memory");
+        LendingHost { node, count, region_bytes, regions, unfenced: None }
+    }
+
+    /// Broken: a fence stops nobody.
+    pub(crate) fn without_fences(mut self) -> Self {
+        self.unfenced = Some((0..self.count).map(|_| AtomicU64::new(0)).collect());
+        self
     }
 
     /// Opens a clean region under its owner's grant.
-    pub(super) fn open(&self, region: u32, epoch: Epoch, key: AccessKey) {
+    pub(crate) fn open(&self, region: u32, epoch: Epoch, key: AccessKey) {
         self.regions.open(region, epoch, key);
         if let Some(unfenced) = &self.unfenced {
             unfenced[region as usize].store(epoch.0, Ordering::Relaxed); // one thread per world
@@ -35,7 +39,7 @@ impl LendingHost {
     }
 
     /// The region's first words as they are now.
-    pub(super) fn look(&self, region: u32, epoch: Epoch, words: u64) -> Vec<u64> {
+    pub(crate) fn look(&self, region: u32, epoch: Epoch, words: u64) -> Vec<u64> {
         let mut found = Vec::new();
         let looked = self.regions.with_region(region, epoch, AccessKind::Read, &mut |memory| {
             found = (0..words).map(|word| memory.load(8 * word)).collect::<Result<_, _>>()?;
@@ -48,7 +52,7 @@ impl LendingHost {
 
 impl Host for LendingHost {
     fn identity(&self) -> HostIdentity {
-        HostIdentity { node: self.node, region_bytes: REGION_BYTES, regions: REGIONS }
+        HostIdentity { node: self.node, region_bytes: self.region_bytes, regions: self.count }
     }
 
     fn attach(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal> {

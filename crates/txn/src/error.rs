@@ -1,0 +1,61 @@
+//! Why a transaction cannot go on: one variant for each thing that its caller may do.
+
+use farpool_wire::Version;
+
+use crate::memory::MemoryError;
+
+/// Why no transaction begins.
+#[derive(Debug, thiserror::Error)]
+pub enum BeginError {
+    /// The publisher has to be looked after.
+    #[error("the oracle publishes nothing that this session can begin from")]
+    OracleStopped,
+    /// Far memory does not answer.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
+/// Why a record cannot be read, or taken for a write.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// Begin again: somebody else has written the record since the transaction's snapshot.
+    #[error("a record was written by another transaction since this one began")]
+    Conflict,
+    /// Begin again: the version that the snapshot has is not kept any more.
+    #[error("the snapshot is too old: a version that it has is not kept any more")]
+    SnapshotTooOld,
+    /// The table has no such record.
+    #[error("there is no record {0} in this table")]
+    OutOfRange(u64),
+    /// Data of another length than the table's records have.
+    #[error("{found} bytes for a record of {wanted}")]
+    WrongSize {
+        /// What a record has.
+        wanted: usize,
+        /// What was given.
+        found: usize,
+    },
+    /// The bytes there are those of no version: memory was damaged.
+    #[error("a record holds what no transaction has written there")]
+    Damaged,
+    /// Far memory does not answer.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
+/// Why a transaction was not committed.
+#[derive(Debug, thiserror::Error)]
+pub enum CommitError {
+    /// Begin again: nothing of it is left.
+    #[error("another transaction was first to write one of the records")]
+    Conflict,
+    /// Begin again later: so many commits of this worker are under way.
+    #[error("too many commits are under way")]
+    Busy,
+    /// Nothing of it has happened: far memory does not answer.
+    #[error("nothing was committed: {0}")]
+    Nothing(MemoryError),
+    /// Nobody knows yet: whoever looks after this worker's slot finds out.
+    #[error("nobody knows yet whether commit {0} took effect")]
+    Unknown(Version),
+}

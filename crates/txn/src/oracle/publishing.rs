@@ -1,0 +1,41 @@
+//! The publisher at work: reads the slots' words, writes images.
+
+use std::time::Duration;
+
+use super::publisher::Publisher;
+use crate::cut::Cut;
+use crate::memory::{Memory, MemoryError};
+use crate::rules::Rules;
+use crate::worker::OracleAt;
+
+/// Between two looks where nothing was committed: publication is late by so much at most, and a scan.
+const PAUSE: Duration = Duration::from_micros(2);
+
+/// Publishes cuts of an oracle until `is_over`. `first` says that nothing was ever published there.
+///
+/// # Errors
+/// When far memory does not answer: nobody knows then which cut is the last.
+pub async fn publish<R: Rules>(
+    memory: &Memory,
+    oracle: OracleAt,
+    slots: usize,
+    is_over: impl Fn() -> bool,
+) -> Result<(), MemoryError> {
+    let mut publisher = Publisher::<R>::after(Cut::first(slots));
+    show(memory, &oracle, publisher.last()).await?;
+    while !is_over() {
+        let words = oracle.board.words();
+        let bytes = memory.read(&oracle.piece, words.start as u64..words.end as u64).await?;
+        let words = oracle.board.decode_words(&bytes).unwrap_or_default();
+        match publisher.next(&words) {
+            Some(cut) => show(memory, &oracle, cut).await?,
+            None => memory.endpoint().sleep(PAUSE).await,
+        }
+    }
+    Ok(())
+}
+
+async fn show(memory: &Memory, oracle: &OracleAt, cut: &Cut) -> Result<(), MemoryError> {
+    let image = oracle.board.encode(cut);
+    memory.write(&oracle.piece, oracle.board.image(cut.sequence()).start as u64, &image).await
+}

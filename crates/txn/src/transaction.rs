@@ -1,0 +1,103 @@
+//! Reading from a snapshot, and committing (paper 3, sections 3.1, 5.1 and 6.1; `docs/src/txn.md`).
+//!
+//! X1. A transaction sees its cut and its own writes, nothing else.
+//! X2. It commits only if nobody has written, since its cut, what it writes: one compare-and-swap per record validates and locks.
+//! X3. The old version is whole in its ring before anything of the new one is written, and the new one is whole before its header is:
+//!     a queue's operations take effect in their order.
+//! X4. Its commit is shown, by the slot's word, after all of it is installed. Until then nobody sees any of it: no cut has it.
+
+mod commit;
+mod reading;
+
+use std::collections::BTreeMap;
+
+use farpool_wire::{RecordHeader, Version};
+
+use crate::cut::Cut;
+use crate::error::ReadError;
+use crate::record::RecordId;
+use crate::rules::Rules;
+use crate::table::{Place, Table};
+use crate::worker::{Session, Worker};
+
+/// A transaction. Dropping it aborts it: nothing was written yet.
+pub struct Transaction<'a, R> {
+    worker: &'a Worker<R>,
+    session: &'a mut Session,
+    cut: Cut,
+    writes: BTreeMap<RecordId, Write<'a>>,
+}
+
+/// A record that will be written.
+struct Write<'a> {
+    place: Place<'a>,
+    /// The version that is replaced, its data, and which number it gets in the ring.
+    seen: RecordHeader,
+    old: Vec<u8>,
+    number: u64,
+    /// `None`: there is no such record from then on.
+    new: Option<Vec<u8>>,
+}
+
+/// A record as a snapshot has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Row {
+    /// Which commit wrote it.
+    pub version: Version,
+    /// `None`: there is no such record.
+    pub data: Option<Vec<u8>>,
+}
+
+impl<'a, R: Rules> Transaction<'a, R> {
+    pub(crate) fn new(worker: &'a Worker<R>, session: &'a mut Session, cut: Cut) -> Self {
+        Transaction { worker, session, cut, writes: BTreeMap::new() }
+    }
+
+    /// Its snapshot.
+    pub fn cut(&self) -> &Cut {
+        &self.cut
+    }
+
+    /// Reads a record: as the transaction has written it, else as its snapshot has it.
+    ///
+    /// # Errors
+    /// When the snapshot's version is not kept any more, or not to be had.
+    pub async fn read(&self, table: &Table, number: u64) -> Result<Row, ReadError> {
+        let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
+        match self.writes.get(&place.record) {
+            Some(write) => Ok(Row { version: write.seen.version(), data: write.new.clone() }),
+            None => reading::read::<R>(&self.worker.memory, &self.cut, &place).await,
+        }
+    }
+
+    /// Will put `data` in a record's place, `None` to delete it. Returns the record as it was for this transaction.
+    ///
+    /// # Errors
+    /// [`ReadError::Conflict`] if somebody was first.
+    pub async fn write(
+        &mut self,
+        table: &'a Table,
+        number: u64,
+        data: Option<&[u8]>,
+    ) -> Result<Row, ReadError> {
+        let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
+        let wanted = table.layout().data_bytes();
+        if let Some(data) = data.filter(|data| data.len() != wanted) {
+            return Err(ReadError::WrongSize { wanted, found: data.len() });
+        }
+        let new = data.map(<[u8]>::to_vec);
+        if let Some(write) = self.writes.get_mut(&place.record) {
+            let before = std::mem::replace(&mut write.new, new);
+            return Ok(Row { version: write.seen.version(), data: before });
+        }
+        let (seen, old, number) = reading::read_to_write::<R>(&self.worker.memory, &self.cut, &place).await?;
+        let before = Row { version: seen.version(), data: (!is_absent(seen)).then(|| old.clone()) };
+        self.writes.insert(place.record, Write { place, seen, old, number, new });
+        Ok(before)
+    }
+}
+
+/// Whether a version says that there is no such record: it was deleted, or never written.
+fn is_absent(header: RecordHeader) -> bool {
+    header.is_deleted() || header.version() == Version::INITIAL
+}
