@@ -13,11 +13,14 @@ use crate::output::{complain, say};
 use crate::rdma::card_transport;
 use crate::reach::{BrokerAt, Located, runtime};
 use crate::size::ByteSize;
+use keep::Keeping;
+
+mod keep;
 
 /// Mount far memory as a directory
 ///
 /// Files written there lie in the memory of the pool's nodes, striped over them. They are temporary: they are gone
-/// when the mount ends, and those on a node that dies are lost at once unless --redundancy says otherwise. Runs in the
+/// when the mount ends unless --keep says otherwise, and those on a node that dies are lost at once unless --redundancy does. Runs in the
 /// foreground, prints `ready` once mounted, and unmounts on SIGTERM or Ctrl-C.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
@@ -25,6 +28,7 @@ Examples:
   farpool mount /mnt/far                                 the pool of this user's `farpool up`
   farpool mount /mnt/far --broker db-17:7117 --tls-dir /etc/farpool/tls
   farpool mount /mnt/far --redundancy parity:4           bears the loss of a node, over five or more
+  farpool mount /mnt/far --keep /run/user/1000/far       files are there again if the daemon is killed and restarted
   sudo farpool mount /mnt/far --allow-other --limit 8GiB  for a database of another user")]
 pub struct MountArgs {
     /// An empty directory
@@ -66,6 +70,11 @@ pub struct MountArgs {
     #[arg(long, value_name = "SIZE", default_value = "200MiB")]
     rebuild_rate: ByteSize,
 
+    /// Keep the mount's state in this directory, best one on a tmpfs: a mount that is killed, or ended, and started again with
+    /// it within seconds finds its files again. Only this user may read it, and one mount at a time may use it
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["accelerate", "accelerate_for"])]
+    keep: Option<PathBuf>,
+
     /// Most memory to take from the pool [default: all there is]
     #[arg(long, value_name = "SIZE")]
     limit: Option<ByteSize>,
@@ -94,22 +103,33 @@ pub fn run(args: MountArgs) -> Result<()> {
     })
     .context("cannot install signal handlers")?;
     raise_limit(); // files that others work on directly take a descriptor each
-    warn_of_missing_nodes(&broker, args.redundancy)?;
-    let pool = Pool::connect(PoolConfig {
-        broker: broker.address,
-        tls: broker.tls,
+    let mut keeping = args.keep.as_deref().map(Keeping::open).transpose()?;
+    let pool = PoolConfig {
+        broker: broker.address.clone(),
+        tls: broker.tls.clone(),
         transport: Transports { choice: args.transport, card: Some(card_transport) },
         limit_bytes: args.limit.map(|limit| limit.0),
-    })?;
-    let store = FileStore::new(pool).context("cannot start the file store")?;
+    };
+    let (store, kept) = match &mut keeping {
+        Some(keeping) => {
+            let (store, kept) = keeping.store(pool)?;
+            (store, Some(kept))
+        }
+        None => (FileStore::new(Pool::connect(pool)?).context("cannot start the file store")?, None),
+    };
+    warn_of_missing_nodes(&broker, args.redundancy)?;
     store.limit_rebuild(args.rebuild_rate.0);
     farpool_mount::run(
         store,
         &config,
+        kept,
         watcher,
         || say(format!("ready  {}", config.mountpoint.display())),
         stop,
     )?;
+    if let (Some(keeping), Some(dir)) = (&keeping, &args.keep) {
+        keeping.say_goodbye(dir);
+    }
     Ok(())
 }
 

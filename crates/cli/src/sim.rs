@@ -67,7 +67,10 @@ Mutations:
   write-in-doubt-taken-for-none        the old word stands after a write of which nobody knows
   stale-parity                         a write leaves the parity as it is
   rebuild-misses-a-late-write          others write into an extent while it is made anew elsewhere
-  acceleration-not-revoked             a process works on a file directly that is closed to it")]
+  acceleration-not-revoked             a process works on a file directly that is closed to it
+  freed-extent-not-written-down        the next owner takes an extent for a file's that had given it up
+  locks-of-a-dead-owner-not-settled    the next owner leaves blocks locked that the dead one was writing
+  late-write-of-a-dead-owner-forgotten what the dead owner was writing to is used again at once")]
     File(SeedArgs),
     /// Transactions: snapshots, commits and conflicts on records of several nodes, slow, torn and out of step
     #[command(after_help = "\

@@ -359,6 +359,17 @@ impl SharedMemory {
         Ok(SharedMemory { fd, mapping })
     }
 
+    /// A file of this process's user, who sees to it that nobody cuts it off while it is mapped.
+    pub fn of_file(fd: OwnedFd, bytes: u64) -> io::Result<Self> {
+        let mapping = Arc::new(Mapping::new(fd.as_fd(), bytes, Protection::ReadWrite)?);
+        Ok(SharedMemory { fd, mapping })
+    }
+
+    /// Has the system find room for a range of it now, so that no later access has to.
+    pub fn reserve(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        Ok(rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), offset, bytes)?)
+    }
+
     /// The descriptor, to hand out.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

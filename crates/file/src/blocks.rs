@@ -19,6 +19,16 @@ const MAX_EXTENTS: u64 = (4 << 40) / EXTENT_BYTES;
 const WORD_BYTES: u64 = 8;
 /// The words of blocks, and behind them one for each extent.
 const TABLE_BYTES: u64 = MAX_EXTENTS * (BLOCKS_PER_EXTENT + 1) * WORD_BYTES;
+/// Files whose sizes and times have a place behind that, where they are kept: as many as a mount has inodes.
+pub(crate) const KEPT_FILES: u64 = 1 << 20;
+/// A size and a time.
+const SLOT_BYTES: u64 = 16;
+/// Room for so many is found at a time.
+const SLOTS_AT_ONCE: u64 = 4_096;
+/// Bytes of the table where it outlives the process that made it.
+pub const KEPT_WORDS_BYTES: u64 = TABLE_BYTES + KEPT_FILES * SLOT_BYTES;
+/// Of a file's size: what lies behind it is not cleared yet.
+const CUT: u64 = 1 << 63;
 const EXTENT_WORDS: u64 = MAX_EXTENTS * BLOCKS_PER_EXTENT * WORD_BYTES;
 /// Of an extent's word: a dead write may still land there.
 const DOUBTED: u64 = 1;
@@ -38,6 +48,8 @@ const LOOK_INTERVAL: Duration = Duration::from_micros(100);
 pub(crate) struct BlockWords {
     table: Arc<Mapping>,
     holder: u16,
+    /// Where room is found for what outlives the process, if it does.
+    memory: Option<Arc<SharedMemory>>,
     /// This process has no part in it any more: whatever it did last is left as it is.
     abandoned: AtomicBool,
 }
@@ -57,13 +69,19 @@ impl BlockWords {
         Ok((Self::of(memory.mapping().clone(), OWNER), memory))
     }
 
+    /// The owner's, in memory that outlives it.
+    pub(crate) fn kept(memory: &Arc<SharedMemory>) -> Self {
+        let words = Self::of(memory.mapping().clone(), OWNER);
+        BlockWords { memory: Some(memory.clone()), ..words }
+    }
+
     /// A guest's.
     pub(crate) fn open(fd: &OwnedFd, holder: u16) -> io::Result<Self> {
         Ok(Self::of(Arc::new(table::map(fd, TABLE_BYTES)?), holder))
     }
 
     fn of(table: Arc<Mapping>, holder: u16) -> Self {
-        BlockWords { table, holder, abandoned: AtomicBool::new(false) }
+        BlockWords { table, holder, memory: None, abandoned: AtomicBool::new(false) }
     }
 
     /// From now on nothing changes any word: this is the copy of a process that was forked, or stands for one that died.
@@ -81,7 +99,7 @@ impl BlockWords {
         if self.holder == OWNER { LOCK_PATIENCE } else { GUEST_PATIENCE }
     }
 
-    fn is_abandoned(&self) -> bool {
+    pub(crate) fn is_abandoned(&self) -> bool {
         self.abandoned.load(Ordering::Relaxed)
     }
 
@@ -120,6 +138,66 @@ impl BlockWords {
             let stored = self.table.store(EXTENT_WORDS + extent.number() * WORD_BYTES, word);
             stored.expect("an extent of the table has a word");
         }
+    }
+
+    /// Finds room for the words of these extents, so that touching them cannot fail.
+    pub(crate) fn reserve(&self, extents: std::ops::Range<u64>) -> std::io::Result<()> {
+        let Some(memory) = &self.memory else { return Ok(()) };
+        let (first, count) = (extents.start, extents.end - extents.start);
+        let bytes = BLOCKS_PER_EXTENT * WORD_BYTES;
+        memory.reserve(first * bytes, count * bytes)?;
+        memory.reserve(EXTENT_WORDS + first * WORD_BYTES, count * WORD_BYTES)
+    }
+
+    /// As [`reserve`](Self::reserve), for the size of a file and what is beside it.
+    pub(crate) fn reserve_slot(&self, slot: u64) -> bool {
+        let Some(memory) = &self.memory else { return true };
+        let first = slot / SLOTS_AT_ONCE * SLOTS_AT_ONCE;
+        let place = TABLE_BYTES + first * SLOT_BYTES;
+        memory.reserve(place, SLOTS_AT_ONCE * SLOT_BYTES).is_ok()
+    }
+
+    /// Where a kept file ends, and whether it was being cut off there.
+    pub(crate) fn file_size(&self, slot: u64) -> (u64, bool) {
+        let word = self.table.load(TABLE_BYTES + slot * SLOT_BYTES).unwrap_or(0);
+        ((word & !CUT).min(crate::file_core::MAX_FILE_BYTES), word & CUT != 0)
+    }
+
+    pub(crate) fn set_file_size(&self, slot: u64, size: u64, is_being_cut: bool) {
+        self.store_in_slot(slot, 0, size | if is_being_cut { CUT } else { 0 });
+    }
+
+    /// When a kept file was written to.
+    pub(crate) fn file_written_ns(&self, slot: u64) -> u64 {
+        self.table.load(TABLE_BYTES + slot * SLOT_BYTES + WORD_BYTES).unwrap_or(0)
+    }
+
+    pub(crate) fn set_file_written_ns(&self, slot: u64, ns: u64) {
+        self.store_in_slot(slot, WORD_BYTES, ns);
+    }
+
+    fn store_in_slot(&self, slot: u64, at: u64, value: u64) {
+        if !self.is_abandoned() && self.memory.is_some() {
+            let stored = self.table.store(TABLE_BYTES + slot * SLOT_BYTES + at, value);
+            stored.expect("a slot has its place in kept memory");
+        }
+    }
+
+    /// Whether a process that died may have been writing there: it has left a lock, or a mark.
+    pub(crate) fn may_be_written(&self, number: u64) -> bool {
+        let mark = self.table.load(EXTENT_WORDS + number * WORD_BYTES).unwrap_or(0);
+        number < MAX_EXTENTS && (mark & DOUBTED != 0 || self.has_locks_at(number))
+    }
+
+    /// Whether some block of an extent is locked.
+    pub(crate) fn has_locks(&self, extent: &Extent) -> bool {
+        self.has_locks_at(extent.number())
+    }
+
+    fn has_locks_at(&self, number: u64) -> bool {
+        let first = number * BLOCKS_PER_EXTENT;
+        (first..first + BLOCKS_PER_EXTENT)
+            .any(|block| BlockWord(self.table.load(block * WORD_BYTES).unwrap_or(0)).is_locked())
     }
 
     /// Marks all of an extent's blocks as lost: it was just taken, and stands for one whose contents are gone.

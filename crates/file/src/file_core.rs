@@ -8,6 +8,7 @@ use farpool_wire::BLOCK_BYTES;
 use parking_lot::RwLock;
 
 use crate::error::FileError;
+use crate::keeping::KeptFile;
 use crate::map::Map;
 use crate::redundancy::{END_OF_DATA, Redundancy, Rows};
 use crate::rows::remove_bare_parity;
@@ -33,6 +34,34 @@ pub struct FileCore<R: Rules = Shipped> {
 impl<R: Rules> FileCore<R> {
     pub(crate) fn new(store: Arc<StoreCore<R>>, start: u64) -> Self {
         FileCore { store, start, map: RwLock::default(), is_open: AtomicBool::new(false) }
+    }
+
+    /// A file that a successor is to find again.
+    pub(crate) fn kept(
+        store: Arc<StoreCore<R>>,
+        start: u64,
+        place: KeptFile,
+        redundancy: Redundancy,
+    ) -> Self {
+        let map = RwLock::new(Map::kept(redundancy, place));
+        FileCore { store, start, map, is_open: AtomicBool::new(false) }
+    }
+
+    /// The number by which a successor knows the file, if it finds it.
+    pub fn kept_id(&self) -> Option<u64> {
+        self.map.read().place().map(KeptFile::id)
+    }
+
+    /// When the file was written to, for a successor: nanoseconds since 1970.
+    pub fn keep_written_ns(&self, ns: u64) {
+        if let Some(place) = self.map.read().place() {
+            place.set_written_ns(ns);
+        }
+    }
+
+    /// When the file was written to, as an earlier process has left it; zero: it was not.
+    pub fn kept_written_ns(&self) -> u64 {
+        self.map.read().place().map_or(0, KeptFile::written_ns)
     }
 
     /// How the file bears the loss of a node.
@@ -98,11 +127,22 @@ impl<R: Rules> FileCore<R> {
         let old = {
             let mut map = self.map.write();
             let old = map.size();
-            map.set_size(size);
+            map.cut(size);
             old
         };
+        let cleared = self.clear_up_to(core, size, old.div_ceil(EXTENT_BYTES)).await;
+        self.map.write().cut_ends();
+        cleared
+    }
+
+    /// Clears everything behind `size`, where the file ends.
+    pub(crate) async fn clear_behind(&self, core: &SessionCore, size: u64) -> Result<(), FileError> {
+        self.clear_up_to(core, size, 0).await
+    }
+
+    async fn clear_up_to(&self, core: &SessionCore, size: u64, stripes: u64) -> Result<(), FileError> {
         // Also what was reserved behind the end goes.
-        let end = old.div_ceil(EXTENT_BYTES).max(self.end_stripe()) * EXTENT_BYTES;
+        let end = stripes.max(self.end_stripe()) * EXTENT_BYTES;
         let from = R::cleared_from(size);
         if from < end { self.punch_alone(core, from, end - from).await } else { Ok(()) }
     }

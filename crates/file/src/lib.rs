@@ -13,12 +13,16 @@
 //! B7. A file with rows (parity, mirror) bears the loss of one member of each row: reads and writes go on, and what was lost is
 //!     made anew elsewhere. One more: an error at once, never a wrong byte.
 //!
+//! B8. What a kept store has acknowledged its successor finds, as far as leases run; what was under way when it was killed is
+//!     found as a disk leaves it, block by block: old, new, or both.
+//!
 //! Other processes of the host may work on files directly, too: [`guest`].
 //!
 //! [`FileCore`] and [`StoreCore`] are `async` over a session's core, and run in simulations as they are; [`FarFile`] and
 //! [`FileStore`] are the blocking edge of them.
 //! Not here: names, permissions, times (crate `mount`).
 
+mod adopting;
 mod blocks;
 mod census;
 mod error;
@@ -26,6 +30,7 @@ mod file;
 mod file_core;
 pub mod guest;
 mod held;
+mod keeping;
 mod map;
 mod moving;
 mod parity;
@@ -50,6 +55,8 @@ mod tests;
 mod volume;
 mod write;
 
+pub use adopting::Adopted;
+pub use blocks::KEPT_WORDS_BYTES;
 pub use error::FileError;
 pub use file::{FarFile, FileBytes};
 pub use file_core::{FileCore, MAX_FILE_BYTES};

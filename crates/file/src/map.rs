@@ -8,6 +8,7 @@ use farpool_wire::BLOCK_BYTES;
 
 use crate::file_core::MAX_FILE_BYTES;
 use crate::guest::Shared;
+use crate::keeping::KeptFile;
 use crate::redundancy::{END_OF_DATA, Redundancy};
 use crate::split::Piece;
 
@@ -20,11 +21,70 @@ pub(crate) struct Map {
     extents: BTreeMap<u64, Arc<Extent>>,
     /// Blocks whose last contents could not be stored.
     lost: BTreeSet<u64>,
+    /// Where all this is written down for a successor, if it is.
+    kept: Option<KeptFile>,
     /// What guests see of all this. Whoever changes one changes the other, under the same lock.
     shared: Option<Arc<Shared>>,
 }
 
 impl Map {
+    /// Of a file that is written down.
+    pub(crate) fn kept(redundancy: Redundancy, kept: KeptFile) -> Self {
+        let mut map = Map::default();
+        (map.redundancy, map.kept) = (redundancy, Some(kept));
+        map
+    }
+
+    /// Where it is written down.
+    pub(crate) fn place(&self) -> Option<&KeptFile> {
+        self.kept.as_ref()
+    }
+
+    /// What an earlier process has left of it, but for its extents.
+    pub(crate) fn found(&mut self, size: u64, lost: BTreeSet<u64>) {
+        (self.size, self.lost) = (size, lost);
+    }
+
+    /// An extent that an earlier process had there.
+    pub(crate) fn found_extent(&mut self, stripe: u64, extent: Extent) {
+        self.extents.insert(stripe, Arc::new(extent));
+    }
+
+    /// Blocks that are lost wherever they lie.
+    pub(crate) fn lost_blocks(&self) -> u64 {
+        self.lost.len() as u64
+    }
+
+    /// Where the file is to be cleared behind, if an earlier process was at that when it was killed.
+    pub(crate) fn take_cut(&mut self) -> Option<u64> {
+        let kept = self.kept.as_mut()?;
+        kept.was_being_cut().then(|| {
+            kept.cut_begins();
+            self.size
+        })
+    }
+
+    /// Lets the file end at `size`; until [`cut_ends`](Self::cut_ends) it may not be cleared behind.
+    pub(crate) fn cut(&mut self, size: u64) {
+        if let Some(kept) = &mut self.kept {
+            kept.cut_begins();
+        }
+        self.set_size(size);
+    }
+
+    pub(crate) fn cut_ends(&mut self) {
+        let size = self.size();
+        if let Some(kept) = &mut self.kept {
+            kept.cut_ends(size);
+        }
+    }
+
+    fn write_size_down(&self) {
+        if let Some(kept) = &self.kept {
+            kept.ends_at(self.size);
+        }
+    }
+
     /// From now on guests see the file, too.
     pub(crate) fn share(&mut self, shared: Arc<Shared>) {
         shared.layout.set_size(self.size);
@@ -44,6 +104,9 @@ impl Map {
     /// Chooses how the file bears the loss of a node. It is empty.
     pub(crate) fn set_redundancy(&mut self, redundancy: Redundancy) {
         self.redundancy = redundancy;
+        if let Some(kept) = &self.kept {
+            kept.is(redundancy);
+        }
         if let Some(shared) = &self.shared {
             shared.layout.set_writable(redundancy.rows().is_none());
         }
@@ -62,6 +125,7 @@ impl Map {
     /// Lets the file end at `size`. No guest is at work.
     pub(crate) fn set_size(&mut self, size: u64) {
         self.size = size;
+        self.write_size_down();
         if let Some(shared) = &self.shared {
             shared.layout.set_size(size);
         }
@@ -69,7 +133,10 @@ impl Map {
 
     /// Lets the file reach at least as far as `size`.
     pub(crate) fn grow(&mut self, size: u64) {
-        self.size = self.size.max(size);
+        if size > self.size {
+            self.size = size;
+            self.write_size_down();
+        }
         if let Some(shared) = &self.shared {
             shared.layout.grow(size);
         }
@@ -77,6 +144,9 @@ impl Map {
 
     /// An extent is the stripe's, or not any more.
     fn publish(&self, stripe: u64) {
+        if let Some(kept) = &self.kept {
+            kept.lies(stripe, self.extents.get(&stripe).map(|extent| extent.number()));
+        }
         if let Some(shared) = &self.shared {
             shared.layout.set_extent(stripe, self.extents.get(&stripe).map(|extent| extent.number()));
         }
@@ -107,7 +177,9 @@ impl Map {
             Arc::new(extent)
         });
         let kept = kept.clone();
-        self.publish(stripe);
+        if fresh {
+            self.publish(stripe);
+        }
         (kept, fresh)
     }
 
@@ -182,7 +254,11 @@ impl Map {
     pub(crate) fn lose(&mut self, offset: u64, bytes: u64) {
         let end = offset.saturating_add(bytes).min(MAX_FILE_BYTES);
         let block = BLOCK_BYTES as u64;
-        self.lost.extend(offset / block..end.div_ceil(block));
+        let blocks = offset / block..end.div_ceil(block);
+        if let Some(kept) = &self.kept {
+            kept.lost(blocks.clone());
+        }
+        self.lost.extend(blocks);
         self.publish_losses();
     }
 
@@ -199,13 +275,17 @@ impl Map {
     pub(crate) fn unlose(&mut self, offset: u64, bytes: u64) {
         let block = BLOCK_BYTES as u64;
         let (first, end) = (offset.div_ceil(block), offset.saturating_add(bytes) / block);
-        self.lost.extract_if(first..end.max(first), |_| true).for_each(drop);
+        let found: Vec<u64> = self.lost.extract_if(first..end.max(first), |_| true).collect();
+        if let Some(kept) = self.kept.as_ref().filter(|_| !found.is_empty()) {
+            kept.unlost(&found);
+        }
         self.publish_losses();
     }
 }
 
 impl Drop for Map {
     fn drop(&mut self) {
+        drop(self.kept.take()); // before its extents can be used again
         if let Some(shared) = self.shared.take() {
             shared.layout.pause(); // for good
             std::mem::take(&mut self.extents).into_values().for_each(|extent| shared.guests.retire(extent));

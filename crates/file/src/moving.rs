@@ -183,8 +183,12 @@ impl<R: Rules> FileCore<R> {
                 *word = word.lost();
             }
         }
+        // Nobody else knows the fresh extent yet: should this process be killed now, its successor gives it to nobody.
+        self.store.words.doubt(fresh);
         let (_, written) = core.write(fresh, 0, buffer).await;
-        written.map_err(|error| FileError::from_access(error, start))
+        written.map_err(|error| FileError::from_access(error, start))?;
+        self.store.words.clear(fresh);
+        Ok(())
     }
 }
 

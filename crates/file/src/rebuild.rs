@@ -176,8 +176,10 @@ impl<R: Rules> FileCore<R> {
             held = Held::take(&self.store, core, [], offset).await?;
         }
         if kept.iter().any(|word| !word.is_empty() && !word.is_lost()) {
+            self.store.words.doubt(&fresh); // as in `copy`
             let (_, written) = core.write(&fresh, 0, buffer).await;
             written.map_err(|error| FileError::from_access(error, offset))?;
+            self.store.words.clear(&fresh);
         }
         for (block, word) in (0..).zip(kept) {
             self.store.words.store(self.store.words.place(&fresh, block), word);

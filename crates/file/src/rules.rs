@@ -49,6 +49,21 @@ pub trait Rules: Send + Sync + 'static {
         true
     }
 
+    /// Whether an extent's leaving a file is written down before it can be used again.
+    fn journals_frees() -> bool {
+        true
+    }
+
+    /// Whether nobody gets what a dead owner may have been writing to, since that may still land.
+    fn doubts_what_was_left() -> bool {
+        true
+    }
+
+    /// Whether locks that a dead owner has left are settled by the one who takes over.
+    fn settles_locks() -> bool {
+        true
+    }
+
     /// The word of a block when nobody knows whether its new contents were stored.
     fn in_doubt(before: BlockWord) -> BlockWord {
         before.lost()

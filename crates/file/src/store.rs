@@ -1,5 +1,6 @@
 //! What all files of a process share: what is held of the pool, and the table of block words.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -7,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use farpool_fabric::{SharedMemory, ShmTransport};
-use farpool_pool::{Capacity, Extent, Pool, Session, Stock, Where};
+use farpool_keep::Kept;
+use farpool_pool::{Adoption, Capacity, Extent, Pool, Session, Stock, Where};
 use farpool_wire::NodeId;
 use parking_lot::Mutex;
 
@@ -16,6 +18,7 @@ use crate::error::FileError;
 use crate::file::FarFile;
 use crate::file_core::FileCore;
 use crate::guest::{GuestId, Guests};
+use crate::keeping::Keeping;
 use crate::moving::Mover;
 use crate::redundancy::Redundancy;
 use crate::rules::{Rules, Shipped};
@@ -35,7 +38,11 @@ pub struct StoreCore<R: Rules = Shipped> {
     pub(crate) stock: Arc<Stock>,
     pub(crate) words: Arc<BlockWords>,
     /// The words' memory, for guests.
-    pub(crate) words_memory: SharedMemory,
+    pub(crate) words_memory: Arc<SharedMemory>,
+    /// Where files are written down for a successor, if they are.
+    pub(crate) keeping: Option<Arc<Keeping>>,
+    /// Regions, by number, for whose words there is room.
+    has_words: Mutex<BTreeSet<u64>>,
     pub(crate) guests: Arc<Guests>,
     /// Files start on different nodes, so that many small ones spread as well as a large one.
     next_start: AtomicU64,
@@ -53,6 +60,33 @@ impl FileStore {
         let core = Arc::new(StoreCore::new(pool.stock().clone())?);
         let mover = Arc::new(Mover::start(core.clone(), pool.clone())?);
         Ok(FileStore { _mover: mover, core, pool })
+    }
+
+    /// A store whose files a successor finds again, with the files of a predecessor that are wanted, by the numbers that they
+    /// are kept under. The pool was connected with a journal; `words` has [`KEPT_WORDS_BYTES`](crate::KEPT_WORDS_BYTES).
+    ///
+    /// # Errors
+    /// When memory cannot be had, or no thread.
+    pub fn keeping(
+        pool: Pool,
+        words: OwnedFd,
+        kept: &Kept,
+        adoption: Adoption,
+        wanted: impl Fn(u64) -> bool,
+    ) -> io::Result<(FileStore, BTreeMap<u64, FarFile>)> {
+        let memory = SharedMemory::of_file(words, crate::KEPT_WORDS_BYTES)?;
+        let core = Arc::new(StoreCore::keeping(pool.stock().clone(), memory)?);
+        let adopted = core.adopt(kept, adoption, wanted);
+        let session = pool.session();
+        let guard = session.lock();
+        // SAFETY: all buffers and futures end in `block_on`.
+        let session_core = unsafe { guard.core() };
+        guard.block_on(core.settle(session_core, &adopted));
+        drop(guard);
+        let files = adopted.into_iter().map(|(id, file)| (id, FarFile::new(file, pool.clone())));
+        let files = files.collect();
+        let mover = Arc::new(Mover::start(core.clone(), pool.clone())?);
+        Ok((FileStore { _mover: mover, core, pool }, files))
     }
 
     /// An empty file; it takes far memory as it is written. Dropping its last handle gives all back.
@@ -128,24 +162,67 @@ impl<R: Rules> StoreCore<R> {
     /// When the table of block words cannot be made.
     pub fn new(stock: Arc<Stock>) -> io::Result<Self> {
         let (words, words_memory) = BlockWords::create()?;
-        let words = Arc::new(words);
+        Self::of(stock, Arc::new(words), Arc::new(words_memory), None)
+    }
+
+    /// As [`new`](Self::new), with words in memory of [`KEPT_WORDS_BYTES`](crate::KEPT_WORDS_BYTES) that outlives this process, and
+    /// files that a successor finds again, where the stock's journal is.
+    ///
+    /// # Errors
+    /// When memory cannot be had.
+    pub fn keeping(stock: Arc<Stock>, memory: SharedMemory) -> io::Result<Self> {
+        let memory = Arc::new(memory);
+        let words = Arc::new(BlockWords::kept(&memory));
+        let keeping = stock.journal().map(|journal| Keeping::new(journal.clone(), words.clone()));
+        Self::of(stock, words, memory, keeping)
+    }
+
+    /// From now on nothing of this store changes what a successor finds: it ends, or stands for one that was killed.
+    pub fn abandon(&self) {
+        self.words.abandon();
+    }
+
+    fn of(
+        stock: Arc<Stock>,
+        words: Arc<BlockWords>,
+        words_memory: Arc<SharedMemory>,
+        keeping: Option<Arc<Keeping>>,
+    ) -> io::Result<Self> {
         let guests = Arc::new(Guests::new(words.clone())?);
         let (next_start, files) = (AtomicU64::new(0), Mutex::default());
-        Ok(StoreCore { stock, words, words_memory, guests, next_start, files, volume: Volume::default() })
+        Ok(StoreCore {
+            stock,
+            words,
+            words_memory,
+            keeping,
+            has_words: Mutex::default(),
+            guests,
+            next_start,
+            files,
+            volume: Volume::default(),
+        })
     }
 
     /// An empty file. Dropping it gives all back.
     pub fn create(self: &Arc<Self>) -> Arc<FileCore<R>> {
-        let start = self.next_start.fetch_add(1, Ordering::Relaxed); // only spreads: pairs with nothing
-        let file = Arc::new(FileCore::new(self.clone(), start));
-        self.register(&file);
-        file
+        self.create_as(Redundancy::default())
     }
 
     /// An empty file that bears the loss of a node so.
     pub fn create_as(self: &Arc<Self>, redundancy: Redundancy) -> Arc<FileCore<R>> {
-        let file = self.create();
-        file.map.write().set_redundancy(redundancy);
+        let start = self.next_start.fetch_add(1, Ordering::Relaxed); // only spreads: pairs with nothing
+        let place =
+            self.keeping.as_ref().and_then(|keeping| keeping.file(start, redundancy, R::journals_frees()));
+        let file = match place {
+            Some(place) => FileCore::kept(self.clone(), start, place, redundancy),
+            None => {
+                let file = FileCore::new(self.clone(), start);
+                file.map.write().set_redundancy(redundancy);
+                file
+            }
+        };
+        let file = Arc::new(file);
+        self.register(&file);
         file
     }
 
@@ -172,7 +249,7 @@ impl<R: Rules> StoreCore<R> {
         if found < wanted { FileError::TooFewNodes { wanted, found } } else { FileError::NoSpace }
     }
 
-    fn register(&self, file: &Arc<FileCore<R>>) {
+    pub(crate) fn register(&self, file: &Arc<FileCore<R>>) {
         let mut files = self.files.lock();
         if files.len() == files.capacity() {
             files.retain(|file| file.strong_count() > 0); // once for each doubling
@@ -183,6 +260,21 @@ impl<R: Rules> StoreCore<R> {
     /// The files that there are now, without keeping them.
     pub(crate) fn files(&self) -> Vec<Weak<FileCore<R>>> {
         self.files.lock().clone()
+    }
+
+    /// Sees to it that the words of an extent's region can be touched.
+    fn has_room_for_words(&self, extent: &Extent) -> Result<(), FileError> {
+        let per_region = self.extents_per_region();
+        let number = extent.number() / per_region;
+        let mut has_words = self.has_words.lock();
+        if !has_words.contains(&number) {
+            if let Err(error) = self.words.reserve(number * per_region..(number + 1) * per_region) {
+                tracing::error!(%error, "no room for the words of a region: make room where --keep points to");
+                return Err(FileError::NoSpace);
+            }
+            has_words.insert(number);
+        }
+        Ok(())
     }
 
     /// A fresh extent whose blocks are all empty.
@@ -197,7 +289,11 @@ impl<R: Rules> StoreCore<R> {
         if !self.words.covers(&extent) {
             return Err(FileError::NoSpace);
         }
+        self.has_room_for_words(&extent)?;
         self.words.clear(&extent);
+        if self.words.is_abandoned() {
+            return Err(FileError::NoSpace); // its words are as an earlier file left them
+        }
         // Known to guests before the extent is.
         self.guests.publish_region(extent.number() / self.extents_per_region(), extent.region());
         Ok(extent)

@@ -22,6 +22,7 @@ use tokio::task::JoinHandle;
 use crate::split::pieces;
 use crate::{FarFile, FileError, FileStore, Session};
 
+mod keeping;
 mod seek;
 
 const REGION_BYTES: u64 = 1 << 20;

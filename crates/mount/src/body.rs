@@ -27,9 +27,11 @@ pub(crate) struct Body {
 
 impl Body {
     pub(crate) fn new(far: FarFile) -> Self {
+        // What an earlier process has left, as if it had been written just now.
+        let written_ns = far.core().kept_written_ns();
         Body {
             far,
-            written_ns: AtomicU64::new(0),
+            written_ns: AtomicU64::new(written_ns),
             poisoned: AtomicBool::new(false),
             failure: AtomicI32::new(0),
             writers: AtomicU32::new(0),
@@ -43,6 +45,7 @@ impl Body {
         let now_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
         // Relaxed, as in the next two: a time stamp orders nothing.
         self.written_ns.store(now_ns, Ordering::Relaxed);
+        self.far.core().keep_written_ns(now_ns);
     }
 
     /// When the contents were last written, if the namespace does not know yet.
@@ -56,7 +59,9 @@ impl Body {
     /// As [`written`](Self::written); from now on it is for the namespace to know.
     pub(crate) fn take_written(&self) -> Option<SystemTime> {
         let _of_guests = self.written();
-        from_ns(self.written_ns.swap(0, Ordering::Relaxed))
+        let written = from_ns(self.written_ns.swap(0, Ordering::Relaxed));
+        self.far.core().keep_written_ns(0);
+        written
     }
 
     /// Data that the kernel had accepted could not be stored: whoever writes on is told so.

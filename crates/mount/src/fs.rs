@@ -25,6 +25,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use farpool_file::{FileStore, Redundancy};
+use farpool_keep::Journal;
 use farpool_wire::MAX_TRANSFER_BYTES;
 use fuser::{
     CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -32,14 +33,15 @@ use fuser::{
     ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
     ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{RwLock, RwLockReadGuard};
 
 use crate::body::Body;
 use crate::errno::Failure;
 use crate::flusher::Flusher;
 use crate::guests::Hall;
 use crate::handles::Handles;
-use crate::namespace::{Change, Ino, Kind, MAX_INODES, Namespace, Ownership};
+use crate::keeping::{Names, NamesMut};
+use crate::namespace::{Change, Ino, Kind, Namespace, Ownership};
 use crate::worker::{Bell, contained};
 
 mod copying;
@@ -85,6 +87,8 @@ pub(crate) type Outcome<T> = Result<T, Failure>;
 pub(crate) struct FarFs {
     pub(crate) store: FileStore,
     namespace: RwLock<Namespace<Arc<Body>>>,
+    /// Where the names are written down for a successor, if they are.
+    journal: Option<Arc<dyn Journal>>,
     /// A handler panicked in the namespace: what it left half done is unknown.
     names_poisoned: AtomicBool,
     pub(crate) handles: Handles,
@@ -104,20 +108,21 @@ pub(crate) struct FarFs {
 pub(crate) type Kernel = Arc<OnceLock<Notifier>>;
 
 impl FarFs {
-    /// An empty file system whose root looks like the directory that the mount covers.
+    /// A file system of these names.
     pub(crate) fn new(
         store: FileStore,
-        root: Ownership,
+        names: Names,
         bell: Bell,
         kernel: Kernel,
         flusher: Option<Flusher>,
         hall: Option<Arc<Hall>>,
         redundancy: Redundancy,
     ) -> Self {
-        let namespace = RwLock::new(Namespace::new(root, SystemTime::now(), MAX_INODES));
+        let Names { namespace, journal } = names;
         FarFs {
             store,
-            namespace,
+            namespace: RwLock::new(namespace),
+            journal,
             names_poisoned: AtomicBool::new(false),
             handles: Handles::default(),
             bell,
@@ -155,10 +160,10 @@ impl FarFs {
         }
     }
 
-    fn names_mut(&self) -> Outcome<RwLockWriteGuard<'_, Namespace<Arc<Body>>>> {
+    fn names_mut(&self) -> Outcome<NamesMut<'_>> {
         let names = self.namespace.write();
         self.check_names()?;
-        Ok(names)
+        Ok(NamesMut { names, journal: self.journal.as_ref() })
     }
 
     fn check_names(&self) -> Outcome<()> {
@@ -200,6 +205,15 @@ impl FarFs {
             if let Some(body) = self.handles.get(handle.0) {
                 body.poison();
             }
+        }
+    }
+}
+
+impl Drop for FarFs {
+    fn drop(&mut self) {
+        if self.journal.is_some() {
+            // What goes now goes with the process, and is there for the next.
+            self.store.core().abandon();
         }
     }
 }

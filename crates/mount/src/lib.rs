@@ -10,6 +10,7 @@
 //! namespace  directories, names, attributes (pure) body, handles   files and open files
 //! flusher    has the kernel write back              mount    from making to end
 //! guests     processes that work on files directly
+//! keeping    names and attributes that a successor finds again
 //! attach, helper, watcher, mountpoint, mountinfo       making and unmaking
 //! ```
 //! Not here: where far memory comes from (crate `pool`), what it holds (crate `file`), the command line.
@@ -23,6 +24,7 @@ mod fs;
 mod guests;
 mod handles;
 mod helper;
+mod keeping;
 mod mount;
 mod mountinfo;
 mod mountpoint;
@@ -31,6 +33,7 @@ mod watcher;
 mod worker;
 
 pub use error::MountError;
+pub use keeping::{KeptMount, kept_files};
 pub use mount::{Acceleration, MAX_THREADS, MountConfig, run};
 pub use mountpoint::check_mountpoint;
 pub use watcher::{Watcher, start_watcher};

@@ -17,6 +17,7 @@ use crate::error::MountError;
 use crate::flusher::Flusher;
 use crate::fs::{FarFs, Kernel};
 use crate::guests::{Hall, Opener, Server};
+use crate::keeping::{KeptMount, Names};
 use crate::mountpoint::{check_allow_other, check_mountpoint, resolve};
 use crate::namespace::{MODE_MASK, Ownership};
 use crate::watcher::Watcher;
@@ -75,10 +76,12 @@ enum End {
 }
 
 /// Mounts, calls `on_ready`, and serves until `stop` says so (a message, or the end of its sender) or somebody
-/// unmounts. Returns when the mount is gone. Files still open then give errors.
+/// unmounts. Returns when the mount is gone. Files still open then give errors. With `kept` the names are those of an earlier
+/// process, and a later one finds them again.
 pub fn run(
     store: FileStore,
     config: &MountConfig,
+    kept: Option<KeptMount>,
     mut watcher: Watcher,
     on_ready: impl FnOnce(),
     stop: Receiver<()>,
@@ -98,8 +101,9 @@ pub fn run(
     let hall = config.acceleration.as_ref().map(|acceleration| open_hall(acceleration, &kernel, &store));
     let hall = hall.transpose().map_err(MountError::Broken)?;
     let (hall, guests) = hall.unzip();
+    let names = Names::of(root, kept);
     let file_system =
-        FarFs::new(store.clone(), root, bell.clone(), kernel.clone(), flusher, hall, config.redundancy);
+        FarFs::new(store.clone(), names, bell.clone(), kernel.clone(), flusher, hall, config.redundancy);
 
     let mut options = Config::default();
     options.n_threads = Some(config.threads.clamp(1, MAX_THREADS));

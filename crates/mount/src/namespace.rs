@@ -17,6 +17,7 @@ use std::time::SystemTime;
 
 mod change;
 mod directory;
+mod keeping;
 #[cfg(test)]
 mod model;
 mod rename;
@@ -27,6 +28,8 @@ mod xattr;
 pub use change::Change;
 use directory::Directory;
 pub use directory::DirectoryEntry;
+use keeping::Touched;
+pub use keeping::kept_bodies;
 pub use rename::RenameMode;
 pub use xattr::XattrMode;
 use xattr::Xattrs;
@@ -184,6 +187,8 @@ pub struct Namespace<F> {
     xattr_bytes: usize,
     last_ino: u64,
     limit: usize,
+    /// What has changed since it was last written down, if it is.
+    touched: Option<Vec<Touched>>,
 }
 
 type Outcome<T> = Result<T, NamespaceError>;
@@ -202,7 +207,7 @@ impl<F> Namespace<F> {
             opens: 0,
         };
         let inodes = HashMap::from([(Ino::ROOT, root)]);
-        Namespace { inodes, names: 0, xattr_bytes: 0, last_ino: Ino::ROOT.0, limit }
+        Namespace { inodes, names: 0, xattr_bytes: 0, last_ino: Ino::ROOT.0, limit, touched: None }
     }
 
     /// Inodes alive, with or without a name.
@@ -388,6 +393,8 @@ impl<F> Namespace<F> {
     /// The caller has checked that `parent` is a directory without that name, and has counted the link.
     fn add_entry(&mut self, parent: Ino, name: &OsStr, ino: Ino, now: SystemTime) {
         self.names += 1;
+        self.touch(|| Touched::Inode(ino));
+        self.touch(|| Touched::Entry(parent, name.to_owned()));
         let child_is_directory = self.adopt(ino, parent);
         let (nlink, directory) = self.edit(parent, now);
         directory.insert(name, ino);
@@ -397,6 +404,7 @@ impl<F> Namespace<F> {
     /// The caller has found the entry; the link of the inode behind it is still counted.
     fn remove_entry(&mut self, parent: Ino, name: &OsStr, now: SystemTime) {
         self.names -= 1;
+        self.touch(|| Touched::Entry(parent, name.to_owned()));
         let ino = self.directory(parent).ok().and_then(|directory| directory.get(name));
         let child_is_directory = ino.is_some_and(|ino| self.directory(ino).is_ok());
         let (nlink, directory) = self.edit(parent, now);
@@ -412,6 +420,7 @@ impl<F> Namespace<F> {
 
     /// A directory about to change: its link count and its entries. The caller has checked that it is one.
     fn edit(&mut self, ino: Ino, now: SystemTime) -> (&mut u32, &mut Directory) {
+        self.touch(|| Touched::Inode(ino));
         let inode = self.inodes.get_mut(&ino).expect("the caller has checked the directory");
         inode.times.modified = now;
         inode.times.changed = now;
@@ -420,6 +429,7 @@ impl<F> Namespace<F> {
 
     /// One name less; the entry is gone already.
     fn drop_name(&mut self, ino: Ino, now: SystemTime) -> Option<F> {
+        self.touch(|| Touched::Inode(ino));
         let inode = self.inodes.get_mut(&ino)?;
         inode.nlink = if inode.directory.is_some() { 0 } else { inode.nlink - 1 };
         inode.times.changed = now;

@@ -36,6 +36,17 @@ pub enum PoolError {
         /// What the nodes lend.
         region_bytes: u64,
     },
+    /// Start empty, or start the nodes as they were.
+    #[error(
+        "the mount that is to be found again used regions of {kept} bytes and the pool now has regions of {found}: delete the \
+         directory of --keep to start empty, or start the nodes with the region size of before"
+    )]
+    OtherRegionSize {
+        /// What state speaks of.
+        kept: u64,
+        /// What the nodes lend.
+        found: u64,
+    },
     /// Use a region size that is a multiple of the extent size.
     #[error("the pool's regions have {region_bytes} bytes; clients need a multiple of {extent_bytes}")]
     RegionSize {

@@ -41,7 +41,7 @@ pub struct Renewal {
     pub node: NodeId,
     /// When, by the holder's clock.
     pub asked_at: Millis,
-    leases: Vec<(u32, Holding)>,
+    leases: Vec<(u32, Epoch, AccessKey)>,
 }
 
 /// What an answer changed.
@@ -177,7 +177,9 @@ impl Holder {
     pub fn renewals(&mut self, now: Millis, most: usize) -> Vec<Renewal> {
         let mut renewals = Vec::new();
         for (node, due) in self.holdings.due(now) {
-            let chunks = due.chunks(most).map(<[_]>::to_vec);
+            let leases = due.iter().map(|(index, held)| (*index, held.epoch, held.key));
+            let leases: Vec<_> = leases.collect();
+            let chunks = leases.chunks(most).map(<[_]>::to_vec);
             renewals.extend(chunks.map(|leases| Renewal { node, asked_at: now, leases }));
         }
         renewals
@@ -192,17 +194,17 @@ impl Holder {
         answer: &RenewResponse,
     ) -> Vec<Change> {
         let mut changes = Vec::new();
-        for (&(index, held), outcome) in renewal.leases.iter().zip(&answer.outcomes) {
+        for (&(index, epoch, _), outcome) in renewal.leases.iter().zip(&answer.outcomes) {
             let region = RegionId { node: renewal.node, index };
             if !outcome.renewed {
-                if self.holdings.dropped(region, held.epoch) {
-                    changes.push(Change::Lost { region, epoch: held.epoch });
+                if self.holdings.dropped(region, epoch) {
+                    changes.push(Change::Lost { region, epoch });
                 }
                 continue;
             }
             let term = Term { remaining: Millis(outcome.remaining_ms), revoked: outcome.revoked };
-            self.holdings.renewed(renewal.asked_at, term, region, held.epoch);
-            let held = self.holdings.usable(now, region).filter(|now_held| now_held.epoch == held.epoch);
+            self.holdings.renewed(renewal.asked_at, term, region, epoch);
+            let held = self.holdings.usable(now, region).filter(|held| held.epoch == epoch);
             let usable_until = held.map(Holding::usable_until);
             changes.extend(usable_until.map(|usable_until| match outcome.revoked {
                 true => Change::Leave { region, usable_until },
@@ -210,6 +212,42 @@ impl Holder {
             }));
         }
         changes
+    }
+
+    /// A node has answered about leases of an earlier process under the same name. Those that still run are the holder's
+    /// now: until when each may be used, and whether it is being taken back.
+    pub fn adoption_answered(
+        &mut self,
+        now: Millis,
+        question: &Renewal,
+        answer: &RenewResponse,
+    ) -> Vec<(RegionId, Option<(Millis, bool)>)> {
+        let answers = question.leases.iter().zip(&answer.outcomes);
+        let adopted = answers.map(|(&(index, epoch, key), outcome)| {
+            let region = RegionId { node: question.node, index };
+            let remaining = Millis(outcome.remaining_ms);
+            let runs = outcome.renewed
+                && self.holdings.acquired(now, question.asked_at, remaining, region, epoch, key);
+            if runs && outcome.revoked {
+                let term = Term { remaining, revoked: true };
+                self.holdings.renewed(question.asked_at, term, region, epoch);
+            }
+            let held = self.holdings.get(region).filter(|held| runs && held.epoch == epoch);
+            (region, held.map(|held| (held.usable_until(), outcome.revoked)))
+        });
+        adopted.collect()
+    }
+
+    /// What renews everything, due or not: this process ends, and a later one is to take over.
+    pub fn last_renewals(&self, now: Millis, most: usize) -> Vec<Renewal> {
+        let mut by_node: BTreeMap<NodeId, Vec<_>> = BTreeMap::new();
+        for (region, held) in self.holdings.iter() {
+            by_node.entry(region.node).or_default().push((region.index, held.epoch, held.key));
+        }
+        let renewals = by_node.iter().flat_map(|(node, leases)| {
+            leases.chunks(most).map(|leases| Renewal::of(*node, now, leases.iter().copied()))
+        });
+        renewals.collect()
     }
 
     /// What to ask a broker for.
@@ -357,10 +395,19 @@ impl Holder {
 }
 
 impl Renewal {
+    /// Asks a node about these leases.
+    pub(crate) fn of(
+        node: NodeId,
+        asked_at: Millis,
+        leases: impl Iterator<Item = (u32, Epoch, AccessKey)>,
+    ) -> Self {
+        Renewal { node, asked_at, leases: leases.collect() }
+    }
+
     /// The question as sent.
     pub fn request(&self, owner: OwnerId) -> RenewRequest {
         let leases = self.leases.iter();
-        let leases = leases.map(|(region, held)| LeaseRef::new(*region, held.epoch, &held.key)).collect();
+        let leases = leases.map(|(region, epoch, key)| LeaseRef::new(*region, *epoch, key)).collect();
         RenewRequest { owner: owner.0, leases }
     }
 }

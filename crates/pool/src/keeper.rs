@@ -22,10 +22,12 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tonic::transport::Channel;
 
+use crate::adoption::Adoption;
 use crate::error::PoolError;
 use crate::holder::{GrowthOutcome, Renewal};
 use crate::pool::{PoolConfig, Shared};
 use crate::region::{LeasedRegion, NodeState};
+use crate::stock::Stock;
 
 /// Size of regions unless the nodes say otherwise.
 pub(crate) const DEFAULT_REGION_BYTES: u64 = 64 << 20;
@@ -42,6 +44,10 @@ const VIEW_INTERVAL: Duration = Duration::from_secs(1);
 const ACQUIRE_DEADLINE: Duration = Duration::from_secs(8);
 /// For any other request; a lease's renewal is asked again several times within its life.
 pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(3);
+/// How long nodes are asked about leases of an earlier process: most of what a lease can have left. A node that was
+/// restarted has none of them.
+const ADOPT_WITHIN: Duration = Duration::from_secs(4);
+const ADOPT_PAUSE: Duration = Duration::from_millis(100);
 /// Regions that stay empty for so long go back to the pool: longer than the gap between two queries that spill.
 const LINGER: Duration = Duration::from_secs(5);
 
@@ -66,6 +72,34 @@ pub(crate) fn first_view(config: &PoolConfig) -> Result<View, PoolError> {
                 return Ok(view);
             }
             tokio::time::sleep(FIRST_NODE_POLL).await;
+        }
+    })
+}
+
+/// Renews what an earlier process held, as far as its nodes answer.
+pub(crate) fn adopt(config: &PoolConfig, stock: &Stock, adoption: &mut Adoption) -> Result<(), PoolError> {
+    let runtime = runtime().map_err(PoolError::Start)?;
+    runtime.block_on(async {
+        let give_up_at = tokio::time::Instant::now() + ADOPT_WITHIN;
+        loop {
+            let mut asked = tokio::task::JoinSet::new();
+            for (address, renewal) in stock.adoption_questions(adoption, MAX_LEASES_PER_REQUEST) {
+                let mut node = NodeClient::new(dial(&address.control, config.tls.as_ref())?);
+                let request = renewal.request(stock.owner());
+                asked.spawn(async move {
+                    let answer = tokio::time::timeout_at(give_up_at, node.renew(request)).await;
+                    (renewal, answer)
+                });
+            }
+            while let Some(Ok((renewal, answer))) = asked.join_next().await {
+                if let Ok(Ok(answer)) = answer {
+                    stock.adoption_answered(adoption, &renewal, answer.get_ref());
+                }
+            }
+            if adoption.is_answered() || tokio::time::Instant::now() >= give_up_at {
+                return Ok(());
+            }
+            tokio::time::sleep(ADOPT_PAUSE).await;
         }
     })
 }
@@ -141,6 +175,19 @@ async fn keep(shared: Arc<Shared>, broker: BrokerClient<Channel>, mut stopped: o
     }
     growing.abort();
     viewing.abort();
+    if shared.stock.is_kept() {
+        // A later process takes the leases over: it has the whole time of one to begin.
+        let now = shared.stock.now();
+        let renewals = shared.stock.with_holder(|holder| holder.last_renewals(now, MAX_LEASES_PER_REQUEST));
+        let asked = renewals.into_iter().filter_map(|renewal| {
+            let client = nodes.client(&shared, renewal.node)?;
+            Some(tokio::spawn(renew(shared.clone(), client, renewal)))
+        });
+        for task in asked.collect::<Vec<_>>() {
+            let _ = task.await; // it has its own deadline; without an answer the lease lasts as long as it did
+        }
+        return;
+    }
     let releases = release(&shared, &mut nodes, shared.stock.retire_all());
     for task in releases {
         let _ = task.await; // it has its own deadline; what is not released runs out by itself

@@ -7,6 +7,7 @@
 //!     is lost at once and for ever, and costs no second wait.
 //! P4. Regions that are empty go back to the pool after a short while.
 //! P5. A region that is being taken back gets nothing new, and goes back as soon as it is empty.
+//! P6. What is held can be written down as it changes, and taken over by a later process if this one is killed.
 //!
 //! The rules are pure ([`Holder`], [`Growth`], `space`, crate `lease`). [`Stock`] joins them to what a process holds, and
 //! [`SessionCore`] reaches it, over a clock and endpoints that are given: so both run in simulations as they are. [`Pool`] is
@@ -14,10 +15,12 @@
 //! after the nodes' lives, [`Session`] is the blocking edge.
 //! Not here: what extents are used for.
 
+mod adoption;
 mod error;
 mod growth;
 mod holder;
 mod keeper;
+mod keeping;
 mod pool;
 mod region;
 mod session;
@@ -26,6 +29,7 @@ mod space;
 mod stock;
 mod watch;
 
+pub use adoption::Adoption;
 pub use error::{AccessError, GrantError, NoSpace, PoolError};
 pub use growth::Growth;
 pub use holder::{Acquired, Change, ClientGrant, GrowthOutcome, HeldLease, Holder, Renewal};

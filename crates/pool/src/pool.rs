@@ -6,14 +6,17 @@ use std::sync::{Arc, Weak};
 
 use farpool_control::{Tls, this_host};
 use farpool_fabric::{MonotonicClock, Peer, TransportChoice, Transports};
+use farpool_keep::{Journal, Kept};
 use farpool_lease::Millis;
 use farpool_wire::control::NodeAddress;
 use farpool_wire::{Epoch, GrantMode, NodeId, OwnerId};
 use parking_lot::Mutex;
 
+use crate::adoption::Adoption;
 use crate::error::{GrantError, NoSpace, PoolError};
 use crate::holder::ClientGrant;
-use crate::keeper::{self, Keeper};
+use crate::keeper::{self, Keeper, View};
+use crate::keeping::KeptPool;
 use crate::region::LeasedRegion;
 use crate::session::{Confined, Session};
 use crate::sharing;
@@ -58,6 +61,57 @@ impl Pool {
     /// Connects to the broker; leases are taken when extents are.
     pub fn connect(config: PoolConfig) -> Result<Pool, PoolError> {
         let view = keeper::first_view(&config)?;
+        let stock = Self::stock_of(&config, &view, OwnerId(random_id()), None)?;
+        Self::start(config, stock)
+    }
+
+    /// As [`connect`](Self::connect), and all that is held is written down in a journal. What an earlier process has left in
+    /// one, `kept`, is taken over as far as its leases still run; the caller says of what it was in use
+    /// ([`Stock::adopt_extent`]), and when that is over ([`Stock::adoption_is_over`]).
+    pub fn connect_keeping(
+        config: PoolConfig,
+        journal: Arc<dyn Journal>,
+        kept: &Kept,
+    ) -> Result<(Pool, Adoption), PoolError> {
+        let earlier = KeptPool::find(kept);
+        let (stock, mut adoption) = match &earlier {
+            Some(earlier) => {
+                // Leases are renewed first of all: they may end while a broker is asked.
+                let region_bytes = earlier.region_bytes;
+                if region_bytes == 0 || !region_bytes.is_multiple_of(EXTENT_BYTES) {
+                    return Err(PoolError::RegionSize { region_bytes, extent_bytes: EXTENT_BYTES });
+                }
+                let view = View { region_bytes, free_regions: 0 };
+                let stock = Self::stock_of(&config, &view, OwnerId(earlier.owner), Some(journal))?;
+                let mut adoption = stock.begin_adoption(kept);
+                keeper::adopt(&config, &stock, &mut adoption)?;
+                let view = keeper::first_view(&config)?;
+                if view.region_bytes != 0 && view.region_bytes != region_bytes {
+                    return Err(PoolError::OtherRegionSize { kept: region_bytes, found: view.region_bytes });
+                }
+                stock.pool_has_free(view.free_regions);
+                (stock, adoption)
+            }
+            None => {
+                let view = keeper::first_view(&config)?;
+                let owner = random_id();
+                let stock = Self::stock_of(&config, &view, OwnerId(owner), Some(journal.clone()))?;
+                journal.append(&[KeptPool { owner, region_bytes: stock.region_bytes() }.put()]);
+                let adoption = stock.begin_adoption(&Kept::default());
+                (stock, adoption)
+            }
+        };
+        let pool = Self::start(config, stock)?;
+        pool.stock().adoption_ends(&mut adoption);
+        Ok((pool, adoption))
+    }
+
+    fn stock_of(
+        config: &PoolConfig,
+        view: &View,
+        owner: OwnerId,
+        journal: Option<Arc<dyn Journal>>,
+    ) -> Result<Arc<Stock>, PoolError> {
         // Before the first node has registered the size is not known; extents cannot be taken then anyway.
         let region_bytes =
             if view.region_bytes == 0 { keeper::DEFAULT_REGION_BYTES } else { view.region_bytes };
@@ -71,13 +125,18 @@ impl Pool {
         }
         let choice = config.transport.choice;
         let stock = Arc::new(Stock::new(StockConfig {
-            owner: OwnerId(random_id()),
+            owner,
             region_bytes,
             limit_regions: config.limit_bytes.map(|limit| limit / region_bytes),
             clock: Arc::new(MonotonicClock),
             reach: Box::new(move |address| peer_of(address, choice)),
+            journal,
         }));
         stock.pool_has_free(view.free_regions);
+        Ok(stock)
+    }
+
+    fn start(config: PoolConfig, stock: Arc<Stock>) -> Result<Pool, PoolError> {
         let shared = Arc::new(Shared { config, stock, sessions: Mutex::default() });
         let keeper = Keeper::start(shared.clone())?;
         let watch = Watch::start(shared.clone()).map_err(PoolError::Start)?;

@@ -5,13 +5,15 @@
 //! A3. Full regions are preferred, so that others run empty and can go back to the pool.
 //! A4. An extent on which a write may still land is not used again: its region goes back with it, or is lost.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
+use farpool_wire::control::Lease;
 use farpool_wire::{NodeId, RegionId, RemoteAddr};
 use parking_lot::Mutex;
 
+use crate::keeping::Keeping;
 use crate::region::LeasedRegion;
 
 /// Size of an extent, and of a file's stripe unit.
@@ -21,6 +23,9 @@ use crate::region::LeasedRegion;
 /// a hash join waste little, and that a region of 64 MiB serves 256 of them.
 pub const EXTENT_BYTES: u64 = 256 << 10;
 
+/// Numbers of an earlier process that are used again: more would be there only if state made no sense.
+const MAX_FREE_NUMBERS: usize = 1 << 20;
+
 /// An extent in use. Dropping it makes it free, so it is kept by every operation that touches it.
 #[derive(Debug)]
 pub struct Extent {
@@ -29,6 +34,8 @@ pub struct Extent {
     number: u64,
     space: Weak<Mutex<Space>>,
     in_doubt: AtomicBool,
+    /// Where a doubt is written down: the number of the region.
+    kept: Option<(Keeping, u64)>,
 }
 
 impl Extent {
@@ -52,12 +59,15 @@ impl Extent {
 
     /// An extent that somebody else has taken and keeps, as a guest of his sees it: dropping it gives nothing back.
     pub fn of_guest(region: Arc<LeasedRegion>, place: u32, number: u64) -> Self {
-        Extent { region, place, number, space: Weak::new(), in_doubt: AtomicBool::new(false) }
+        Extent { region, place, number, space: Weak::new(), in_doubt: AtomicBool::new(false), kept: None }
     }
 
     /// A write of which nobody knows may still land here.
     pub fn doubt(&self) {
-        self.in_doubt.store(true, Ordering::Release);
+        let before = self.in_doubt.swap(true, Ordering::AcqRel);
+        if !before && let Some((keeping, number)) = &self.kept {
+            keeping.doubted(*number, self.place);
+        }
     }
 
     /// A small number that no other extent of the process has at the same time: an index for tables kept beside.
@@ -109,6 +119,12 @@ pub(crate) struct Space {
     free: u64,
     /// Where the hand of rotation points when the wanted node has no room.
     hand: u64,
+    /// Extents of an earlier process on which a write of it may still land, until somebody has them.
+    doubted: BTreeSet<u64>,
+    /// Regions look empty until those who had extents there have them again.
+    is_adopting: bool,
+    /// Where all this is written down, if it is.
+    keeping: Option<Keeping>,
 }
 
 #[derive(Debug)]
@@ -125,22 +141,106 @@ struct RegionSpace {
 }
 
 impl Space {
-    /// Adds a region that was just leased.
-    pub(crate) fn add(&mut self, region: Arc<LeasedRegion>, region_bytes: u64, now_ms: u64) {
+    /// An empty space whose changes are written down.
+    pub(crate) fn keeping(keeping: Option<Keeping>) -> Self {
+        Space { keeping, ..Space::default() }
+    }
+
+    /// Adds a region that was just leased, and says under which number.
+    pub(crate) fn add(
+        &mut self,
+        region: Arc<LeasedRegion>,
+        region_bytes: u64,
+        now_ms: u64,
+        lease: &Lease,
+    ) -> u64 {
         let extents = (region_bytes / EXTENT_BYTES) as u32;
         let number = self.free_numbers.pop().unwrap_or_else(|| {
             self.next_number += 1;
             self.next_number - 1
         });
-        self.free += extents as u64;
+        if let Some(keeping) = &self.keeping {
+            keeping.held(number, lease);
+        }
+        self.insert(number, region, extents, (0..extents).rev().collect(), now_ms);
+        number
+    }
+
+    /// Adds a region that an earlier process had under this number. Nobody gets these places.
+    pub(crate) fn adopt(
+        &mut self,
+        number: u64,
+        region: Arc<LeasedRegion>,
+        region_bytes: u64,
+        now_ms: u64,
+        doubts: &BTreeSet<u32>,
+    ) {
+        let extents = (region_bytes / EXTENT_BYTES) as u32;
+        let free = (0..extents).rev().filter(|place| !doubts.contains(place)).collect();
+        self.insert(number, region, extents, free, now_ms);
+        self.doubted.extend(doubts.iter().map(|place| number * u64::from(extents) + u64::from(*place)));
+    }
+
+    fn insert(&mut self, number: u64, region: Arc<LeasedRegion>, extents: u32, free: Vec<u32>, now_ms: u64) {
+        self.free += free.len() as u64;
         self.nodes.entry(region.id.node).or_default().push(RegionSpace {
             region,
             number,
             extents,
-            free: (0..extents).rev().collect(),
+            free,
             empty_since_ms: Some(now_ms),
             leaving: false,
         });
+    }
+
+    /// These numbers stand for regions of an earlier process; all others below them are free.
+    pub(crate) fn numbers_in_use(&mut self, numbers: impl Iterator<Item = u64>) {
+        self.is_adopting = true;
+        let numbers: BTreeSet<u64> = numbers.collect();
+        self.next_number = numbers.last().map_or(0, |last| last + 1);
+        let free = (0..self.next_number).rev().filter(|number| !numbers.contains(number));
+        self.free_numbers = free.take(MAX_FREE_NUMBERS).collect();
+    }
+
+    /// Whoever had extents in an earlier process has them.
+    pub(crate) fn is_adopted(&mut self) {
+        self.is_adopting = false;
+    }
+
+    /// A number of an earlier process stands for nothing any more.
+    pub(crate) fn free_number(&mut self, number: u64) {
+        self.free_numbers.push(number);
+        if let Some(keeping) = &self.keeping {
+            keeping.free(number);
+        }
+    }
+
+    /// What an earlier process had under a number is lost.
+    pub(crate) fn gone(&self, number: u64) {
+        if let Some(keeping) = &self.keeping {
+            keeping.gone(number);
+        }
+    }
+
+    /// Takes the extent at a place for whoever had it. One in doubt stays so.
+    pub(crate) fn take_at(&mut self, region: u64, place: u32, space: &Arc<Mutex<Space>>) -> Option<Extent> {
+        let held = self.nodes.values_mut().flatten().find(|held| held.number == region)?;
+        let number = region * u64::from(held.extents) + u64::from(place);
+        let in_doubt = self.doubted.remove(&number);
+        if !in_doubt {
+            let at = held.free.iter().position(|free| *free == place)?;
+            held.free.remove(at);
+            self.free -= !held.leaving as u64;
+        }
+        held.empty_since_ms = None;
+        Some(Extent {
+            region: held.region.clone(),
+            place,
+            number,
+            space: Arc::downgrade(space),
+            in_doubt: AtomicBool::new(in_doubt),
+            kept: self.keeping.clone().map(|keeping| (keeping, region)),
+        })
     }
 
     /// Takes an extent on the node that `place` falls to, or on another that has room; only where `within` allows.
@@ -157,7 +257,7 @@ impl Space {
             let (node, regions) =
                 self.nodes.iter_mut().nth((start % nodes) as usize).expect("taken modulo their number");
             if within.allows(*node)
-                && let Some(extent) = Self::take_from(regions, space)
+                && let Some(extent) = Self::take_from(regions, space, &self.keeping)
             {
                 self.free -= 1;
                 return Some(extent);
@@ -165,12 +265,16 @@ impl Space {
         }
         // The hand may have missed a node that has room.
         let mut allowed = self.nodes.iter_mut().filter(|(node, _)| within.allows(**node));
-        let extent = allowed.find_map(|(_, regions)| Self::take_from(regions, space))?;
+        let extent = allowed.find_map(|(_, regions)| Self::take_from(regions, space, &self.keeping))?;
         self.free -= 1;
         Some(extent)
     }
 
-    fn take_from(regions: &mut [RegionSpace], space: &Arc<Mutex<Space>>) -> Option<Extent> {
+    fn take_from(
+        regions: &mut [RegionSpace],
+        space: &Arc<Mutex<Space>>,
+        keeping: &Option<Keeping>,
+    ) -> Option<Extent> {
         let fullest = regions
             .iter_mut()
             .filter(|region| !region.free.is_empty() && !region.leaving)
@@ -183,6 +287,7 @@ impl Space {
             number: fullest.number * fullest.extents as u64 + place as u64,
             space: Arc::downgrade(space),
             in_doubt: AtomicBool::new(false),
+            kept: keeping.clone().map(|keeping| (keeping, fullest.number)),
         })
     }
 
@@ -205,8 +310,14 @@ impl Space {
                     self.free -= held.free.len() as u64;
                 }
                 // A number whose extents are still in use is not used again: tables beside refer to it.
-                if held.free.len() == held.extents as usize {
+                let is_unused = held.free.len() == held.extents as usize;
+                if is_unused {
                     self.free_numbers.push(held.number);
+                }
+                match &self.keeping {
+                    Some(keeping) if is_unused => keeping.free(held.number),
+                    Some(keeping) => keeping.gone(held.number),
+                    None => {}
                 }
                 removed.push(held.region);
             }
@@ -226,6 +337,9 @@ impl Space {
 
     /// Lets go of regions that were empty for `linger_ms`, or are to be left and empty, but keeps `keep_free` free extents.
     pub(crate) fn shrink(&mut self, now_ms: u64, linger_ms: u64, keep_free: u64) -> Vec<Arc<LeasedRegion>> {
+        if self.is_adopting {
+            return Vec::new();
+        }
         let mut idle: Vec<(RegionId, u64)> = Vec::new();
         let mut free = self.free;
         for held in self.nodes.values_mut().flatten() {
@@ -291,7 +405,7 @@ mod tests {
         let space = Arc::new(Mutex::new(Space::default()));
         for node in 0..nodes {
             for index in 0..regions {
-                space.lock().add(region(node, index), REGION_BYTES, 0);
+                space.lock().add(region(node, index), REGION_BYTES, 0, &Lease::default());
             }
         }
         space
@@ -392,7 +506,7 @@ mod tests {
                     7 => space.lock().leave(RegionId { node: NodeId(place % 2), index: place as u32 % 2 }),
                     8 => {
                         index += 1;
-                        space.lock().add(region(place % 3, index), REGION_BYTES, 0);
+                        space.lock().add(region(place % 3, index), REGION_BYTES, 0, &Lease::default());
                     }
                     _ => drop(space.lock().remove(|region| region.id.node.0 == place)),
                 }

@@ -3,13 +3,14 @@
 //! The clock and the way to a node are given; asking brokers and nodes is a shell's part (`keeper`, or a simulation's),
 //! which brings the answers here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use farpool_fabric::{Clock, Peer};
+use farpool_keep::Journal;
 use farpool_lease::Millis;
 use farpool_wire::control::{AcquireResponse, Lease, NodeAddress, ReleaseRequest, RenewResponse};
 use farpool_wire::{Epoch, NodeId, OwnerId, RegionId};
@@ -18,6 +19,7 @@ use parking_lot::Mutex;
 use crate::error::NoSpace;
 use crate::growth::{GROW_PATIENCE, Growth};
 use crate::holder::{Acquired, Change, GrowthOutcome, HeldLease, Holder, Renewal};
+use crate::keeping::Keeping;
 use crate::region::{LeasedRegion, NodeState};
 use crate::space::{EXTENT_BYTES, Extent, Space, Where};
 
@@ -49,6 +51,8 @@ pub struct StockConfig {
     pub clock: Arc<dyn Clock + Send + Sync>,
     /// How nodes are reached.
     pub reach: Reach,
+    /// Where all that is held is written down for a later process, if it is.
+    pub journal: Option<Arc<dyn Journal>>,
 }
 
 /// What one process holds of the pool; its sessions and those who speak for it share it.
@@ -58,8 +62,10 @@ pub struct Stock {
     limit_regions: Option<u64>,
     clock: Arc<dyn Clock + Send + Sync>,
     reach: Reach,
-    space: Arc<Mutex<Space>>,
+    pub(crate) space: Arc<Mutex<Space>>,
     ledger: Mutex<Ledger>,
+    /// Where all that is held is written down, if it is.
+    journal: Option<Arc<dyn Journal>>,
     growing: Mutex<Growing>,
     growth_wanted: tokio::sync::Notify,
     /// Regions that the pool could still lend, as last heard.
@@ -139,7 +145,7 @@ pub struct NumberedRegion {
 impl Stock {
     /// Holds nothing yet.
     pub fn new(config: StockConfig) -> Self {
-        let StockConfig { owner, region_bytes, limit_regions, clock, reach } = config;
+        let StockConfig { owner, region_bytes, limit_regions, clock, reach, journal } = config;
         debug_assert!(region_bytes.is_multiple_of(EXTENT_BYTES), "regions are carved into extents");
         let holder = Holder::new(owner, region_bytes);
         Stock {
@@ -148,7 +154,8 @@ impl Stock {
             limit_regions,
             clock,
             reach,
-            space: Arc::default(),
+            space: Arc::new(Mutex::new(Space::keeping(journal.clone().map(Keeping::new)))),
+            journal,
             ledger: Mutex::new(Ledger { holder, regions: BTreeMap::new(), nodes: BTreeMap::new() }),
             growing: Mutex::default(),
             growth_wanted: tokio::sync::Notify::new(),
@@ -325,6 +332,34 @@ impl Stock {
 
     /// Adds a region that was just leased. One lease of a region replaces another.
     fn add_region(&self, ledger: &mut Ledger, now: Millis, held: HeldLease) {
+        let lease = held.lease.clone();
+        let leased = self.enter_region(ledger, held);
+        // Still under the ledger's lock: whoever counts this region as held finds its extents.
+        let mut space = self.space.lock();
+        space.remove(|other| other.id == leased.id);
+        let _number = space.add(leased, self.region_bytes, now.0, &lease);
+    }
+
+    /// Adds a region that an earlier process had under this number.
+    pub(crate) fn adopt_region(
+        &self,
+        number: u64,
+        held: HeldLease,
+        doubts: &BTreeSet<u32>,
+    ) -> Arc<LeasedRegion> {
+        let mut ledger = self.ledger.lock();
+        let leased = self.enter_region(&mut ledger, held);
+        self.space.lock().adopt(number, leased.clone(), self.region_bytes, self.now().0, doubts);
+        leased
+    }
+
+    /// How a node is reached.
+    pub(crate) fn reach(&self, address: &NodeAddress) -> Peer {
+        (self.reach)(address)
+    }
+
+    /// Notes that a region is held, and on which node it lies.
+    fn enter_region(&self, ledger: &mut Ledger, held: HeldLease) -> Arc<LeasedRegion> {
         let address = held.lease.address.unwrap_or_default(); // present: the holder has looked
         let node = NodeState::new((self.reach)(&address), address.control);
         // A node that was restarted under its name is reached elsewhere.
@@ -340,10 +375,7 @@ impl Stock {
             older.lose();
             self.note_loss();
         }
-        // Still under the ledger's lock: whoever counts this region as held finds its extents.
-        let mut space = self.space.lock();
-        space.remove(|other| other.id == leased.id);
-        space.add(leased, self.region_bytes, now.0);
+        leased
     }
 
     /// Asks the rules.
@@ -456,6 +488,16 @@ impl Stock {
         };
         self.retire(&idle);
         idle
+    }
+
+    /// Whether a later process is to find again what this one holds.
+    pub fn is_kept(&self) -> bool {
+        self.journal.as_ref().is_some_and(|journal| journal.is_whole())
+    }
+
+    /// Where all that is held is written down, if it is.
+    pub fn journal(&self) -> Option<&Arc<dyn Journal>> {
+        self.journal.as_ref()
     }
 
     /// Lets go of everything.

@@ -9,6 +9,7 @@ mod judge;
 mod keeper;
 mod link;
 mod nemesis;
+mod successor;
 mod worlds;
 
 use std::cell::{Cell, RefCell};
@@ -20,11 +21,10 @@ use std::sync::Arc;
 use farpool_fabric::sim::{
     Executor, Faults, HostId, Network, ProcessId, Random, RunEnd, Service, Span, World, WorldConfig,
 };
-use farpool_fabric::{Endpoint, EndpointConfig, Peer};
+use farpool_fabric::{Endpoint, EndpointConfig};
 use farpool_file::{FileCore, Redundancy, Rules, Shipped, StoreCore};
 use farpool_lease::Millis;
-use farpool_pool::{EXTENT_BYTES, Extent, LeasedRegion, NODE_DEADLINE, SessionCore, Stock, StockConfig};
-use farpool_wire::control::NodeAddress;
+use farpool_pool::{EXTENT_BYTES, Extent, LeasedRegion, NODE_DEADLINE, SessionCore, Stock};
 use farpool_wire::{BLOCK_BYTES, BlockWord, MAX_TRANSFER_BYTES, NodeId, OwnerId, SessionId};
 
 use crate::plane::broker::Broker;
@@ -36,6 +36,7 @@ use guest::Guest;
 use history::History;
 use judge::Excuses;
 use link::{Lie, Shaking, Shaky};
+use successor::Legacy;
 
 /// The scenario of files.
 pub const FILE: Scenario = Scenario { name: "file", mutations: MUTATIONS, run };
@@ -51,6 +52,9 @@ const DOUBT_IGNORED: &str = "write-in-doubt-taken-for-none";
 const NOT_REVOKED: &str = "acceleration-not-revoked";
 const STALE_PARITY: &str = "stale-parity";
 const LATE_WRITE_MISSED: &str = "rebuild-misses-a-late-write";
+const FREES_UNWRITTEN: &str = "freed-extent-not-written-down";
+const LATE_FORGOTTEN: &str = "late-write-of-a-dead-owner-forgotten";
+const LOCKS_LEFT: &str = "locks-of-a-dead-owner-not-settled";
 const MUTATIONS: &[&str] = &[
     UNCHECKED,
     UNLOCKED_EARLY,
@@ -63,6 +67,9 @@ const MUTATIONS: &[&str] = &[
     NOT_REVOKED,
     STALE_PARITY,
     LATE_WRITE_MISSED,
+    FREES_UNWRITTEN,
+    LOCKS_LEFT,
+    LATE_FORGOTTEN,
 ];
 
 /// How long a lease lasts, in milliseconds: shorter than in production, so that more of them end in a run.
@@ -100,9 +107,11 @@ struct Run<R: Rules> {
     /// The machine on which all of this owner runs.
     host: HostId,
     /// The process that looks after the leases.
-    home: ProcessId,
-    stock: Arc<Stock>,
-    store: Arc<StoreCore<R>>,
+    home: Cell<ProcessId>,
+    stock: RefCell<Arc<Stock>>,
+    store: RefCell<Arc<StoreCore<R>>>,
+    /// What outlives the owner, if anything does.
+    legacy: Option<Legacy>,
     files: RefCell<Vec<Numbered<R>>>,
     files_made: Cell<u64>,
     /// The redundancy of each file.
@@ -112,6 +121,8 @@ struct Run<R: Rules> {
     shaking: Rc<Cell<Shaking>>,
     phase: Cell<Phase>,
     clients: RefCell<Vec<(ProcessId, Option<Rc<Guest>>)>>,
+    /// Clients to be started once another owner has taken over.
+    successors_wanted: Cell<usize>,
     /// Whether processes work on files directly.
     has_guests: bool,
     /// Files that somebody closes to guests for a while.
@@ -136,6 +147,20 @@ impl<R: Rules> Deref for Run<R> {
 }
 
 impl<R: Rules> Run<R> {
+    /// What is held now.
+    fn stock(&self) -> Arc<Stock> {
+        self.stock.borrow().clone()
+    }
+
+    /// What its files are made of.
+    fn store(&self) -> Arc<StoreCore<R>> {
+        self.store.borrow().clone()
+    }
+
+    fn home(&self) -> ProcessId {
+        self.home.get()
+    }
+
     /// A process's end of the fabric.
     fn endpoint(&self, process: ProcessId) -> Endpoint {
         let here = self.nodes.iter().find(|node| node.host == self.host).map(|node| node.id);
@@ -160,7 +185,7 @@ impl<R: Rules> Run<R> {
     }
 
     fn session(&self, process: ProcessId) -> SessionCore {
-        SessionCore::new(self.stock.clone(), self.endpoint(process))
+        SessionCore::new(self.stock(), self.endpoint(process))
     }
 
     fn fresh_file(&self) -> Numbered<R> {
@@ -169,7 +194,7 @@ impl<R: Rules> Run<R> {
         let redundancy = worlds::redundancy(self.nodes.len() as u64, &mut self.drawing.borrow_mut());
         self.redundancies.borrow_mut().insert(number, redundancy);
         self.world.note("file {} begins; data extents of its rows: {}", &[number, redundancy.nodes() - 1]);
-        let file = self.store.create_as(redundancy);
+        let file = self.store().create_as(redundancy);
         if self.has_guests && file.open_to_guests().is_err() {
             self.complain("no memory to share a file by".to_owned());
         }
@@ -179,7 +204,7 @@ impl<R: Rules> Run<R> {
     /// Remembers the regions that are held now.
     fn note_regions(&self) {
         let mut known = self.regions.borrow_mut();
-        for region in self.stock.regions() {
+        for region in self.stock().regions() {
             if !known.iter().any(|other| Arc::ptr_eq(other, &region)) {
                 known.push(region);
             }
@@ -268,6 +293,33 @@ impl Rules for LateWriteMissed {
     }
 }
 
+/// Broken: an extent's leaving a file is not written down.
+enum FreesUnwritten {}
+
+impl Rules for FreesUnwritten {
+    fn journals_frees() -> bool {
+        false
+    }
+}
+
+/// Broken: locks that a dead owner has left stay.
+enum LocksLeft {}
+
+impl Rules for LocksLeft {
+    fn settles_locks() -> bool {
+        false
+    }
+}
+
+/// Broken: what a dead owner was writing to is used as if nothing could land there any more.
+enum LateForgotten {}
+
+impl Rules for LateForgotten {
+    fn doubts_what_was_left() -> bool {
+        false
+    }
+}
+
 fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     match mutation {
         Some(UNCHECKED) => run_by::<Unchecked>(seed, mutation, trace),
@@ -278,6 +330,9 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         Some(NOT_REVOKED) => run_by::<NotRevoked>(seed, mutation, trace),
         Some(STALE_PARITY) => run_by::<StaleParity>(seed, mutation, trace),
         Some(LATE_WRITE_MISSED) => run_by::<LateWriteMissed>(seed, mutation, trace),
+        Some(FREES_UNWRITTEN) => run_by::<FreesUnwritten>(seed, mutation, trace),
+        Some(LATE_FORGOTTEN) => run_by::<LateForgotten>(seed, mutation, trace),
+        Some(LOCKS_LEFT) => run_by::<LocksLeft>(seed, mutation, trace),
         Some(DOUBT_IGNORED) => run_by::<DoubtIgnored>(seed, mutation, trace),
         _ => run_by::<Shipped>(seed, mutation, trace),
     }
@@ -295,8 +350,10 @@ struct Ills {
 /// Any subset of what can go wrong.
 fn ills(mutation: Option<&'static str>, random: &mut Random) -> Ills {
     let mut some = |permille: u32| if random.chance(400) { permille } else { 0 };
+    // Else it would take many worlds until it matters.
+    let late_permille = if mutation == Some(LATE_FORGOTTEN) { 200 } else { some(40) };
     let faults = Faults {
-        late_permille: some(40),
+        late_permille,
         late: Some(Span::new(1_000_000, 1_500_000_000)),
         stall_permille: some(10),
         stall: Some(Span::new(1_000_000, 300_000_000)),
@@ -351,7 +408,7 @@ fn nodes_of(world: &World, own_host: HostId, bears: bool, random: &mut Random) -
 
 fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let mut random = Random::new(seed, 30);
-    let bears = random.chance(worlds::BEARING_PERMILLE);
+    let bears = random.chance(worlds::BEARING_PERMILLE) && mutation != Some(LATE_FORGOTTEN);
     let Ills { faults, delivery, shaking, harmless } =
         if bears { worlds::bearable(mutation, &mut random) } else { ills(mutation, &mut random) };
     let world = world_of(seed, trace, faults);
@@ -374,28 +431,33 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
         faults_stream: 31,
     };
     let plane = Plane::new(world.clone(), executor.tasks(), config);
-    let here = plane.nodes.iter().find(|node| node.host == host).map(|node| node.id);
-    let stock = Arc::new(Stock::new(StockConfig {
-        owner: OwnerId(plane.next_name()),
-        region_bytes,
-        limit_regions: (!bears && random.chance(300)).then(|| 2 + random.below(5)),
-        clock: Arc::new(world.clock(host)),
-        reach: Box::new(move |address: &NodeAddress| Peer {
-            node: NodeId(address.node),
-            tcp: None,
-            verbs: None,
-            shm_socket: (here == Some(NodeId(address.node))).then(|| "near".into()),
-        }),
-    }));
+    let has_guests = random.chance(600);
+    let is_about_owners = matches!(mutation, Some(FREES_UNWRITTEN | LOCKS_LEFT | LATE_FORGOTTEN));
+    let limit_regions = (!bears && random.chance(300)).then(|| 2 + random.below(5));
+    let owner = OwnerId(plane.next_name());
+    let legacy =
+        (!has_guests && random.chance(700) || is_about_owners).then(|| Legacy::new(owner, limit_regions));
+    let has_guests = has_guests && legacy.is_none();
+    let stock = successor::stock_of(&plane, host, owner, limit_regions, legacy.as_ref());
+    let store = match &legacy {
+        Some(legacy) => StoreCore::keeping(stock.clone(), legacy.words()),
+        None => StoreCore::new(stock.clone()),
+    };
     let mishaps =
         if bears { nemesis::draw_bearable(&plane, &mut random) } else { nemesis::draw(&plane, &mut random) };
+    let mut mishaps = mishaps;
+    if legacy.is_some() {
+        mishaps.extend(nemesis::draw_deaths_of_the_owner(&plane, bears, &mut random));
+    }
+    let owner_dies = mishaps.iter().any(nemesis::Mishap::is_of_the_owner);
     let flips = mishaps.iter().any(nemesis::Mishap::is_a_flip);
     let run = Rc::new(Run::<R> {
-        store: Arc::new(StoreCore::new(stock.clone()).expect("a table of words")),
-        stock,
+        store: RefCell::new(Arc::new(store.expect("a table of words"))),
+        stock: RefCell::new(stock),
+        legacy,
         plane,
         host,
-        home,
+        home: Cell::new(home),
         files: RefCell::default(),
         files_made: Cell::new(0),
         redundancies: RefCell::default(),
@@ -404,7 +466,8 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
         shaking: Rc::new(Cell::new(shaking)),
         phase: Cell::new(Phase::Busy),
         clients: RefCell::default(),
-        has_guests: random.chance(600),
+        successors_wanted: Cell::new(0),
+        has_guests,
         closed: RefCell::default(),
         shut: RefCell::default(),
         at_work: Cell::new(0),
@@ -414,6 +477,7 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
             short: shaking.short_permille > 0,
             bears,
             flips,
+            owner_dies,
         },
         regions: RefCell::default(),
         has_left: Cell::new(false),
@@ -426,9 +490,9 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
     *run.trusting.borrow_mut() = Some(Box::new(move |region, epoch| {
         let Some(run) = asked.upgrade() else { return Vec::new() };
         let trusts = |held: &Arc<LeasedRegion>| {
-            held.id == region && held.epoch == epoch && held.check(run.stock.now().0).is_ok()
+            held.id == region && held.epoch == epoch && held.check(run.stock().now().0).is_ok()
         };
-        if run.stock.regions().iter().any(trusts) { vec![run.home.number()] } else { Vec::new() }
+        if run.stock().regions().iter().any(trusts) { vec![run.home().number()] } else { Vec::new() }
     }));
     run.plane.start();
     keeper::start(&run);

@@ -9,6 +9,7 @@ mod doctor;
 mod failures;
 mod files;
 mod garbage;
+mod keep;
 mod leases;
 mod mounts;
 mod nodes;

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use super::{Ino, MODE_MASK, Namespace, Outcome, SET_GROUP_ID};
+use super::{Ino, MODE_MASK, Namespace, Outcome, SET_GROUP_ID, Touched};
 
 const SET_USER_ID: u32 = 0o4000;
 const GROUP_EXECUTE: u32 = 0o010;
@@ -28,6 +28,7 @@ impl<F> Namespace<F> {
         if change.mode.is_none() && (change.uid.is_some() || change.gid.is_some()) {
             self.drop_privileges(ino)?;
         }
+        self.touch(|| Touched::Inode(ino));
         let inode = self.inode_mut(ino)?;
         let (own, times) = (&mut inode.ownership, &mut inode.times);
         own.mode = change.mode.map_or(own.mode, |mode| mode & MODE_MASK);
@@ -42,6 +43,7 @@ impl<F> Namespace<F> {
     /// Takes the set-user-id bit from a file, and the set-group-id bit if it means privileges there: it has another
     /// owner, or other contents.
     pub fn drop_privileges(&mut self, ino: Ino) -> Outcome<()> {
+        self.touch(|| Touched::Inode(ino));
         let inode = self.inode_mut(ino)?;
         if inode.directory.is_none() {
             let mode = &mut inode.ownership.mode;
@@ -55,6 +57,7 @@ impl<F> Namespace<F> {
 
     /// The contents were written at `when`.
     pub fn written(&mut self, ino: Ino, when: SystemTime) -> Outcome<()> {
+        self.touch(|| Touched::Inode(ino));
         let times = &mut self.inode_mut(ino)?.times;
         times.modified = when;
         times.changed = times.changed.max(when);

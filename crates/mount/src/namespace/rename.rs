@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::time::SystemTime;
 
-use super::{Ino, Namespace, NamespaceError, Outcome, check_name};
+use super::{Ino, Namespace, NamespaceError, Outcome, Touched, check_name};
 
 /// What becomes of an entry that is already there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,6 +74,7 @@ impl<F> Namespace<F> {
 
     fn exchange(&mut self, from: Place<'_>, to: Place<'_>, (moved, other): (Ino, Ino), now: SystemTime) {
         for (place, leaves, comes) in [(from, moved, other), (to, other, moved)] {
+            self.touch(|| Touched::Entry(place.parent, place.name.to_owned()));
             let left_directory = self.directory(leaves).is_ok();
             let came_directory = self.adopt(comes, place.parent);
             let (nlink, directory) = self.edit(place.parent, now);
@@ -110,6 +111,7 @@ impl<F> Namespace<F> {
     }
 
     fn mark_changed(&mut self, ino: Ino, now: SystemTime) {
+        self.touch(|| Touched::Inode(ino));
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.times.changed = now;
         }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::time::SystemTime;
 
-use super::{Ino, Namespace, NamespaceError, Outcome};
+use super::{Ino, Namespace, NamespaceError, Outcome, Touched};
 
 /// Longest name in bytes (`XATTR_NAME_MAX` of Linux).
 pub const MAX_XATTR_NAME_BYTES: usize = 255;
@@ -46,6 +46,29 @@ impl Xattrs {
     /// What they take in all.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    pub(super) fn get(&self, name: &OsStr) -> Option<&[u8]> {
+        self.values.get(name).map(|value| &**value)
+    }
+
+    /// Enters one that an earlier process had, where all inodes' take `total`; what they take then, or `None`: there is no
+    /// room, or it is there.
+    pub(super) fn enter(&mut self, name: &OsStr, value: &[u8], total: usize) -> Option<usize> {
+        let (bytes, list_bytes) = (self.bytes + bytes_of(name, value), self.list_bytes + name.len() + 1);
+        let total = total + bytes_of(name, value);
+        let fits = name.len() <= MAX_XATTR_NAME_BYTES
+            && value.len() <= MAX_XATTR_VALUE_BYTES
+            && bytes <= MAX_INODE_XATTR_BYTES
+            && list_bytes <= MAX_XATTR_LIST_BYTES
+            && total <= MAX_XATTR_BYTES
+            && !self.values.contains_key(name);
+        if !fits {
+            return None;
+        }
+        self.values.insert(name.to_owned(), value.into());
+        (self.bytes, self.list_bytes) = (bytes, list_bytes);
+        Some(total)
     }
 
     fn remove(&mut self, name: &OsStr) -> bool {
@@ -89,6 +112,8 @@ impl<F> Namespace<F> {
         if value.len() > MAX_XATTR_VALUE_BYTES {
             return Err(NamespaceError::AttributeTooLarge);
         }
+        self.touch(|| Touched::Xattr(ino, name.to_owned()));
+        self.touch(|| Touched::Inode(ino));
         let total = self.xattr_bytes;
         let inode = self.inode_mut(ino)?;
         let xattrs = &mut inode.xattrs;
@@ -114,6 +139,8 @@ impl<F> Namespace<F> {
 
     /// Removes an attribute.
     pub fn remove_xattr(&mut self, ino: Ino, name: &OsStr, now: SystemTime) -> Outcome<()> {
+        self.touch(|| Touched::Xattr(ino, name.to_owned()));
+        self.touch(|| Touched::Inode(ino));
         let inode = self.inode_mut(ino)?;
         let before = inode.xattrs.bytes;
         if !inode.xattrs.remove(name) {

@@ -118,7 +118,8 @@ fn serve_when_another_test_asks() {
         std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
         stop.send(()).unwrap();
     });
-    run(store, &config, watcher, || writeln!(std::io::stdout(), "\n{READY}").unwrap(), stopped).unwrap();
+    run(store, &config, None, watcher, || writeln!(std::io::stdout(), "\n{READY}").unwrap(), stopped)
+        .unwrap();
 }
 
 /// A mount and the process that serves it; dropping it unmounts.

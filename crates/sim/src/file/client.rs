@@ -172,7 +172,7 @@ impl<R: Rules> Client<R> {
         self.run.world.note(what.0, &[number, cells.start, cells.end, entry.number()]);
         let ended = self.ask(number, file, &asked, &entry).await;
         let lies_there = before.into_iter().chain(regions_of(file, &asked));
-        let now_ms = self.run.stock.now().0;
+        let now_ms = self.run.stock().now().0;
         let was_lost = lies_there.into_iter().any(|region| region.check(now_ms).is_err());
         let failed = u64::from(matches!(ended, Ended::Failed(_)));
         self.run.world.note(what.1, &[entry.number(), failed]);
@@ -261,6 +261,7 @@ impl<R: Rules> Client<R> {
 pub(super) fn looked_at<R: Rules>(run: &Run<R>, cells: &Range<u64>, bytes: &[u8]) -> Ended {
     match found(bytes) {
         Ok(words) => Ended::Found(words),
+        Err(_) if run.excuses.owner_dies => Ended::Dropped,
         Err(place) => {
             let cell = cells.start + place as u64;
             run.complain(format!("cell {cell} is torn: it holds words of several writes"));

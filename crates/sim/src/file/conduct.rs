@@ -60,7 +60,7 @@ pub(super) async fn conduct<R: Rules>(run: Rc<Run<R>>) {
     run.phase.set(Phase::Leaving);
     run.world.note("everybody leaves", &[]);
     judge_returns(&run).await;
-    run.tasks.kill(run.home);
+    run.tasks.kill(run.home());
     run.tasks.kill(last);
     run.clients.borrow().iter().for_each(|(process, _)| run.tasks.kill(*process));
     run.nodes.iter().for_each(|node| run.tasks.kill(node.process.get()));
@@ -79,7 +79,7 @@ async fn lose_one_more<R: Rules>(run: &Rc<Run<R>>) {
         return;
     }
     let process = run.world.add_process(run.host);
-    let scrub = run.store.clone();
+    let scrub = run.store().clone();
     let mut client = Client::new(run, process);
     client.scrub(&scrub).await;
     let node = &run.nodes[run.drawing.borrow_mut().index(run.nodes.len())];
@@ -102,7 +102,7 @@ async fn lose_one_more<R: Rules>(run: &Rc<Run<R>>) {
 impl<R: Rules> Run<R> {
     async fn becomes_whole(&self) -> bool {
         for _ in 0..WHOLE_LOOKS {
-            if self.store.is_whole() {
+            if self.store().is_whole() {
                 return true;
             }
             self.world.sleep(LOOK_EVERY).await;
@@ -114,7 +114,7 @@ impl<R: Rules> Run<R> {
 /// Where nothing can cost a lease, none is lost.
 fn judge_no_loss<R: Rules>(run: &Run<R>) {
     run.note_regions();
-    let held = run.stock.regions();
+    let held = run.stock().regions();
     for region in run.regions.borrow().iter().filter(|region| run.excuses.calm && region.node.is_lost()) {
         run.complain(format!("{} is lost, of {} held, though nothing went wrong", region.id, held.len()));
     }

@@ -31,9 +31,9 @@ impl Guest {
     /// The owner hears of its death, some time later.
     pub(super) fn is_buried<R: Rules>(self: Rc<Self>, run: &Rc<Run<R>>) {
         let burying = run.clone();
-        let core = run.session(run.home);
-        run.tasks.spawn(run.home, async move {
-            burying.store.bury_guest(&core, self.id).await;
+        let core = run.session(run.home());
+        run.tasks.spawn(run.home(), async move {
+            burying.store().bury_guest(&core, self.id).await;
         });
     }
 }
@@ -51,15 +51,16 @@ pub(super) struct AsGuest<R: Rules> {
 impl<R: Rules> AsGuest<R> {
     /// Lets a process in; `None`: there is no more room.
     pub(super) fn new(run: &Rc<Run<R>>, process: ProcessId) -> Option<Self> {
-        let id = run.store.add_guest().ok()?;
-        let memory = run.store.guest_memory();
+        let id = run.store().add_guest().ok()?;
+        let owner = run.store();
+        let memory = owner.guest_memory();
         let own = |fd: std::os::fd::BorrowedFd<'_>| -> Option<OwnedFd> { fd.try_clone_to_owned().ok() };
         let memory = GuestMemory { words: own(memory.words)?, table: own(memory.table)? };
-        let owner: Weak<StoreCore<R>> = Arc::downgrade(&run.store);
-        let ask = move |number| owner.upgrade()?.region_of(number);
+        let owners: Weak<StoreCore<R>> = Arc::downgrade(&owner);
+        let ask = move |number| owners.upgrade()?.region_of(number);
         let clock = Arc::new(run.world.clock(run.host));
         let store =
-            GuestStore::new(id, &memory, run.store.extents_per_region(), clock, Box::new(ask)).ok()?;
+            GuestStore::new(id, &memory, run.store().extents_per_region(), clock, Box::new(ask)).ok()?;
         let store = Arc::new(store);
         let place = store.place()?;
         let core = SessionCore::new(store.clone(), run.endpoint(process));

@@ -93,6 +93,9 @@ pub(super) struct Excuses {
     pub(super) bears: bool,
     /// Bits turned over in far memory.
     pub(super) flips: bool,
+    /// All who work on files are killed at once, and their successors find what lies there: of a write that was under way, some
+    /// sectors and not others.
+    pub(super) owner_dies: bool,
 }
 
 struct Judge<'a> {
@@ -294,6 +297,9 @@ impl<'a> Judge<'a> {
         for block in cells.chunk_by(|one, other| one.0 / CELLS_PER_BLOCK == other.0 / CELLS_PER_BLOCK) {
             for &(cell, word) in block.iter().filter(|(_, word)| *word != 0) {
                 let write = self.write_of(word);
+                if self.world.owner_dies && write.ended == Ended::Dropped {
+                    continue;
+                }
                 let beside = block.iter().filter(|(other, word_there)| {
                     *word_there != word
                         && write.written().contains(other)

@@ -20,26 +20,34 @@ const REQUEST_PATIENCE: Duration = Duration::from_secs(3);
 const LINGER: Duration = Duration::from_secs(5);
 const LOOK_TO_MOVE_EVERY: Duration = Duration::from_millis(250);
 /// Leases in one renewal: few, so that there are several.
-const LEASES_PER_REQUEST: usize = 3;
+pub(super) const LEASES_PER_REQUEST: usize = 3;
 
 /// Starts what looks after the leases of the process `home`.
 pub(super) fn start<R: Rules>(run: &Rc<Run<R>>) {
-    let post = Post::open(&run.plane, run.home, |_| Box::pin(std::future::ready(None)));
+    start_by(run, post_of(run));
+}
+
+/// How that process asks others.
+pub(super) fn post_of<R: Rules>(run: &Run<R>) -> Rc<Post> {
+    Post::open(&run.plane, run.home(), |_| Box::pin(std::future::ready(None)))
+}
+
+pub(super) fn start_by<R: Rules>(run: &Rc<Run<R>>, post: Rc<Post>) {
     let keeper = Rc::new(Keeper { run: run.clone(), post });
-    run.tasks.spawn(run.home, keeper.clone().look_after_leases());
-    run.tasks.spawn(run.home, keeper.grow_when_wanted());
-    let (watching, endpoint) = (run.clone(), run.endpoint(run.home));
-    run.tasks.spawn(run.home, async move { watch_nodes(&watching.stock, &endpoint).await });
-    let (moving, core) = (run.clone(), run.session(run.home));
-    run.tasks.spawn(run.home, async move { move_out(&moving, &core).await });
+    run.tasks.spawn(run.home(), keeper.clone().look_after_leases());
+    run.tasks.spawn(run.home(), keeper.grow_when_wanted());
+    let (watching, endpoint) = (run.clone(), run.endpoint(run.home()));
+    run.tasks.spawn(run.home(), async move { watch_nodes(&watching.stock(), &endpoint).await });
+    let (moving, core) = (run.clone(), run.session(run.home()));
+    run.tasks.spawn(run.home(), async move { move_out(&moving, &core).await });
 }
 
 async fn move_out<R: Rules>(run: &Run<R>, core: &SessionCore) {
     while run.phase.get() != Phase::Leaving {
         run.world.sleep_by(run.host, LOOK_TO_MOVE_EVERY).await;
-        run.store.look_after_guests();
+        run.store().look_after_guests();
         // What cannot be moved or made anew is tried again, until it is gone.
-        let _ = run.store.look_after(core, || run.phase.get() == Phase::Leaving).await;
+        let _ = run.store().look_after(core, || run.phase.get() == Phase::Leaving).await;
         core.let_go().await;
     }
 }
@@ -53,30 +61,30 @@ impl<R: Rules> Keeper<R> {
     async fn look_after_leases(self: Rc<Self>) {
         let run = &self.run;
         while run.phase.get() != Phase::Leaving {
-            let now = run.stock.now();
-            let lapsed = run.stock.with_holder(|holder| holder.lapsed(now));
-            lapsed.into_iter().for_each(|(region, epoch)| run.stock.lease_lost(region, epoch));
-            for renewal in run.stock.with_holder(|holder| holder.renewals(now, LEASES_PER_REQUEST)) {
-                run.tasks.spawn(run.home, self.clone().renew(renewal));
+            let now = run.stock().now();
+            let lapsed = run.stock().with_holder(|holder| holder.lapsed(now));
+            lapsed.into_iter().for_each(|(region, epoch)| run.stock().lease_lost(region, epoch));
+            for renewal in run.stock().with_holder(|holder| holder.renewals(now, LEASES_PER_REQUEST)) {
+                run.tasks.spawn(run.home(), self.clone().renew(renewal));
             }
-            let idle = run.stock.shrink(LINGER);
+            let idle = run.stock().shrink(LINGER);
             let releasing = self.clone();
-            run.tasks.spawn(run.home, async move { releasing.release(idle).await });
-            run.stock.forget_idle_nodes();
-            let next = run.stock.with_holder(|holder| holder.next_deadline());
+            run.tasks.spawn(run.home(), async move { releasing.release(idle).await });
+            run.stock().forget_idle_nodes();
+            let next = run.stock().with_holder(|holder| holder.next_deadline());
             let next = next.map_or(TICK, |due| Duration::from_millis(due.since(now).0.max(1)).min(TICK));
             run.world.sleep_by(run.host, next).await;
         }
-        let all = run.stock.retire_all();
+        let all = run.stock().retire_all();
         self.release(all).await;
         run.has_left.set(true);
     }
 
     async fn renew(self: Rc<Self>, renewal: Renewal) {
         let node = self.run.node(renewal.node).process.get();
-        let question = Question::Renew(renewal.request(self.run.stock.owner()));
+        let question = Question::Renew(renewal.request(self.run.stock().owner()));
         if let Some(Answer::Renewed(answer)) = self.post.ask(node, question, REQUEST_PATIENCE).await {
-            self.run.stock.renewal_answered(&renewal, &answer);
+            self.run.stock().renewal_answered(&renewal, &answer);
         }
     }
 
@@ -86,7 +94,7 @@ impl<R: Rules> Keeper<R> {
             by_node.entry(region.id.node).or_default().push(region);
         }
         for (node, regions) in by_node {
-            let question = Question::Release(self.run.stock.release_request(&regions));
+            let question = Question::Release(self.run.stock().release_request(&regions));
             let node = self.run.node(node).process.get();
             // Without an answer the leases run out by themselves.
             let _ = self.post.ask(node, question, REQUEST_PATIENCE).await;
@@ -96,33 +104,33 @@ impl<R: Rules> Keeper<R> {
     async fn grow_when_wanted(self: Rc<Self>) {
         let run = &self.run;
         while run.phase.get() != Phase::Leaving {
-            run.stock.growth_wanted().await;
-            let outcome = if run.stock.is_low() { self.grow().await } else { GrowthOutcome::Grown };
-            let pause = run.stock.growth_ended(outcome);
+            run.stock().growth_wanted().await;
+            let outcome = if run.stock().is_low() { self.grow().await } else { GrowthOutcome::Grown };
+            let pause = run.stock().growth_ended(outcome);
             run.world.sleep_by(run.host, pause).await;
         }
     }
 
     async fn grow(&self) -> GrowthOutcome {
         let run = &self.run;
-        let count = run.stock.regions_wanted();
+        let count = run.stock().regions_wanted();
         if count == 0 {
             return GrowthOutcome::Full;
         }
-        let asked_at: Millis = run.stock.now();
+        let asked_at: Millis = run.stock().now();
         let request =
-            run.stock.with_holder(|holder| holder.acquisition(asked_at, LeaseClass::Revocable, count));
+            run.stock().with_holder(|holder| holder.acquisition(asked_at, LeaseClass::Revocable, count));
         let broker = run.broker.process.get();
         let answer = match self.post.ask(broker, Question::Acquire(request), ACQUIRE_PATIENCE).await {
             Some(Answer::Acquired(answer)) => Some(answer),
             _ => None,
         };
-        let (outcome, unusable) = run.stock.acquisition_answered(asked_at, answer);
+        let (outcome, unusable) = run.stock().acquisition_answered(asked_at, answer);
         run.note_regions();
         for lease in unusable {
             let (Some(region), Some(key)) = (lease.region_id(), lease.access_key()) else { continue };
             let lease = (region.index, farpool_wire::Epoch(lease.epoch), &key);
-            let request = run.stock.with_holder(|holder| holder.release(std::iter::once(lease)));
+            let request = run.stock().with_holder(|holder| holder.release(std::iter::once(lease)));
             let node = run.node(region.node).process.get();
             let _ = self.post.ask(node, Question::Release(request), REQUEST_PATIENCE).await;
         }

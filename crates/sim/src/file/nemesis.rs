@@ -12,7 +12,7 @@ use farpool_wire::control::RevokeRequest;
 
 use super::client::CELLS;
 use super::history::CELL;
-use super::{BUSY_TTLS, Run, client};
+use super::{BUSY_TTLS, Run, client, successor};
 use crate::plane::post::{Post, Question};
 use crate::plane::{Plane, node};
 
@@ -20,6 +20,8 @@ use crate::plane::{Plane, node};
 const FLIPS_PER_EXTENT: u64 = 24;
 /// Mishaps of a run, at most.
 const MOST: u64 = 6;
+/// Some owners are started again so soon that packets of the dead one are still on their way.
+const AT_ONCE_MS: u64 = 20;
 /// For having leases taken back.
 const OPERATOR_PATIENCE: Duration = Duration::from_secs(8);
 
@@ -28,6 +30,8 @@ enum Kind {
     /// A client dies where it stands; another takes its place.
     ClientDies,
     BrokerDies,
+    /// All who work on files die at once, and another owner takes over after a while.
+    OwnerDies,
     /// The owner's machine and a node's do not hear each other.
     Cut(usize),
     /// The process that looks after the leases stops for a while.
@@ -75,6 +79,10 @@ pub(super) fn draw(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
 }
 
 impl Mishap {
+    pub(super) fn is_of_the_owner(&self) -> bool {
+        matches!(self.kind, Kind::OwnerDies)
+    }
+
     pub(super) fn is_a_flip(&self) -> bool {
         matches!(self.kind, Kind::Flips(_))
     }
@@ -96,6 +104,24 @@ pub(super) fn draw_bearable(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
         let after = Duration::from_micros(random.below(busy_ms * 1_000));
         let lasting = Duration::from_millis(100 + random.below(2 * plane.ttl.0));
         Mishap { kind, after, lasting }
+    };
+    (0..count).map(mishap).collect()
+}
+
+/// Draws when the owner dies: once or twice, mostly for less than a lease lasts.
+pub(super) fn draw_deaths_of_the_owner(plane: &Plane, bears: bool, random: &mut Random) -> Vec<Mishap> {
+    let busy_ms = BUSY_TTLS * plane.ttl.0;
+    let longest_ms = match random.below(10) {
+        0..4 => AT_ONCE_MS,
+        4..8 => plane.ttl.0 / 5,
+        _ if bears => plane.ttl.0 / 5,
+        _ => 2 * plane.ttl.0,
+    };
+    let count = 1 + random.below(2);
+    let mishap = |_| {
+        let after = Duration::from_micros(random.below(busy_ms * 1_000));
+        let lasting = Duration::from_millis(1 + random.below(longest_ms));
+        Mishap { kind: Kind::OwnerDies, after, lasting }
     };
     (0..count).map(mishap).collect()
 }
@@ -170,6 +196,7 @@ async fn happen<R: Rules>(run: &Rc<Run<R>>, kind: Kind, lasting: Duration) {
                 client::start(run);
             }
         }
+        Kind::OwnerDies => successor::owner_dies(run, lasting).await,
         Kind::BrokerDies => {
             let process = run.broker.process.get();
             if !run.world.is_alive(process) {
@@ -189,7 +216,7 @@ async fn happen<R: Rules>(run: &Rc<Run<R>>, kind: Kind, lasting: Duration) {
             }
         }
         Kind::KeeperStops => {
-            run.world.pause(run.home, lasting);
+            run.world.pause(run.home(), lasting);
             run.world.sleep(lasting).await;
         }
         Kind::ClientStops => {
@@ -203,7 +230,7 @@ async fn happen<R: Rules>(run: &Rc<Run<R>>, kind: Kind, lasting: Duration) {
         Kind::TakeBack { count, grace_ms } => {
             let me = run.world.add_process(run.broker.host);
             let operator = Post::open(&run.plane, me, |_| Box::pin(std::future::ready(None)));
-            let request = RevokeRequest { owner: run.stock.owner().0, count, grace_ms };
+            let request = RevokeRequest { owner: run.stock().owner().0, count, grace_ms };
             let _ = operator
                 .ask(run.broker.process.get(), Question::RevokeFrom(request), OPERATOR_PATIENCE)
                 .await;

@@ -1,0 +1,295 @@
+//! Taking over the files of an earlier process that was killed, from what it wrote down and the words that it left.
+//!
+//! D1. Whatever of the earlier process may still land, lands on blocks whose words it left locked, or on extents in doubt:
+//!     a store is posted under the lock, or on an extent marked before. All of these are in doubt from here on: nothing
+//!     new is written there, and nobody else gets them.
+//! D2. A lock that it left is settled before anybody works on the file: the block is what lies there now, old words of eight bytes,
+//!     new ones, or both, and the next read finds the same. One that was never written is empty still.
+//! D3. A parity whose word was locked is right if it is the sum of its column as it is now; or if a member is missing,
+//!     nothing else in the column was being written, and it is what its word says. Else it is lost, and made anew.
+//! D4. A file that was being cut off is cut off.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use farpool_fabric::ArenaBuf;
+use farpool_keep::Kept;
+use farpool_pool::{Adoption, EXTENT_BYTES, Extent, SessionCore};
+use farpool_wire::{BLOCK_BYTES, BlockWord};
+
+use crate::blocks::BLOCKS_PER_EXTENT;
+use crate::error::FileError;
+use crate::file_core::FileCore;
+use crate::keeping::FoundFile;
+use crate::redundancy::{Rows, is_parity};
+use crate::rows::Row;
+use crate::rules::Rules;
+use crate::store::StoreCore;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Behind all that a file's list may name: a damaged one must not make numbers overflow.
+const MAX_STRIPES: u64 = 1 << 42;
+
+/// Files that were taken over, by the numbers that they are kept under.
+pub type Adopted<R> = BTreeMap<u64, Arc<FileCore<R>>>;
+
+impl<R: Rules> StoreCore<R> {
+    /// Takes over the files that are wanted. Until [`settle`](Self::settle) has ended nobody works on them.
+    pub fn adopt(
+        self: &Arc<Self>,
+        kept: &Kept,
+        mut adoption: Adoption,
+        wanted: impl Fn(u64) -> bool,
+    ) -> Adopted<R> {
+        let Some(keeping) = &self.keeping else { return Adopted::new() };
+        let found = keeping.find(kept, wanted);
+        let adopted = found.into_iter().map(|(id, found)| {
+            let place = keeping.found(id, &found, R::journals_frees());
+            let file = Arc::new(FileCore::kept(self.clone(), found.start, place, found.redundancy));
+            self.take_extents(&file, &found, &mut adoption);
+            self.register(&file);
+            (id, file)
+        });
+        let adopted: Adopted<R> = adopted.collect();
+        // What was being copied there, or written when the file gave it up (D1).
+        let rest: Vec<u64> = adoption.extents_held().filter(|extent| !adoption.is_taken(*extent)).collect();
+        for extent in rest.into_iter().filter(|extent| self.is_left_in_doubt(*extent)) {
+            self.stock.shun_extent(&adoption, extent);
+        }
+        self.stock.adoption_is_over(adoption);
+        self.volume.has_to_mend();
+        adopted
+    }
+
+    fn is_left_in_doubt(&self, extent: u64) -> bool {
+        R::doubts_what_was_left() && self.words.may_be_written(extent)
+    }
+
+    fn take_extents(&self, file: &FileCore<R>, found: &FoundFile, adoption: &mut Adoption) {
+        let mut map = file.map.write();
+        let (size, _) = self.words.file_size(found.slot);
+        map.found(size, found.lost.clone());
+        for (&stripe, &number) in found.extents.iter().filter(|(stripe, _)| **stripe < MAX_STRIPES) {
+            match self.stock.adopt_extent(adoption, number).filter(|extent| self.words.covers(extent)) {
+                Some(extent) => {
+                    if self.is_left_in_doubt(number) {
+                        extent.doubt();
+                    }
+                    map.found_extent(stripe, extent);
+                }
+                // State that contradicts itself: what lies there is somebody else's.
+                None if !is_parity(stripe) => map.lose(stripe * EXTENT_BYTES, EXTENT_BYTES),
+                None => {}
+            }
+        }
+    }
+
+    /// Ends what the earlier process had begun (D2 to D4).
+    pub async fn settle(&self, core: &SessionCore, adopted: &Adopted<R>) {
+        for file in adopted.values() {
+            match file.rows() {
+                None => {
+                    for stripe in file.locked_stripes() {
+                        file.settle_extent(core, stripe).await;
+                    }
+                }
+                Some(rows) => {
+                    let mut numbers: Vec<u64> =
+                        file.locked_stripes().into_iter().map(|stripe| rows.row_of(stripe)).collect();
+                    numbers.dedup();
+                    for number in numbers {
+                        file.settle_row(core, rows, number).await;
+                    }
+                }
+            }
+            file.end_cut(core).await;
+        }
+    }
+}
+
+impl<R: Rules> FileCore<R> {
+    /// Stripes in which the earlier process has left a lock, members of one row one after the other.
+    fn locked_stripes(&self) -> Vec<u64> {
+        if !R::settles_locks() {
+            return Vec::new();
+        }
+        let rows = self.rows();
+        let map = self.map.read();
+        let is_locked =
+            |stripe: &u64| map.extent(*stripe).is_some_and(|extent| self.store.words.has_locks(&extent));
+        let mut stripes: Vec<u64> = map.stripes(0, u64::MAX).into_iter().filter(is_locked).collect();
+        stripes.sort_by_key(|stripe| rows.map_or(*stripe, |rows| rows.row_of(*stripe)));
+        stripes
+    }
+
+    /// Settles the locks of an extent of a file without rows, and moves it: what is read once is what is found from then on,
+    /// whatever lands in the old place later.
+    async fn settle_extent(&self, core: &SessionCore, stripe: u64) {
+        let Some(old) = self.extent_at(stripe * EXTENT_BYTES) else { return };
+        let words = &self.store.words;
+        let mut left = [BlockWord::EMPTY; BLOCKS_PER_EXTENT as usize];
+        for (block, word) in (0..).zip(&mut left) {
+            *word = words.load(words.place(&old, block));
+        }
+        tracing::info!(region = %old.region().id, stripe, "a write was under way when the mount was killed");
+        let mut settled = left;
+        let data = if old.region().is_over() { None } else { self.extent_contents(core, &old).await };
+        for (at, word) in settled.iter_mut().enumerate().filter(|(_, word)| word.is_locked()) {
+            let contents = data.as_ref().map(|data| &data[at * BLOCK_BYTES..(at + 1) * BLOCK_BYTES]);
+            *word = settled_word::<R>(*word, contents);
+        }
+        let moved = match data {
+            Some(data) if R::doubts_what_was_left() => {
+                self.put_elsewhere(core, stripe, &old, data, &settled).await.is_ok()
+            }
+            _ => false,
+        };
+        if !moved {
+            // It is in doubt, so it moves when there is room.
+            for (block, word) in (0..).zip(settled) {
+                words.store(words.place(&old, block), word);
+            }
+        }
+    }
+
+    async fn extent_contents(&self, core: &SessionCore, extent: &Extent) -> Option<ArenaBuf> {
+        let buffer = core.buffer(EXTENT_BYTES as usize).ok()?;
+        let (buffer, read) = core.read(extent, 0, buffer).await;
+        read.is_ok().then_some(buffer)
+    }
+
+    async fn put_elsewhere(
+        &self,
+        core: &SessionCore,
+        stripe: u64,
+        old: &Arc<Extent>,
+        data: ArenaBuf,
+        settled: &[BlockWord],
+    ) -> Result<(), FileError> {
+        let fresh = self.take_extent(stripe).await?;
+        let words = &self.store.words;
+        words.doubt(&fresh); // as in `copy`
+        let (_, written) = core.write(&fresh, 0, data).await;
+        written.map_err(|error| FileError::from_access(error, stripe * EXTENT_BYTES))?;
+        words.clear(&fresh);
+        for (block, word) in (0..).zip(settled) {
+            words.store(words.place(&fresh, block), *word);
+        }
+        self.map.write().replace(stripe, old, fresh);
+        Ok(())
+    }
+
+    /// Settles the locks of a row.
+    async fn settle_row(&self, core: &SessionCore, rows: Rows, number: u64) {
+        let Some(row) = self.row(rows, number) else { return };
+        for block in 0..BLOCKS_PER_EXTENT {
+            self.settle_left_column(core, &row, block).await;
+        }
+        self.store.volume.has_to_mend();
+    }
+
+    async fn settle_left_column(&self, core: &SessionCore, row: &Row, block: u64) {
+        let words = &self.store.words;
+        let mut is_torn = false;
+        for (_, extent) in &row.data {
+            let place = words.place(extent, block);
+            let left = words.load(place);
+            if !left.is_locked() {
+                continue;
+            }
+            if extent.region().is_over() {
+                words.store(place, left.unlocked()); // what the others make
+                continue;
+            }
+            is_torn = true;
+            let contents = self.block_contents(core, extent, block).await;
+            words.store(place, settled_word::<R>(left, contents.as_deref()));
+        }
+        let parity = &row.parity.1;
+        let place = words.place(parity, block);
+        let left = words.load(place);
+        // Without its lock nothing was stored in the column.
+        if left.is_locked() {
+            let word = self.settled_parity(core, row, block, left.unlocked(), is_torn).await;
+            words.store(place, word);
+        }
+    }
+
+    /// The word of a parity whose writer died, once the data of its column are settled.
+    async fn settled_parity(
+        &self,
+        core: &SessionCore,
+        row: &Row,
+        block: u64,
+        left: BlockWord,
+        is_torn: bool,
+    ) -> BlockWord {
+        let words = &self.store.words;
+        let data = row.data.iter();
+        let data: Vec<_> =
+            data.map(|(_, extent)| (extent.clone(), words.load(words.place(extent, block)))).collect();
+        if data.iter().all(|(_, word)| word.is_empty()) {
+            return BlockWord::EMPTY;
+        }
+        let parity = self.block_contents(core, &row.parity.1, block).await;
+        match (self.sum_of(core, &data, block).await, parity) {
+            (Ok(sum), Some(parity)) if sum[..] == parity[..] => {
+                BlockWord::EMPTY.written(0).written(R::checksum(&parity))
+            }
+            // A member is missing, and this is what it is made from.
+            (Err(_), Some(parity)) if !is_torn && !left.is_lost() && left.matches(R::checksum(&parity)) => {
+                left
+            }
+            _ => left.lost(),
+        }
+    }
+
+    async fn block_contents(&self, core: &SessionCore, extent: &Extent, block: u64) -> Option<ArenaBuf> {
+        let buffer = core.buffer(BLOCK_BYTES).ok()?;
+        let (buffer, read) = core.read(extent, block * BLOCK, buffer).await;
+        read.is_ok().then_some(buffer)
+    }
+
+    /// Cuts the file off where it ends, if that was under way.
+    async fn end_cut(&self, core: &SessionCore) {
+        let Some(size) = self.map.write().take_cut() else { return };
+        // What cannot be cleared is lost, and does not show either.
+        let _ = self.clear_behind(core, size).await;
+        self.map.write().cut_ends();
+    }
+
+    /// Bytes of the file that cannot be had: lost blocks, and what lies nowhere any more and cannot be made from the rest
+    /// of its row.
+    pub fn lost_bytes(&self) -> u64 {
+        let words = &self.store.words;
+        let rows = self.rows();
+        let map = self.map.read();
+        let is_over = |stripe: u64| map.extent(stripe).is_some_and(|extent| extent.region().is_over());
+        let mut lost = map.lost_blocks();
+        for stripe in map.stripes(0, crate::redundancy::END_OF_DATA) {
+            let Some(extent) = map.extent(stripe) else { continue };
+            let is_made_again = rows.is_some_and(|rows| {
+                let row = rows.row_of(stripe);
+                let others = rows.data_of(row).chain([rows.parity_of(row)]).filter(|other| *other != stripe);
+                !others.into_iter().any(is_over)
+            });
+            for block in 0..BLOCKS_PER_EXTENT {
+                let word = words.load(words.place(&extent, block));
+                let is_gone = extent.region().is_over() && !word.is_empty() && !is_made_again;
+                lost += u64::from(word.is_lost() || is_gone);
+            }
+        }
+        lost * BLOCK
+    }
+}
+
+/// The word of a block whose writer died: `None`: what lies there cannot be had.
+fn settled_word<R: Rules>(left: BlockWord, contents: Option<&[u8]>) -> BlockWord {
+    if left.was_empty() {
+        return BlockWord::EMPTY; // what lies there may be in part another's
+    }
+    match contents {
+        Some(data) if !left.is_lost() => BlockWord::EMPTY.written(0).written(R::checksum(data)),
+        _ => left.lost(),
+    }
+}

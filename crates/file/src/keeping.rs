@@ -1,0 +1,329 @@
+//! What a successor must find again of files: where they lie, what of them is lost, how they bear losses. Sizes and times
+//! change with every write, so they lie in kept memory, beside the words of blocks.
+//!
+//! ```text
+//! F file               KeptFile                 (file, stripe, block: 8 bytes, big-endian)
+//! F file 1 stripe      number of its extent     (8 bytes, little-endian)
+//! F file 2 block       nothing: the block is lost
+//! ```
+//!
+//! K1. An extent is written down before anything of it is acknowledged, and its leaving before it can be used again.
+//! K2. From when the words are abandoned on nothing is written down: a successor finds what was when the process died.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use farpool_keep::{Change, Journal, Kept, tables};
+use parking_lot::Mutex;
+use prost::Message;
+
+use crate::blocks::{BlockWords, KEPT_FILES};
+use crate::file_core::MAX_FILE_BYTES;
+use crate::redundancy::Redundancy;
+
+const EXTENT: u8 = 1;
+const LOST: u8 = 2;
+/// Changes in one record: a file may lose, and find again, more blocks than one has room for.
+const CHANGES_AT_ONCE: usize = 4_096;
+
+/// A file as it is written down.
+#[derive(Clone, PartialEq, Message)]
+struct KeptHead {
+    #[prost(uint64, tag = "1")]
+    start: u64,
+    #[prost(string, tag = "2")]
+    redundancy: String,
+    #[prost(uint64, tag = "3")]
+    slot: u64,
+}
+
+/// Where files of a store are written down.
+#[derive(Debug)]
+pub(crate) struct Keeping {
+    journal: Arc<dyn Journal>,
+    words: Arc<BlockWords>,
+    next_file: AtomicU64,
+    slots: Mutex<Slots>,
+}
+
+/// Places for sizes and times in kept memory.
+#[derive(Debug, Default)]
+struct Slots {
+    free: Vec<u64>,
+    next: u64,
+}
+
+/// One file's part in it. Dropping it forgets the file.
+#[derive(Debug)]
+pub(crate) struct KeptFile {
+    keeping: Arc<Keeping>,
+    id: u64,
+    start: u64,
+    slot: u64,
+    /// A simulation wants to see what comes of it if not.
+    journals_frees: bool,
+    /// Truncations under way: what lies behind the end is not all cleared.
+    cuts: u32,
+}
+
+/// A file that state speaks of.
+#[derive(Debug, Default)]
+pub(crate) struct FoundFile {
+    pub(crate) start: u64,
+    pub(crate) redundancy: Redundancy,
+    pub(crate) slot: u64,
+    /// Numbers of extents, by stripe.
+    pub(crate) extents: BTreeMap<u64, u64>,
+    /// Blocks.
+    pub(crate) lost: BTreeSet<u64>,
+}
+
+fn key_of(file: u64) -> Vec<u8> {
+    let mut key = vec![tables::FILE];
+    key.extend_from_slice(&file.to_be_bytes());
+    key
+}
+
+fn key_in(file: u64, kind: u8, number: u64) -> Vec<u8> {
+    let mut key = key_of(file);
+    key.push(kind);
+    key.extend_from_slice(&number.to_be_bytes());
+    key
+}
+
+impl Keeping {
+    pub(crate) fn new(journal: Arc<dyn Journal>, words: Arc<BlockWords>) -> Arc<Self> {
+        let (next_file, slots) = (AtomicU64::new(1), Mutex::default());
+        Arc::new(Keeping { journal, words, next_file, slots })
+    }
+
+    /// What of a state is a store's. Files that are not wanted are forgotten.
+    pub(crate) fn find(&self, kept: &Kept, wanted: impl Fn(u64) -> bool) -> BTreeMap<u64, FoundFile> {
+        let mut files: BTreeMap<u64, FoundFile> = BTreeMap::new();
+        let mut slots = BTreeSet::new();
+        let mut last = 0;
+        for (key, value) in kept.under(&[tables::FILE]) {
+            let Some((file, rest)) = key.split_first_chunk() else { continue };
+            let file = u64::from_be_bytes(*file);
+            last = last.max(file);
+            if rest.is_empty() {
+                let found = KeptHead::decode(value).ok().and_then(found_of);
+                match found.filter(|found| wanted(file) && slots.insert(found.slot)) {
+                    Some(found) => drop(files.insert(file, found)),
+                    None => self.append(&[Change::RemoveAll { prefix: key_of(file) }]),
+                }
+                continue;
+            }
+            // Behind the file itself, since its key is the shorter one.
+            let Some(found) = files.get_mut(&file) else { continue };
+            let number = rest.get(1..).and_then(|number| number.try_into().ok()).map(u64::from_be_bytes);
+            match (rest[0], number, value.try_into().map(u64::from_le_bytes)) {
+                (EXTENT, Some(stripe), Ok(extent)) => drop(found.extents.insert(stripe, extent)),
+                (LOST, Some(block), _) if block < MAX_FILE_BYTES => drop(found.lost.insert(block)),
+                _ => {}
+            }
+        }
+        // Numbers that state makes no sense of end somewhere.
+        self.next_file.store(last.saturating_add(1).min(u64::MAX / 2), Ordering::Relaxed); // nobody else is here yet
+        let next = slots.last().map_or(0, |last| last + 1);
+        *self.slots.lock() = Slots { free: (0..next).filter(|slot| !slots.contains(slot)).collect(), next };
+        files
+    }
+
+    /// A place for a new file; `None`: there is no more room, and it is not kept.
+    pub(crate) fn file(
+        self: &Arc<Self>,
+        start: u64,
+        redundancy: Redundancy,
+        journals_frees: bool,
+    ) -> Option<KeptFile> {
+        let slot = {
+            let mut slots = self.slots.lock();
+            match slots.free.pop() {
+                Some(free) => free,
+                None if slots.next < KEPT_FILES && self.words.reserve_slot(slots.next) => {
+                    slots.next += 1;
+                    slots.next - 1
+                }
+                None => {
+                    tracing::error!("no room to write a file's size down: it will not be found again");
+                    return None;
+                }
+            }
+        };
+        let id = self.next_file.fetch_add(1, Ordering::Relaxed); // only has to differ
+        self.words.set_file_size(slot, 0, false);
+        self.words.set_file_written_ns(slot, 0);
+        let file = KeptFile { keeping: self.clone(), id, start, slot, journals_frees, cuts: 0 };
+        file.is(redundancy);
+        Some(file)
+    }
+
+    /// The place of a file that was found.
+    pub(crate) fn found(self: &Arc<Self>, id: u64, found: &FoundFile, journals_frees: bool) -> KeptFile {
+        KeptFile { keeping: self.clone(), id, start: found.start, slot: found.slot, journals_frees, cuts: 0 }
+    }
+
+    fn append(&self, changes: &[Change]) {
+        if !self.words.is_abandoned() {
+            changes.chunks(CHANGES_AT_ONCE).for_each(|changes| self.journal.append(changes));
+        }
+    }
+}
+
+fn found_of(head: KeptHead) -> Option<FoundFile> {
+    let redundancy = head.redundancy.parse().ok()?;
+    let slot = Some(head.slot).filter(|slot| *slot < KEPT_FILES)?;
+    Some(FoundFile { start: head.start, redundancy, slot, ..FoundFile::default() })
+}
+
+impl KeptFile {
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// How the file bears losses.
+    pub(crate) fn is(&self, redundancy: Redundancy) {
+        let head = KeptHead { start: self.start, redundancy: redundancy.to_string(), slot: self.slot };
+        self.keeping.append(&[Change::Put { key: key_of(self.id), value: head.encode_to_vec() }]);
+    }
+
+    /// Where a stripe lies now.
+    pub(crate) fn lies(&self, stripe: u64, extent: Option<u64>) {
+        let key = key_in(self.id, EXTENT, stripe);
+        match extent {
+            Some(number) => {
+                self.keeping.append(&[Change::Put { key, value: number.to_le_bytes().to_vec() }]);
+            }
+            None if self.journals_frees => self.keeping.append(&[Change::Remove { key }]),
+            None => {}
+        }
+    }
+
+    /// Blocks that cannot be had.
+    pub(crate) fn lost(&self, blocks: Range<u64>) {
+        let put = |block| Change::Put { key: key_in(self.id, LOST, block), value: Vec::new() };
+        self.keeping.append(&blocks.map(put).collect::<Vec<_>>());
+    }
+
+    /// Blocks that were lost, and are no more.
+    pub(crate) fn unlost(&self, blocks: &[u64]) {
+        let remove = |block: &u64| Change::Remove { key: key_in(self.id, LOST, *block) };
+        self.keeping.append(&blocks.iter().map(remove).collect::<Vec<_>>());
+    }
+
+    /// Where the file ends.
+    pub(crate) fn ends_at(&self, size: u64) {
+        self.keeping.words.set_file_size(self.slot, size, self.cuts > 0);
+    }
+
+    /// Whether an earlier process was cutting it off when it died.
+    pub(crate) fn was_being_cut(&self) -> bool {
+        self.keeping.words.file_size(self.slot).1
+    }
+
+    /// The file is being cut off: behind its end it is not cleared yet.
+    pub(crate) fn cut_begins(&mut self) {
+        self.cuts += 1;
+    }
+
+    /// It is. A cut that is given up half-way stays for a successor to end.
+    pub(crate) fn cut_ends(&mut self, size: u64) {
+        self.cuts -= 1;
+        self.ends_at(size);
+    }
+
+    /// When the file was written to, in nanoseconds since 1970; zero: never.
+    pub(crate) fn written_ns(&self) -> u64 {
+        self.keeping.words.file_written_ns(self.slot)
+    }
+
+    pub(crate) fn set_written_ns(&self, ns: u64) {
+        self.keeping.words.set_file_written_ns(self.slot, ns);
+    }
+}
+
+impl Drop for KeptFile {
+    fn drop(&mut self) {
+        if !self.keeping.words.is_abandoned() {
+            self.keeping.append(&[Change::RemoveAll { prefix: key_of(self.id) }]);
+            self.keeping.slots.lock().free.push(self.slot);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farpool_keep::MemoryJournal;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn keeping(journal: &Arc<MemoryJournal>) -> Arc<Keeping> {
+        let (words, _memory) = BlockWords::create().unwrap();
+        Keeping::new(journal.clone(), Arc::new(words))
+    }
+
+    #[test]
+    fn files_are_found_as_they_were_and_dropped_ones_are_not() {
+        let journal = Arc::new(MemoryJournal::default());
+        let first = keeping(&journal);
+        let file = first.file(3, Redundancy::Stripe, true).unwrap();
+        file.is(Redundancy::Parity { data: 4 });
+        file.lies(0, Some(100));
+        file.lies(1, Some(101));
+        file.lies(1, None);
+        file.lost(5..8);
+        file.unlost(&[6]);
+        let dropped = first.file(4, Redundancy::Stripe, true).unwrap();
+        dropped.lies(0, Some(102));
+        let (id, dropped_slot) = (file.id(), dropped.slot);
+        drop(dropped);
+        let unnamed = first.file(5, Redundancy::Stripe, true).unwrap();
+        assert_eq!(unnamed.slot, dropped_slot);
+
+        let second = keeping(&journal);
+        let found = second.find(&journal.kept(), |file| file == id);
+        assert_eq!(found.keys().copied().collect::<Vec<_>>(), [id]);
+        let found = &found[&id];
+        assert_eq!((found.start, found.redundancy), (3, Redundancy::Parity { data: 4 }));
+        assert_eq!(found.extents, BTreeMap::from([(0, 100)]));
+        assert_eq!(found.lost, BTreeSet::from([5, 7]));
+        let fresh = second.file(0, Redundancy::None, true).unwrap();
+        assert!(fresh.id() > unnamed.id() && fresh.slot != found.slot);
+    }
+
+    #[test]
+    fn after_the_words_are_abandoned_nothing_is_written_down() {
+        let journal = Arc::new(MemoryJournal::default());
+        let keeping = keeping(&journal);
+        let file = keeping.file(3, Redundancy::Stripe, true).unwrap();
+        let before = journal.kept();
+        keeping.words.abandon();
+        file.lies(0, Some(100));
+        drop(file);
+        assert_eq!(journal.kept(), before);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_kept_reading_it_ends(
+            entries in vec((0..3u64, vec(any::<u8>(), 0..12), vec(any::<u8>(), 0..20)), 0..20),
+        ) {
+            let mut kept = Kept::default();
+            for (file, rest, value) in entries {
+                let mut key = key_of(file);
+                key.extend(rest);
+                let head = KeptHead { start: 0, redundancy: "stripe".to_owned(), slot: file };
+                kept.apply([
+                    Change::Put { key: key_of(file), value: head.encode_to_vec() },
+                    Change::Put { key, value },
+                ]);
+            }
+            let _found = keeping(&Arc::default()).find(&kept, |_| true);
+        }
+    }
+}

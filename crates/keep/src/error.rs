@@ -1,0 +1,57 @@
+use std::io;
+use std::path::PathBuf;
+
+/// Why a directory's state cannot be used. Each message names its fix; nothing was changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeepError {
+    /// Another daemon is at work with it.
+    #[error(
+        "{} is in use by another farpool mount: unmount that one first, or give this one a directory of its own",
+        path.display()
+    )]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// It holds keys of far memory, so nobody else may look into it.
+    #[error("{} is open to other users or is another user's: run 'chmod 700' on it as its owner, or name another directory", path.display())]
+    NotPrivate {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Another version of Farpool wrote it.
+    #[error(
+        "{} holds state of format {found}, and this farpool knows format {known}: use the farpool that wrote it, or delete \
+         the directory and with it the files that it stands for",
+        path.display()
+    )]
+    Version {
+        /// The directory.
+        path: PathBuf,
+        /// What was found.
+        found: u32,
+        /// What this build reads.
+        known: u32,
+    },
+    /// Believing it could mix files up.
+    #[error(
+        "the state in {} is damaged ({what}): delete the directory to start empty; the files that it stands for cannot be \
+         had again",
+        path.display()
+    )]
+    Damaged {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The directory cannot be read or written.
+    #[error("cannot use {}: {source}; name a directory that this user may write to, best on a tmpfs such as /run or /dev/shm", path.display())]
+    Unusable {
+        /// The directory, or a file in it.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}

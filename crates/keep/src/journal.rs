@@ -1,0 +1,55 @@
+//! Where changes go that must be found again.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::change::Change;
+use crate::kept::Kept;
+
+/// Takes changes that must be found again after this process was killed.
+pub trait Journal: Send + Sync + fmt::Debug {
+    /// When this returns, all of these changes are found again; until then, all or none of them.
+    fn append(&self, changes: &[Change]);
+
+    /// Whether everything so far is found again: nothing is any more once something could not be written down.
+    fn is_whole(&self) -> bool;
+}
+
+/// A journal in memory that outlives those who write to it, for simulations. Clones share it, but for their death.
+#[derive(Debug, Default)]
+pub struct MemoryJournal {
+    kept: Arc<Mutex<Kept>>,
+    dead: AtomicBool,
+}
+
+impl MemoryJournal {
+    /// Another writer of the same state.
+    pub fn successor(&self) -> Self {
+        MemoryJournal { kept: self.kept.clone(), dead: AtomicBool::new(false) }
+    }
+
+    /// From now on nothing that this writer appends counts: it stands for a process that died.
+    pub fn abandon(&self) {
+        self.dead.store(true, Ordering::Relaxed); // a simulation runs on one thread
+    }
+
+    /// The state as it is now.
+    pub fn kept(&self) -> Kept {
+        self.kept.lock().clone()
+    }
+}
+
+impl Journal for MemoryJournal {
+    fn append(&self, changes: &[Change]) {
+        if !self.dead.load(Ordering::Relaxed) {
+            self.kept.lock().apply(changes.iter().cloned());
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,275 @@
+//! The log's file: a head, and records behind it.
+//!
+//! ```text
+//! 0    8   "FPKEEP\r\n"
+//! 8    4   version of the format, of keys and values too
+//! 16   8   id: names the file of words beside
+//! 24   36  boot id of the host
+//! 64   8   CRC-64/NVME of all that
+//! 72   8   where the records end that were acknowledged      (all little-endian)
+//! 128      records
+//! ```
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use parking_lot::Mutex;
+
+use crate::change::{Change, checksum, decode, encode};
+use crate::journal::Journal;
+use crate::kept::Kept;
+
+const MAGIC: &[u8; 8] = b"FPKEEP\r\n";
+/// Of the log, and of what its users write into it.
+pub(crate) const VERSION: u32 = 1;
+pub(crate) const BOOT_ID_BYTES: usize = 36;
+const HEAD_BYTES: usize = 128;
+const SUMMED: usize = 64;
+const SUM_AT: usize = 64;
+const ACKNOWLEDGED_AT: u64 = 72;
+/// A log is written anew when it is so many times as long as it was when it was last written anew,
+const GROWN: u64 = 4;
+/// but not while it is shorter than this: a second of writing names at full speed.
+const LEAST_TO_COMPACT: u64 = 8 << 20;
+
+/// The head of a log.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Head {
+    pub(crate) id: u64,
+    pub(crate) boot_id: [u8; BOOT_ID_BYTES],
+}
+
+/// What the bytes of a log turn out to be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Read {
+    State { head: Head, kept: Kept },
+    Version(u32),
+    Damaged(&'static str),
+}
+
+impl Head {
+    fn encode(&self, acknowledged: u64) -> [u8; HEAD_BYTES] {
+        let mut head = [0; HEAD_BYTES];
+        head[..8].copy_from_slice(MAGIC);
+        head[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        head[16..24].copy_from_slice(&self.id.to_le_bytes());
+        head[24..24 + BOOT_ID_BYTES].copy_from_slice(&self.boot_id);
+        let sum = checksum(&head[..SUMMED]);
+        head[SUM_AT..SUM_AT + 8].copy_from_slice(&sum.to_le_bytes());
+        let at = ACKNOWLEDGED_AT as usize;
+        head[at..at + 8].copy_from_slice(&acknowledged.to_le_bytes());
+        head
+    }
+}
+
+/// Reads a log. Whatever the bytes are, this ends, and believes nothing that is not of one piece.
+pub(crate) fn read(bytes: &[u8]) -> Read {
+    let Some((head, _)) = bytes.split_at_checked(HEAD_BYTES) else {
+        return Read::Damaged("its log has no head");
+    };
+    let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
+    if head[..8] != MAGIC[..] {
+        return Read::Damaged("its log is not one of Farpool's");
+    }
+    let version = word(8) as u32;
+    if version != VERSION {
+        return Read::Version(version);
+    }
+    if word(SUM_AT) != checksum(&head[..SUMMED]) {
+        return Read::Damaged("the head of its log is not what was written");
+    }
+    let boot_id = head[24..24 + BOOT_ID_BYTES].try_into().expect("so many bytes");
+    let head = Head { id: word(16), boot_id };
+    let end = usize::try_from(word(ACKNOWLEDGED_AT as usize)).ok().filter(|end| *end >= HEAD_BYTES);
+    let Some(mut rest) = end.and_then(|end| bytes.get(HEAD_BYTES..end)) else {
+        return Read::Damaged("its log is shorter than what was written");
+    };
+    let mut kept = Kept::default();
+    while !rest.is_empty() {
+        match decode(rest) {
+            Ok((changes, length)) => {
+                kept.apply(changes);
+                rest = &rest[length..];
+            }
+            Err(_) => return Read::Damaged("a record of its log is not what was written"),
+        }
+    }
+    Read::State { head, kept }
+}
+
+/// A log that is being written.
+#[derive(Debug)]
+pub(crate) struct Log {
+    path: PathBuf,
+    head: Head,
+    open: Mutex<Option<Open>>,
+}
+
+#[derive(Debug)]
+struct Open {
+    file: File,
+    end: u64,
+    /// Its length when it was last written anew.
+    snapshot: u64,
+}
+
+impl Log {
+    /// Writes a log anew, in place of any that is there.
+    pub(crate) fn create(path: &Path, head: Head, kept: &Kept) -> io::Result<Log> {
+        let open = write_anew(path, &head, kept)?;
+        Ok(Log { path: path.to_owned(), head, open: Mutex::new(Some(open)) })
+    }
+
+    fn try_append(&self, open: &mut Open, changes: &[Change]) -> io::Result<()> {
+        let record = encode(changes).ok_or(io::ErrorKind::InvalidInput)?;
+        open.file.write_all_at(&record, open.end)?;
+        let end = open.end + record.len() as u64;
+        // One word of one page: what a killed process leaves is the old end or the new.
+        open.file.write_all_at(&end.to_le_bytes(), ACKNOWLEDGED_AT)?;
+        open.end = end;
+        if end > LEAST_TO_COMPACT && end > GROWN * open.snapshot {
+            let bytes = std::fs::read(&self.path)?;
+            let Read::State { kept, .. } = read(&bytes) else {
+                return Err(io::ErrorKind::InvalidData.into());
+            };
+            *open = write_anew(&self.path, &self.head, &kept)?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes a log beside, and puts it in the place of the one that is there.
+fn write_anew(path: &Path, head: &Head, kept: &Kept) -> io::Result<Open> {
+    let fresh = path.with_extension("new");
+    let file = File::options().read(true).write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
+    let mut end = HEAD_BYTES as u64;
+    for record in kept.snapshot() {
+        file.write_all_at(&record, end)?;
+        end += record.len() as u64;
+    }
+    file.write_all_at(&head.encode(end), 0)?;
+    std::fs::rename(&fresh, path)?;
+    Ok(Open { file, end, snapshot: end })
+}
+
+impl Journal for Log {
+    fn append(&self, changes: &[Change]) {
+        let mut log = self.open.lock();
+        let Some(open) = &mut *log else { return };
+        let Err(error) = self.try_append(open, changes) else { return };
+        tracing::error!(%error, log = %self.path.display(), "what happens cannot be written down any more: the mount goes on, and nothing of it is kept");
+        *log = None;
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            // A log that is behind must not be believed; as of this moment it is not.
+            tracing::error!(%error, "nor can the log be removed: ending, so that what is written down is all that happened");
+            std::process::abort();
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.open.lock().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::change::tests::any_change;
+
+    const HEAD: Head = Head { id: 7, boot_id: [b'a'; BOOT_ID_BYTES] };
+
+    fn state(path: &Path) -> Read {
+        read(&std::fs::read(path).unwrap())
+    }
+
+    fn is_state(bytes: &[u8]) -> bool {
+        matches!(read(bytes), Read::State { .. })
+    }
+
+    fn kept_of(batches: &[Vec<Change>]) -> Kept {
+        let mut kept = Kept::default();
+        kept.apply(batches.iter().flatten().cloned());
+        kept
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn what_was_appended_is_found_again_and_a_half_record_behind_it_is_not(
+            first in vec(any_change(), 0..10), batches in vec(vec(any_change(), 0..5), 0..8),
+            torn in vec(any::<u8>(), 0..40),
+        ) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("log");
+            let log = Log::create(&path, HEAD, &kept_of(std::slice::from_ref(&first))).unwrap();
+            batches.iter().for_each(|batch| log.append(batch));
+            let mut all = vec![first];
+            all.extend(batches);
+            let mut bytes = std::fs::read(&path).unwrap();
+            let found = Read::State { head: HEAD, kept: kept_of(&all) };
+            prop_assert_eq!(read(&bytes), found.clone());
+            bytes.extend(torn);
+            prop_assert_eq!(read(&bytes), found);
+        }
+
+        #[test]
+        fn a_log_that_lacks_or_changes_a_byte_that_was_acknowledged_is_refused(
+            batches in vec(vec(any_change(), 1..5), 1..8), at: prop::sample::Index, flip in 1..=255u8,
+        ) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("log");
+            let log = Log::create(&path, HEAD, &Kept::default()).unwrap();
+            batches.iter().for_each(|batch| log.append(batch));
+            let mut bytes = std::fs::read(&path).unwrap();
+            let at = at.index(bytes.len());
+            prop_assert!(!is_state(&bytes[..at]));
+            bytes[at] ^= flip;
+            let in_padding = (80..HEAD_BYTES).contains(&at);
+            prop_assert!(in_padding || !is_state(&bytes));
+        }
+
+        #[test]
+        fn garbage_is_refused_without_a_panic(garbage in vec(any::<u8>(), 0..400), head: bool, end: u64) {
+            let mut bytes = if head { HEAD.encode(end).to_vec() } else { Vec::new() };
+            bytes.extend(garbage);
+            let empty = end == HEAD_BYTES as u64;
+            prop_assert!(empty || !is_state(&bytes));
+        }
+    }
+
+    #[test]
+    fn a_log_of_another_version_says_which() {
+        let mut bytes = HEAD.encode(HEAD_BYTES as u64);
+        bytes[8] = 9;
+        assert_eq!(read(&bytes), Read::Version(9));
+    }
+
+    #[test]
+    fn a_log_that_has_grown_is_written_anew_with_the_same_state() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let log = Log::create(&path, HEAD, &Kept::default()).unwrap();
+        let put = |round: u8| [Change::Put { key: vec![round % 3], value: vec![round; 100 << 10] }];
+        (0..=120).for_each(|round| log.append(&put(round)));
+        assert!(std::fs::metadata(&path).unwrap().len() < LEAST_TO_COMPACT, "it held twelve MB of changes");
+        let last: Vec<_> = (118..=120).map(|round| put(round).to_vec()).collect();
+        assert_eq!(state(&path), Read::State { head: HEAD, kept: kept_of(&last) });
+    }
+
+    #[test]
+    fn a_change_that_cannot_be_written_leaves_no_log_that_is_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let log = Log::create(&path, HEAD, &Kept::default()).unwrap();
+        log.append(&[Change::Remove { key: vec![0; 4096] }]);
+        assert!(!path.exists() && !log.is_whole());
+        log.append(&[Change::Remove { key: vec![0] }]);
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,155 @@
+//! Taking over what an earlier process held that was killed: its name, and those of its leases that still run.
+//!
+//! A1. The nodes say which leases still run; until one has answered, nothing of it is used.
+//! A2. What the earlier process held for lost stays lost.
+//! A3. Places where a write of the earlier process may still land are handed to nobody.
+//! A4. Numbers of regions stay what they were: tables kept beside go by them. One that files refer to is not given to
+//!     another region.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use farpool_keep::Kept;
+use farpool_wire::control::{NodeAddress, RenewResponse};
+use farpool_wire::{NodeId, RegionId};
+
+use crate::holder::{HeldLease, Renewal};
+use crate::keeping::{KeptRegion, regions_of};
+use crate::region::{LeasedRegion, NodeState};
+use crate::space::{EXTENT_BYTES, Extent};
+use crate::stock::Stock;
+
+/// Leases of an earlier process on their way to this one.
+#[derive(Debug)]
+pub struct Adoption {
+    regions: BTreeMap<u64, KeptRegion>,
+    /// Regions about which no node has said anything yet, and their numbers.
+    open: BTreeMap<RegionId, u64>,
+    /// What is lost, by number, as whoever has extents there sees it.
+    lost: BTreeMap<u64, Arc<LeasedRegion>>,
+    taken: BTreeSet<u64>,
+    extents_per_region: u64,
+}
+
+impl Adoption {
+    /// Whether every lease that may still run was answered for.
+    pub fn is_answered(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// Whether somebody has an extent already.
+    pub fn is_taken(&self, extent: u64) -> bool {
+        self.taken.contains(&extent)
+    }
+
+    /// The numbers of the extents of regions that are held now.
+    pub fn extents_held(&self) -> impl Iterator<Item = u64> + '_ {
+        let held = self.regions.keys().filter(|number| !self.lost.contains_key(number));
+        held.flat_map(|number| number * self.extents_per_region..(number + 1) * self.extents_per_region)
+    }
+}
+
+impl Stock {
+    /// Begins to take over what state speaks of.
+    pub fn begin_adoption(&self, kept: &Kept) -> Adoption {
+        let extents_per_region = self.region_bytes() / EXTENT_BYTES;
+        let mut regions = regions_of(kept);
+        let mut open: BTreeMap<RegionId, u64> = BTreeMap::new();
+        for (number, region) in regions.iter().filter(|(_, region)| !region.is_gone) {
+            let later = |other: &u64| regions.get(other).is_none_or(|other| other.epoch < region.epoch);
+            if open.get(&region.id).is_none_or(later) {
+                open.insert(region.id, *number);
+            }
+        }
+        for (number, region) in &mut regions {
+            region.is_gone |= open.get(&region.id) != Some(number);
+        }
+        self.space.lock().numbers_in_use(regions.keys().copied());
+        Adoption { regions, open, lost: BTreeMap::new(), taken: BTreeSet::new(), extents_per_region }
+    }
+
+    /// What to ask which nodes, at most `most` leases in one question.
+    pub fn adoption_questions(&self, adoption: &Adoption, most: usize) -> Vec<(NodeAddress, Renewal)> {
+        let mut by_node: BTreeMap<NodeId, Vec<&KeptRegion>> = BTreeMap::new();
+        for number in adoption.open.values() {
+            let region = &adoption.regions[number];
+            by_node.entry(region.id.node).or_default().push(region);
+        }
+        let now = self.now();
+        let mut questions = Vec::new();
+        for (node, regions) in by_node {
+            for regions in regions.chunks(most) {
+                let address = regions[0].lease.address.clone().unwrap_or_default();
+                let leases = regions.iter().map(|region| (region.id.index, region.epoch, region.key));
+                questions.push((address, Renewal::of(node, now, leases)));
+            }
+        }
+        questions
+    }
+
+    /// A node has answered: what it has renewed is held from now on.
+    pub fn adoption_answered(&self, adoption: &mut Adoption, question: &Renewal, answer: &RenewResponse) {
+        let now = self.now();
+        let answers = self.with_holder(|holder| holder.adoption_answered(now, question, answer));
+        for (region, renewed) in answers {
+            let Some(number) = adoption.open.remove(&region) else { continue };
+            let kept = &adoption.regions[&number];
+            let Some((usable_until, is_revoked)) = renewed else {
+                tracing::warn!(%region, "the lease has ended; what lay there is lost");
+                continue;
+            };
+            let (epoch, key, lease) = (kept.epoch, kept.key, kept.lease.clone());
+            let held = HeldLease { region, epoch, key, usable_until, lease };
+            let leased = self.adopt_region(number, held, &kept.doubts);
+            if is_revoked {
+                leased.leave();
+                self.space.lock().leave(region);
+            }
+        }
+    }
+
+    /// No more answers are waited for: what is not held by now is lost.
+    pub fn adoption_ends(&self, adoption: &mut Adoption) {
+        adoption.open.clear();
+        let held: BTreeSet<u64> = self.numbered_regions().iter().map(|held| held.number).collect();
+        for (number, region) in adoption.regions.iter().filter(|(number, _)| !held.contains(number)) {
+            let address = region.lease.address.clone().unwrap_or_default();
+            let node = Arc::new(NodeState::new(self.reach(&address), address.control));
+            let leased = LeasedRegion::new(region.id, region.epoch, region.key, node, 0);
+            adoption.lost.insert(*number, Arc::new(leased));
+            self.space.lock().gone(*number);
+        }
+    }
+
+    /// The extent of this number for whoever had it; `None`: there is no such extent, or somebody has it.
+    pub fn adopt_extent(&self, adoption: &mut Adoption, number: u64) -> Option<Extent> {
+        let (region, place) = (number / adoption.extents_per_region, number % adoption.extents_per_region);
+        if !adoption.taken.insert(number) {
+            return None;
+        }
+        if let Some(lost) = adoption.lost.get(&region) {
+            return Some(Extent::of_guest(lost.clone(), place as u32, number));
+        }
+        self.space.lock().take_at(region, place as u32, &self.space)
+    }
+
+    /// A write of the earlier process may still land on an extent that nobody has: nobody is to get it.
+    pub fn shun_extent(&self, adoption: &Adoption, number: u64) {
+        let (region, place) = (number / adoption.extents_per_region, number % adoption.extents_per_region);
+        let extent = self.space.lock().take_at(region, place as u32, &self.space);
+        if let Some(extent) = extent {
+            extent.doubt(); // so it is not given back
+        }
+    }
+
+    /// Everything that was taken is taken: numbers of lost regions where nothing is are free again.
+    pub fn adoption_is_over(&self, adoption: Adoption) {
+        let per_region = adoption.extents_per_region;
+        let in_use: BTreeSet<u64> = adoption.taken.iter().map(|number| number / per_region).collect();
+        let mut space = self.space.lock();
+        space.is_adopted();
+        for number in adoption.lost.keys().filter(|number| !in_use.contains(number)) {
+            space.free_number(*number);
+        }
+    }
+}

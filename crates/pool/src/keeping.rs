@@ -1,0 +1,185 @@
+//! What a successor must find again of leases: which regions are held under which numbers, and where a dead write may land.
+//! Pure but for the journal it writes to.
+//!
+//! ```text
+//! P                      KeptPool
+//! R number               the lease, as it came        (numbers big-endian, 8 bytes)
+//! R number 0             what lay there is lost
+//! R number 1 place       in doubt; place: 4 bytes
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use farpool_keep::{Change, Journal, Kept, tables};
+use farpool_wire::control::Lease;
+use farpool_wire::{AccessKey, Epoch, RegionId};
+use prost::Message;
+
+/// More numbers than regions can have: extents of more could not be told apart in a word.
+const MAX_NUMBERS: u64 = 1 << 32;
+const GONE: u8 = 0;
+const DOUBT: u8 = 1;
+
+/// Which pool state is of.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct KeptPool {
+    #[prost(fixed64, tag = "1")]
+    pub(crate) owner: u64,
+    #[prost(uint64, tag = "2")]
+    pub(crate) region_bytes: u64,
+}
+
+impl KeptPool {
+    pub(crate) fn find(kept: &Kept) -> Option<KeptPool> {
+        KeptPool::decode(kept.get(&[tables::POOL])?).ok()
+    }
+
+    pub(crate) fn put(&self) -> Change {
+        Change::Put { key: vec![tables::POOL], value: self.encode_to_vec() }
+    }
+}
+
+/// Writes down what becomes of regions.
+#[derive(Clone, Debug)]
+pub(crate) struct Keeping {
+    journal: Arc<dyn Journal>,
+}
+
+fn key_of(number: u64) -> Vec<u8> {
+    let mut key = vec![tables::REGION];
+    key.extend_from_slice(&number.to_be_bytes());
+    key
+}
+
+impl Keeping {
+    pub(crate) fn new(journal: Arc<dyn Journal>) -> Self {
+        Keeping { journal }
+    }
+
+    /// A region has this number from now on. To be called before an extent of it is taken.
+    pub(crate) fn held(&self, number: u64, lease: &Lease) {
+        let key = key_of(number);
+        let anew = Change::RemoveAll { prefix: key.clone() };
+        self.journal.append(&[anew, Change::Put { key, value: lease.encode_to_vec() }]);
+    }
+
+    /// A number stands for nothing.
+    pub(crate) fn free(&self, number: u64) {
+        self.journal.append(&[Change::RemoveAll { prefix: key_of(number) }]);
+    }
+
+    /// What lies in a region is lost, whatever its node says.
+    pub(crate) fn gone(&self, number: u64) {
+        let mut key = key_of(number);
+        key.push(GONE);
+        self.journal.append(&[Change::Put { key, value: Vec::new() }]);
+    }
+
+    /// A write may still land on this place of a region.
+    pub(crate) fn doubted(&self, number: u64, place: u32) {
+        let mut key = key_of(number);
+        key.push(DOUBT);
+        key.extend_from_slice(&place.to_be_bytes());
+        self.journal.append(&[Change::Put { key, value: Vec::new() }]);
+    }
+}
+
+/// A region of which an earlier process held a lease.
+#[derive(Clone, Debug)]
+pub(crate) struct KeptRegion {
+    pub(crate) id: RegionId,
+    pub(crate) epoch: Epoch,
+    pub(crate) key: AccessKey,
+    pub(crate) lease: Lease,
+    /// That process had lost it already.
+    pub(crate) is_gone: bool,
+    /// Places where a dead write may land.
+    pub(crate) doubts: BTreeSet<u32>,
+}
+
+/// The regions that state speaks of, by number. What makes no sense is left out.
+pub(crate) fn regions_of(kept: &Kept) -> BTreeMap<u64, KeptRegion> {
+    let mut regions: BTreeMap<u64, KeptRegion> = BTreeMap::new();
+    for (key, value) in kept.under(&[tables::REGION]) {
+        let Some((number, rest)) = key.split_first_chunk() else { continue };
+        let number = u64::from_be_bytes(*number);
+        match rest.split_first() {
+            None if number < MAX_NUMBERS => {
+                let region = Lease::decode(value).ok().and_then(region_of);
+                regions.extend(region.map(|region| (number, region)));
+            }
+            // Behind the region itself, since its key is the shorter one.
+            Some((&GONE, [])) => {
+                if let Some(region) = regions.get_mut(&number) {
+                    region.is_gone = true;
+                }
+            }
+            Some((&DOUBT, place)) => {
+                if let (Some(region), Ok(place)) = (regions.get_mut(&number), place.try_into()) {
+                    region.doubts.insert(u32::from_be_bytes(place));
+                }
+            }
+            _ => {}
+        }
+    }
+    regions
+}
+
+fn region_of(lease: Lease) -> Option<KeptRegion> {
+    Some(KeptRegion {
+        id: lease.region_id()?,
+        epoch: Epoch(lease.epoch),
+        key: lease.access_key()?,
+        lease,
+        is_gone: false,
+        doubts: BTreeSet::new(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use farpool_keep::MemoryJournal;
+    use farpool_wire::control::NodeAddress;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn lease(index: u32) -> Lease {
+        let address = Some(NodeAddress { node: 1, ..Default::default() });
+        Lease { address, region: index, epoch: 9, key: vec![3; 16], ..Default::default() }
+    }
+
+    #[test]
+    fn regions_are_found_with_what_became_of_them() {
+        let journal = Arc::new(MemoryJournal::default());
+        let keeping = Keeping::new(journal.clone());
+        keeping.held(0, &lease(10));
+        keeping.held(1, &lease(11));
+        keeping.held(2, &lease(12));
+        keeping.doubted(0, 5);
+        keeping.doubted(1, 6);
+        keeping.gone(1);
+        keeping.held(0, &lease(13)); // another region under the same number
+        keeping.doubted(0, 7);
+        keeping.free(2);
+        let found = regions_of(&journal.kept());
+        assert_eq!(found.keys().copied().collect::<Vec<_>>(), [0, 1]);
+        assert_eq!((found[&0].id.index, found[&0].is_gone), (13, false));
+        assert_eq!(found[&0].doubts, BTreeSet::from([7]));
+        assert_eq!((found[&1].is_gone, &found[&1].doubts), (true, &BTreeSet::from([6])));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_kept_reading_it_ends(entries in vec((vec(any::<u8>(), 0..16), vec(any::<u8>(), 0..40)), 0..20)) {
+            let mut kept = Kept::default();
+            for (mut key, value) in entries {
+                key.insert(0, tables::REGION);
+                kept.apply([Change::Put { key, value: value.clone() }, Change::Put { key: vec![tables::POOL], value }]);
+            }
+            let _ = (regions_of(&kept), KeptPool::find(&kept));
+        }
+    }
+}
