@@ -487,12 +487,13 @@ impl Filesystem for FarFs {
         });
     }
 
-    /// A write is in far memory when it returns, and pages of mappings come as writes before this. ENOSYS is a
-    /// success to the caller, and tells the kernel not to ask again; so with the next two.
+    /// A write is in far memory when it returns, and pages of mappings come as writes before this. But the kernel has to ask: where a
+    /// write of its own meets a daemon that was just killed, it tells nobody, and only this question gets an error.
     fn fsync(&self, _request: &Request, _node: INodeNo, _handle: FileHandle, _data: bool, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
+        reply.ok();
     }
 
+    /// Names are changed when the call returns. ENOSYS is a success to the caller, and tells the kernel not to ask again.
     fn fsyncdir(
         &self,
         _request: &Request,
@@ -512,7 +513,8 @@ impl Filesystem for FarFs {
         _owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        reply.error(Errno::ENOSYS);
+        // As for `fsync`, where somebody counts on what a `close` says after the daemon was killed.
+        if self.journal.is_some() { reply.ok() } else { reply.error(Errno::ENOSYS) }
     }
 
     fn readdir(

@@ -212,8 +212,8 @@ fn killed_while_writing(transport: &str, redundancy: &str) {
             for writer in 0..WRITERS {
                 let (path, acknowledged) = (&path, &acknowledged);
                 scope.spawn(move || {
-                    // Past the kernel's cache: what such a write has returned for is stored.
-                    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+                    // Past the kernel's cache what such a write has returned for is stored; by way of it, what was synced.
+                    let direct = if writer % 2 == 0 { rustix::fs::OFlags::DIRECT.bits() as i32 } else { 0 };
                     let file = File::options().write(true).custom_flags(direct).open(path).unwrap();
                     for number in (writer..BLOCKS).step_by(WRITERS as usize).cycle() {
                         let round = acknowledged[number as usize].load(Ordering::Relaxed) + 1;
