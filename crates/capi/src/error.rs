@@ -43,9 +43,10 @@ impl From<PoolError> for Failure {
         let errno = match error {
             PoolError::BrokerUnreachable { .. } => libc::EHOSTUNREACH,
             PoolError::Start(_) => libc::EAGAIN,
-            PoolError::Control(_) | PoolError::LimitTooSmall { .. } | PoolError::RegionSize { .. } => {
-                libc::EINVAL
-            }
+            PoolError::Control(_)
+            | PoolError::LimitTooSmall { .. }
+            | PoolError::RegionSize { .. }
+            | PoolError::OtherRegionSize { .. } => libc::EINVAL,
         };
         Failure::new(errno, error.to_string())
     }

@@ -451,7 +451,8 @@ impl<'a> Judge<'a> {
 mod tests {
     use super::*;
 
-    const WORLD: Excuses = Excuses { calm: false, short: false, bears: false, flips: false };
+    const WORLD: Excuses =
+        Excuses { calm: false, short: false, bears: false, flips: false, owner_dies: false };
 
     /// Operations on one file, one after the other.
     fn one_after_the_other(operations: Vec<(Asked, Ended)>) -> Vec<Record> {
