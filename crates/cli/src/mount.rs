@@ -117,7 +117,9 @@ pub fn run(args: MountArgs) -> Result<()> {
         }
         None => (FileStore::new(Pool::connect(pool)?).context("cannot start the file store")?, None),
     };
-    warn_of_missing_nodes(&broker, args.redundancy)?;
+    if let Err(error) = warn_of_missing_nodes(&broker, args.redundancy) {
+        complain(format!("farpool: how many nodes the pool has is not known: {error:#}"));
+    }
     store.limit_rebuild(args.rebuild_rate.0);
     farpool_mount::run(
         store,

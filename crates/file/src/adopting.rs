@@ -77,9 +77,15 @@ impl<R: Rules> StoreCore<R> {
                     }
                     map.found_extent(stripe, extent);
                 }
-                // State that contradicts itself: what lies there is somebody else's.
-                None if !is_parity(stripe) => map.lose(stripe * EXTENT_BYTES, EXTENT_BYTES),
-                None => {}
+                // The lease has ended, or the state contradicts itself: what lies there is, or will be, somebody else's.
+                None => {
+                    if !is_parity(stripe) {
+                        map.lose(stripe * EXTENT_BYTES, EXTENT_BYTES);
+                    }
+                    if let Some(place) = map.place() {
+                        place.lies(stripe, None);
+                    }
+                }
             }
         }
     }

@@ -85,7 +85,9 @@ impl FileStore {
         drop(guard);
         let files = adopted.into_iter().map(|(id, file)| (id, FarFile::new(file, pool.clone())));
         let files = files.collect();
-        let mover = Arc::new(Mover::start(core.clone(), pool.clone())?);
+        // Without it the files end here, and a successor is to find them.
+        let mover = Mover::start(core.clone(), pool.clone()).inspect_err(|_| core.abandon())?;
+        let mover = Arc::new(mover);
         Ok((FileStore { _mover: mover, core, pool }, files))
     }
 

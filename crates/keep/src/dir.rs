@@ -150,7 +150,8 @@ fn clear(path: &Path) -> io::Result<()> {
     }
     for entry in std::fs::read_dir(path)? {
         let entry = entry?;
-        if entry.file_name().to_str().is_some_and(|name| name.starts_with(WORDS)) {
+        // Words, and a log that was just being written anew.
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with(WORDS) || name.starts_with(LOG)) {
             std::fs::remove_file(entry.path())?;
         }
     }

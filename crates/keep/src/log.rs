@@ -130,13 +130,26 @@ impl Log {
         open.file.write_all_at(&end.to_le_bytes(), ACKNOWLEDGED_AT)?;
         open.end = end;
         if end > LEAST_TO_COMPACT && end > GROWN * open.snapshot {
-            let bytes = std::fs::read(&self.path)?;
-            let Read::State { kept, .. } = read(&bytes) else {
-                return Err(io::ErrorKind::InvalidData.into());
-            };
-            *open = write_anew(&self.path, &self.head, &kept)?;
+            match self.compacted() {
+                Ok(compacted) => *open = compacted,
+                // All is written down as it is; there may be room once the log has grown by as much again.
+                Err(error) => {
+                    tracing::warn!(%error, path = %self.path.display(), "the log cannot be written anew, and grows on");
+                    open.snapshot = end;
+                }
+            }
         }
         Ok(())
+    }
+
+    fn compacted(&self) -> io::Result<Open> {
+        let bytes = std::fs::read(&self.path)?;
+        let Read::State { kept, .. } = read(&bytes) else {
+            return Err(io::ErrorKind::InvalidData.into());
+        };
+        write_anew(&self.path, &self.head, &kept).inspect_err(|_| {
+            let _ = std::fs::remove_file(self.path.with_extension("new")); // it is not used, and takes room
+        })
     }
 }
 

@@ -1,25 +1,47 @@
 //! Names and attributes that a successor finds again, if this process is killed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use farpool_file::FarFile;
+use farpool_file::{FarFile, FileStore};
 use farpool_keep::{Journal, Kept};
 use parking_lot::RwLockWriteGuard;
 
 use crate::body::Body;
 use crate::namespace::{MAX_INODES, Namespace, Ownership, kept_bodies};
 
-/// What an earlier process has left of a mount, and where this one writes its names down.
+/// What an earlier process has left of a mount, and where this one writes its names down. Dropped before it was mounted, it leaves
+/// all of that to a successor.
 pub struct KeptMount {
-    /// Where names are written down.
-    pub journal: Arc<dyn Journal>,
-    /// What was written down.
-    pub kept: Kept,
-    /// The files that [`kept_files`] named, as far as they were found.
-    pub files: BTreeMap<u64, FarFile>,
+    journal: Arc<dyn Journal>,
+    kept: Kept,
+    files: BTreeMap<u64, FarFile>,
+    /// Of the files, until there is a file system that has them.
+    store: Option<FileStore>,
+}
+
+impl KeptMount {
+    /// What was written down, where to write, and the files that [`kept_files`] named, as far as `store` has found them.
+    pub fn new(
+        journal: Arc<dyn Journal>,
+        kept: Kept,
+        store: FileStore,
+        files: BTreeMap<u64, FarFile>,
+    ) -> Self {
+        KeptMount { journal, kept, files, store: Some(store) }
+    }
+}
+
+impl Drop for KeptMount {
+    fn drop(&mut self) {
+        // The files end after this, and that is nothing to be written down.
+        if let Some(store) = &self.store {
+            store.core().abandon();
+        }
+    }
 }
 
 /// The files that names stand for in a kept state, by the numbers that they are kept under.
@@ -37,13 +59,17 @@ impl Names {
     /// What was kept; else an empty root that looks like the directory which the mount covers.
     pub(crate) fn of(root: Ownership, kept: Option<KeptMount>) -> Self {
         let now = SystemTime::now();
-        let Some(KeptMount { journal, kept, mut files }) = kept else {
+        let Some(mut found) = kept else {
             return Names { namespace: Namespace::new(root, now, MAX_INODES), journal: None };
         };
+        let (kept, mut files) = (mem::take(&mut found.kept), mem::take(&mut found.files));
         let body = |file| Some(Arc::new(Body::new(files.remove(&file)?)));
         let mut namespace = Namespace::restore(&kept, root, now, MAX_INODES, body);
+        // What was left out must not come back under a number that is given out again.
+        found.journal.append(&namespace.left_out(&kept));
         namespace.note_changes();
-        Names { namespace, journal: Some(journal) }
+        found.store = None;
+        Names { namespace, journal: Some(found.journal.clone()) }
     }
 }
 

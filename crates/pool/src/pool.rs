@@ -101,9 +101,8 @@ impl Pool {
                 (stock, adoption)
             }
         };
-        let pool = Self::start(config, stock)?;
-        pool.stock().adoption_ends(&mut adoption);
-        Ok((pool, adoption))
+        stock.adoption_ends(&mut adoption);
+        Ok((Self::start(config, stock)?, adoption))
     }
 
     fn stock_of(

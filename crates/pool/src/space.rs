@@ -176,6 +176,8 @@ impl Space {
         doubts: &BTreeSet<u32>,
     ) {
         let extents = (region_bytes / EXTENT_BYTES) as u32;
+        let doubts = doubts.range(..extents); // others would be those of another region
+        let doubts: BTreeSet<u32> = doubts.copied().collect();
         let free = (0..extents).rev().filter(|place| !doubts.contains(place)).collect();
         self.insert(number, region, extents, free, now_ms);
         self.doubted.extend(doubts.iter().map(|place| number * u64::from(extents) + u64::from(*place)));
@@ -309,8 +311,9 @@ impl Space {
                 if !held.leaving {
                     self.free -= held.free.len() as u64;
                 }
-                // A number whose extents are still in use is not used again: tables beside refer to it.
-                let is_unused = held.free.len() == held.extents as usize;
+                // A number whose extents are still in use is not used again: tables beside refer to it. Nor one of which it is
+                // not known yet, while it is being taken over.
+                let is_unused = !self.is_adopting && held.free.len() == held.extents as usize;
                 if is_unused {
                     self.free_numbers.push(held.number);
                 }

@@ -52,6 +52,9 @@ pub enum CommitError {
     /// Begin again later: so many commits of this worker are under way.
     #[error("too many commits are under way")]
     Busy,
+    /// By another worker: nobody knows what became of an earlier commit of this one, and it commits nothing behind it.
+    #[error("an earlier commit of this worker is in doubt")]
+    Stuck,
     /// Nothing of it has happened: far memory does not answer.
     #[error("nothing was committed: {0}")]
     Nothing(MemoryError),

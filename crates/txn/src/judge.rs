@@ -2,7 +2,8 @@
 //! that they saw: nothing of the engine's memory is looked at.
 //!
 //! J1. Cuts are totally ordered.
-//! J2. A cut that sees a transaction sees all that this one began from.
+//! J2. A cut that sees a transaction, and reads something of it, sees all that this one began from. (With J1, it is enough to look where
+//!     something was read: a wrong snapshot of which nobody read anything has harmed nobody.)
 //! J3. The versions of a record follow each other one by one: no two replace the same, and each was the last that its transaction
 //!     saw.
 //! J4. A transaction reads, of each record, the last version that its cut sees; and what that version wrote last.

@@ -37,13 +37,6 @@ pub enum MemoryError {
     Failed(#[from] OpError),
 }
 
-impl MemoryError {
-    /// Whether it is certain that nothing has happened.
-    pub fn is_nothing_happened(&self) -> bool {
-        !matches!(self, MemoryError::Failed(OpError::Unknown { .. }))
-    }
-}
-
 /// Queues of one endpoint.
 pub struct Memory {
     endpoint: Endpoint,

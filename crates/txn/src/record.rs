@@ -41,7 +41,7 @@ impl RecordLayout {
         let fits = data_bytes.is_multiple_of(WORD_BYTES) && data_bytes <= MOST_RECORD_BYTES;
         let rings = (1..=MOST_OLD_VERSIONS).contains(&old_versions);
         let layout = RecordLayout { records, data_bytes, old_versions };
-        (fits && rings && records.checked_mul(layout.bytes_each())?.checked_add(1).is_some())
+        (fits && rings && records > 0 && records.checked_mul(layout.bytes_each())?.checked_add(1).is_some())
             .then_some(layout)
     }
 
@@ -233,7 +233,7 @@ mod tests {
         let sealed = layout.encode_current(RecordId(5), header(1, 2), &[7; 16]);
         assert_eq!(sealed[..8], [84, 71, 25, 207, 229, 28, 184, 191]);
         assert!(RecordLayout::new(1, 12, 3).is_none() && RecordLayout::new(1, 16, 0).is_none());
-        assert!(RecordLayout::new(u64::MAX / 100, 16, 3).is_none());
+        assert!(RecordLayout::new(u64::MAX / 100, 16, 3).is_none() && RecordLayout::new(0, 16, 3).is_none());
     }
 
     #[test]

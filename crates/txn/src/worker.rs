@@ -9,8 +9,8 @@ use std::time::Duration;
 use farpool_wire::{Slot, Version};
 
 use crate::cut::Cut;
-use crate::error::BeginError;
-use crate::memory::{Memory, MemoryError, Piece};
+use crate::error::{BeginError, CommitError};
+use crate::memory::{Memory, MemoryError, Piece, Plan};
 use crate::oracle::Board;
 use crate::rules::{Rules, Shipped};
 use crate::slot::SlotCommits;
@@ -105,17 +105,27 @@ impl<R: Rules> Worker<R> {
         Ok(self.oracle.board.decode(&bytes))
     }
 
-    /// The version of the next commit, unless too many are under way.
-    pub(crate) fn next_version(&self) -> Option<Version> {
+    /// The next commit, unless too many are under way.
+    pub(crate) fn begin_commit(&self) -> Result<UnderWay<'_, R>, CommitError> {
+        // For the slot's word, taken now: once something is locked, a commit must not fail for want of memory.
+        let word = self
+            .memory
+            .plan(self.oracle.piece.region.node, size_of::<u64>())
+            .map_err(CommitError::Nothing)?;
         let mut state = self.state.borrow_mut();
-        if state.is_stuck { None } else { state.commits.begin() }
+        if state.is_stuck {
+            return Err(CommitError::Stuck);
+        }
+        let version = state.commits.begin().ok_or(CommitError::Busy)?;
+        Ok(UnderWay { worker: self, version, word: Some(word) })
     }
 
     /// A commit is over, in whichever way: shows it, with those that waited for it.
-    pub(crate) async fn ended(&self, version: Version) -> Result<(), MemoryError> {
+    async fn ended(&self, version: Version, mut word: Plan<'_>) -> Result<(), MemoryError> {
         let come = self.state.borrow_mut().commits.end(version);
         let Some(come) = come else { return Ok(()) };
-        let shown = self.memory.write(&self.oracle.piece, self.word, &come.to_le_bytes()).await;
+        word.write(&self.oracle.piece, self.word, &come.to_le_bytes());
+        let shown = word.run().await.check();
         let mut state = self.state.borrow_mut();
         if shown.is_ok() {
             state.shown = state.shown.max(come);
@@ -127,7 +137,7 @@ impl<R: Rules> Worker<R> {
     }
 
     /// Nobody knows what of a commit took effect: nothing behind it is shown.
-    pub(crate) fn is_stuck(&self) {
+    fn is_stuck(&self) {
         let mut state = self.state.borrow_mut();
         state.is_stuck = true;
         state.waiting.values().for_each(Waker::wake_by_ref);
@@ -146,6 +156,34 @@ impl<R: Rules> Worker<R> {
             Poll::Pending
         })
         .await
+    }
+}
+
+/// A commit from its beginning to its end. Dropped before that, nobody knows what of it took effect.
+pub(crate) struct UnderWay<'a, R: Rules> {
+    worker: &'a Worker<R>,
+    version: Version,
+    word: Option<Plan<'a>>,
+}
+
+impl<R: Rules> UnderWay<'_, R> {
+    /// Which it is.
+    pub(crate) fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Nothing of it is under way any more: installed whole, or nothing is left.
+    pub(crate) async fn ended(&mut self) -> Result<(), MemoryError> {
+        let word = self.word.take().expect("a commit ends once");
+        self.worker.ended(self.version, word).await
+    }
+}
+
+impl<R: Rules> Drop for UnderWay<'_, R> {
+    fn drop(&mut self) {
+        if self.word.is_some() {
+            self.worker.is_stuck();
+        }
     }
 }
 

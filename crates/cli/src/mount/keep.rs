@@ -60,7 +60,8 @@ impl Keeping {
                 ));
             }
         }
-        Ok((store, KeptMount { journal, kept, files }))
+        let kept = KeptMount::new(journal, kept, store.clone(), files);
+        Ok((store, kept))
     }
 
     /// What becomes of the files now that the mount is gone.

@@ -153,11 +153,15 @@ impl<F> Namespace<F> {
                 }
                 Touched::Entry(parent, name) => {
                     let there = self.directory(*parent).ok().and_then(|directory| directory.get(name));
+                    let is_kept = |ino: &Ino| {
+                        self.inodes.get(ino).is_some_and(|inode| kept_inode(inode, &kept_as).is_some())
+                    };
+                    let there = there.filter(is_kept);
                     let value = there.map(|ino| ino.0.to_le_bytes().to_vec());
                     (key_of(tables::ENTRY, *parent, name), value)
                 }
                 Touched::Xattr(ino, name) => {
-                    let named = self.inodes.get(ino).filter(|inode| inode.nlink > 0);
+                    let named = self.inodes.get(ino).filter(|inode| kept_inode(inode, &kept_as).is_some());
                     let value = named.and_then(|inode| inode.xattrs.get(name)).map(<[u8]>::to_vec);
                     (key_of(tables::XATTR, *ino, name), value)
                 }
@@ -215,6 +219,28 @@ impl<F> Namespace<F> {
         }
         names.restore_xattrs(kept);
         names
+    }
+
+    /// What a kept state says and this namespace, restored from it, does not have: to be written down as gone.
+    pub fn left_out(&self, kept: &Kept) -> Vec<Change> {
+        let mut gone = Vec::new();
+        let mut look = |table, is_there: &dyn Fn(Ino, &OsStr, &[u8]) -> bool| {
+            for (key, value) in kept.under(&[table]) {
+                let is_there = ino_and_name(key).is_some_and(|(ino, name)| is_there(ino, name, value));
+                if !is_there {
+                    gone.push(Change::Remove { key: [&[table], key].concat() });
+                }
+            }
+        };
+        look(tables::INODE, &|ino, name, _| name.is_empty() && self.inodes.contains_key(&ino));
+        look(tables::ENTRY, &|parent, name, value| {
+            let there = self.directory(parent).ok().and_then(|directory| directory.get(name));
+            there.is_some_and(|ino| ino.0.to_le_bytes() == value)
+        });
+        look(tables::XATTR, &|ino, name, value| {
+            self.inodes.get(&ino).is_some_and(|inode| inode.xattrs.get(name) == Some(value))
+        });
+        gone
     }
 
     /// Enters a name that was found. False: the inode is a directory that has one already, or has too many.

@@ -25,6 +25,11 @@ impl Board {
         (1..=Slot::MOST).contains(&slots).then_some(Board { slots: slots.into() })
     }
 
+    /// How many slots it has.
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
     /// Bytes that the whole takes, from a multiple of eight on.
     pub fn bytes(&self) -> usize {
         self.images().end

@@ -11,22 +11,21 @@ use crate::worker::OracleAt;
 /// Between two looks where nothing was committed: publication is late by so much at most, and a scan.
 const PAUSE: Duration = Duration::from_micros(2);
 
-/// Publishes cuts of an oracle until `is_over`. `first` says that nothing was ever published there.
+/// Publishes cuts of an oracle, where nobody has published before, until `is_over`.
 ///
 /// # Errors
 /// When far memory does not answer: nobody knows then which cut is the last.
 pub async fn publish<R: Rules>(
     memory: &Memory,
     oracle: OracleAt,
-    slots: usize,
     is_over: impl Fn() -> bool,
 ) -> Result<(), MemoryError> {
-    let mut publisher = Publisher::<R>::after(Cut::first(slots));
+    let mut publisher = Publisher::<R>::after(Cut::first(oracle.board.slots()));
     show(memory, &oracle, publisher.last()).await?;
     while !is_over() {
         let words = oracle.board.words();
         let bytes = memory.read(&oracle.piece, words.start as u64..words.end as u64).await?;
-        let words = oracle.board.decode_words(&bytes).unwrap_or_default();
+        let words = oracle.board.decode_words(&bytes).expect("as many bytes as were asked for");
         match publisher.next(&words) {
             Some(cut) => show(memory, &oracle, cut).await?,
             None => memory.endpoint().sleep(PAUSE).await,

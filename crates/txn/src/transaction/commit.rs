@@ -28,7 +28,8 @@ impl<R: Rules> Transaction<'_, R> {
         }
         let Transaction { worker, session, writes, .. } = self;
         let groups = by_node(writes.into_values());
-        let version = worker.next_version().ok_or(CommitError::Busy)?;
+        let mut under_way = worker.begin_commit()?;
+        let version = under_way.version();
         // Before anything is locked: then it must not fail for want of memory.
         let prepared: Result<Vec<_>, _> = groups
             .iter()
@@ -37,7 +38,7 @@ impl<R: Rules> Transaction<'_, R> {
         let prepared = match prepared {
             Ok(prepared) => prepared,
             Err(error) => {
-                let _ = worker.ended(version).await; // where that fails, the worker is stuck; it is an abort all the same
+                let _ = under_way.ended().await; // where that fails, the worker is stuck; it is an abort all the same
                 return Err(CommitError::Nothing(error));
             }
         };
@@ -45,9 +46,9 @@ impl<R: Rules> Transaction<'_, R> {
             let Some(installation) = lock::<R>(&groups, prepared).await? else { return Ok(false) };
             if R::installs_first() {
                 install(installation).await?;
-                worker.ended(version).await?;
+                under_way.ended().await?;
             } else {
-                worker.ended(version).await?;
+                under_way.ended().await?;
                 install(installation).await?;
             }
             Ok::<_, MemoryError>(true)
@@ -58,13 +59,10 @@ impl<R: Rules> Transaction<'_, R> {
                 Ok(Some(version))
             }
             Ok(false) => {
-                let _ = worker.ended(version).await; // as above
+                let _ = under_way.ended().await; // as above
                 Err(CommitError::Conflict)
             }
-            Ok(true) | Err(_) => {
-                worker.is_stuck();
-                Err(CommitError::Unknown(version))
-            }
+            Ok(true) | Err(_) => Err(CommitError::Unknown(version)),
         }
     }
 }

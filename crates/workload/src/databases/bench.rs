@@ -239,7 +239,6 @@ impl<P: FnMut(String) -> Result<()>> Bench<'_, P> {
     }
 }
 
-/// The middle; of an even number, the upper of two.
 #[cfg(test)]
 mod tests {
     use super::*;
