@@ -381,7 +381,7 @@ impl<'a> Judge<'a> {
             FileError::Lost { .. } if bears => self.is_in_doubt(failed, &cells),
             FileError::Short | FileError::Unavailable { .. } | FileError::GuestAtWork if bears => false,
             FileError::Damaged { .. } if bears => self.world.flips && self.is_in_doubt(failed, &cells),
-            FileError::Damaged { .. } => self.world.flips,
+            FileError::Damaged { .. } => self.world.flips || self.could_not_be_moved(failed, &cells),
             FileError::TooFewNodes { .. } => !matches!(failed.asked, Asked::Read(_)),
             // What cannot be read cannot be cut either, and is lost then: it must not show again. And rows do not tell damage
             // from loss.
@@ -402,6 +402,26 @@ impl<'a> Judge<'a> {
             "{:?} from {} to {} fails for no reason: {error}",
             failed.asked, failed.start, failed.end
         ))
+    }
+
+    /// Whether a write was under way there when the owner died, and the pool had no room to which its successor could have moved
+    /// what the write may still land on.
+    fn could_not_be_moved(&self, failed: &Record, cells: &Range<u64>) -> bool {
+        let blocks_of =
+            |cells: &Range<u64>| cells.start / CELLS_PER_BLOCK..cells.end.div_ceil(CELLS_PER_BLOCK);
+        let is_left = |write: &&&Record| {
+            let written = blocks_of(&write.written());
+            let asked = blocks_of(cells);
+            write.ended == Ended::Dropped
+                && write.start < failed.end
+                && written.start < asked.end
+                && asked.start < written.end
+        };
+        let is_full =
+            |record: &Record| record.ended == Ended::Failed(FileError::NoSpace) && record.start < failed.end;
+        self.world.owner_dies
+            && self.records.iter().any(|record| is_left(&record))
+            && self.all.iter().any(is_full)
     }
 
     /// The blocks of a block's column, and itself: what is in doubt in one of them takes the parity from all.
