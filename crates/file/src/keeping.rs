@@ -25,8 +25,6 @@ use crate::redundancy::Redundancy;
 
 const EXTENT: u8 = 1;
 const LOST: u8 = 2;
-/// Changes in one record: a file may lose, and find again, more blocks than one has room for.
-const CHANGES_AT_ONCE: usize = 4_096;
 
 /// A file as it is written down.
 #[derive(Clone, PartialEq, Message)]
@@ -168,7 +166,7 @@ impl Keeping {
 
     fn append(&self, changes: &[Change]) {
         if !self.words.is_abandoned() {
-            changes.chunks(CHANGES_AT_ONCE).for_each(|changes| self.journal.append(changes));
+            self.journal.append_in_parts(changes); // a file may lose, and find again, more blocks than one record has room for
         }
     }
 }

@@ -9,10 +9,18 @@ use parking_lot::Mutex;
 use crate::change::Change;
 use crate::kept::Kept;
 
+/// Changes in one record, where they need not be found together: with the longest keys they fit one.
+const CHANGES_AT_ONCE: usize = 4_096;
+
 /// Takes changes that must be found again after this process was killed.
 pub trait Journal: Send + Sync + fmt::Debug {
     /// When this returns, all of these changes are found again; until then, all or none of them.
     fn append(&self, changes: &[Change]);
+
+    /// As [`append`](Self::append), for as many changes as there may be, without large values: some may be found and others not.
+    fn append_in_parts(&self, changes: &[Change]) {
+        changes.chunks(CHANGES_AT_ONCE).for_each(|changes| self.append(changes));
+    }
 
     /// Whether everything so far is found again: nothing is any more once something could not be written down.
     fn is_whole(&self) -> bool;

@@ -257,6 +257,18 @@ mod tests {
     }
 
     #[test]
+    fn more_changes_than_one_record_holds_are_written_down_in_parts() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let log = Log::create(&path, HEAD, &Kept::default()).unwrap();
+        let key = |number: usize| [&number.to_le_bytes()[..], &[b'k'; 500]].concat();
+        let many: Vec<_> = (0..10_000).map(|number| Change::Remove { key: key(number) }).collect();
+        assert_eq!(encode(&many), None, "one record is too small for them");
+        log.append_in_parts(&many);
+        assert!(log.is_whole() && is_state(&std::fs::read(&path).unwrap()));
+    }
+
+    #[test]
     fn a_log_of_another_version_says_which() {
         let mut bytes = HEAD.encode(HEAD_BYTES as u64);
         bytes[8] = 9;

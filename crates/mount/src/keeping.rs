@@ -66,7 +66,7 @@ impl Names {
         let body = |file| Some(Arc::new(Body::new(files.remove(&file)?)));
         let mut namespace = Namespace::restore(&kept, root, now, MAX_INODES, body);
         // What was left out must not come back under a number that is given out again.
-        found.journal.append(&namespace.left_out(&kept));
+        found.journal.append_in_parts(&namespace.left_out(&kept));
         namespace.note_changes();
         found.store = None;
         Names { namespace, journal: Some(found.journal.clone()) }

@@ -9,16 +9,15 @@ mod layout;
 mod nemesis;
 
 use std::cell::RefCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_fabric::sim::{
-    Executor, Faults, HostId, Mutation, Network, Path, ProcessId, Random, RunEnd, Service, Span, Tasks,
-    World, WorldConfig,
+    Executor, Faults, HostId, Mutation, Network, Path, ProcessId, Random, Service, Span, Tasks, World,
+    WorldConfig,
 };
 
-use crate::runner::{RunReport, Scenario, described};
+use crate::runner::{RunReport, Scenario, run_to_end};
 use director::{Board, Node};
 use history::History;
 
@@ -121,7 +120,7 @@ fn clock_rate(random: &mut Random) -> u64 {
 fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let mut random = Random::new(seed, 10);
     let world = world_of(seed, mutation, trace, &mut random);
-    let mut executor = Executor::new(world.clone());
+    let executor = Executor::new(world.clone());
     let tasks = executor.tasks();
     let nodes: Vec<Rc<Node>> = (0..1 + random.below(2))
         .map(|index| {
@@ -151,17 +150,8 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         client::start(&run, place, false);
     }
     nemesis::start(&run, &places, &mut random);
-    // Caught here, so that a run that panics has a trace as well.
-    let ended = catch_unwind(AssertUnwindSafe(|| executor.run(RUN_NS)));
-    let panicked = ended.is_err();
-    match ended {
-        Ok(RunEnd::Finished) => {}
-        Ok(end) => {
-            run.complain(format!("somebody hangs: {end:?} with {} clients left", run.clients_left.borrow()));
-        }
-        Err(panic) => run.complain(described(&*panic)),
-    }
-    drop(executor);
+    let (panicked, trouble) = run_to_end(executor, RUN_NS, || *run.clients_left.borrow());
+    trouble.into_iter().for_each(|what| run.complain(what));
     let history = run.history.take();
     let operations = history.operations();
     let violations = judge::judge(history);

@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use farpool_fabric::sim::{Executor, RunEnd};
 use serde::{Serialize, Serializer};
 
 /// Failing seeds that are kept: one is enough to work on, a few show whether they are alike.
@@ -63,8 +64,22 @@ pub fn run_guarded(scenario: &Scenario, seed: u64, mutation: Option<&'static str
     })
 }
 
+/// Runs a world to its end: whether that was a panic, and what went wrong, if anything. Caught here, so that a run that panics has a
+/// trace as well.
+pub(crate) fn run_to_end(
+    mut executor: Executor,
+    until_ns: u64,
+    clients_left: impl Fn() -> u32,
+) -> (bool, Option<String>) {
+    match catch_unwind(AssertUnwindSafe(|| executor.run(until_ns))) {
+        Ok(RunEnd::Finished) => (false, None),
+        Ok(end) => (false, Some(format!("somebody hangs: {end:?} with {} clients left", clients_left()))),
+        Err(panic) => (true, Some(described(&*panic))),
+    }
+}
+
 /// A panic as a violation.
-pub(crate) fn described(panic: &(dyn Any + Send)) -> String {
+fn described(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     format!("panicked: {}", text.unwrap_or_default())

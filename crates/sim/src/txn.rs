@@ -5,14 +5,12 @@ mod broken;
 mod client;
 
 use std::cell::RefCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::sim::{
-    Executor, Faults, HostId, Network, Path, ProcessId, Random, RunEnd, Service, Span, Tasks, World,
-    WorldConfig,
+    Executor, Faults, HostId, Network, Path, ProcessId, Random, Service, Span, Tasks, World, WorldConfig,
 };
 use farpool_fabric::{Endpoint, EndpointConfig, Peer};
 use farpool_txn::judge::{Transaction, judge};
@@ -21,7 +19,7 @@ use farpool_txn::{Memory, MemoryError, OracleAt, Piece, RecordId, RecordLayout, 
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, SessionId};
 
 use crate::lending::LendingHost;
-use crate::runner::{RunReport, Scenario, described};
+use crate::runner::{RunReport, Scenario, run_to_end};
 
 /// The scenario of transactions.
 pub const TXN: Scenario = Scenario { name: "txn", mutations: MUTATIONS, run };
@@ -131,23 +129,14 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
 fn run_by<R: Rules>(seed: u64, trace: bool) -> RunReport {
     let mut random = Random::new(seed, 10);
     let world = world_of(seed, trace, &mut random);
-    let mut executor = Executor::new(world.clone());
+    let executor = Executor::new(world.clone());
     let run = Rc::new(setting(world.clone(), executor.tasks(), seed, &mut random));
     start_publisher::<R>(&run, &mut random);
     for slot in 0..run.slots {
         client::start::<R>(&run, slot, &mut random);
     }
-    // Caught here, so that a run that panics has a trace as well.
-    let ended = catch_unwind(AssertUnwindSafe(|| executor.run(RUN_NS)));
-    let panicked = ended.is_err();
-    match ended {
-        Ok(RunEnd::Finished) => {}
-        Ok(end) => {
-            run.complain(format!("somebody hangs: {end:?} with {} clients left", run.clients_left.borrow()));
-        }
-        Err(panic) => run.complain(described(&*panic)),
-    }
-    drop(executor);
+    let (panicked, trouble) = run_to_end(executor, RUN_NS, || *run.clients_left.borrow());
+    trouble.into_iter().for_each(|what| run.complain(what));
     let history = run.history.take();
     let mut violations = run.complaints.take();
     violations.extend(judge(&history).err().map(|violation| violation.to_string()));

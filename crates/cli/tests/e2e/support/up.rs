@@ -80,10 +80,15 @@ impl Up {
     /// The child whose command line has this word.
     #[track_caller]
     pub fn child(&self, subcommand: &str) -> u32 {
+        self.running_child(subcommand).unwrap_or_else(|| panic!("`up` runs no {subcommand}"))
+    }
+
+    /// The same for who waits for one: between fork and exec a child has another command line.
+    pub fn running_child(&self, subcommand: &str) -> Option<u32> {
         let is_it = |id: &u32| {
             let line = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
             line.split(|&byte| byte == 0).nth(1) == Some(subcommand.as_bytes())
         };
-        self.children().into_iter().find(is_it).unwrap_or_else(|| panic!("`up` runs no {subcommand}"))
+        self.children().into_iter().find(is_it)
     }
 }
