@@ -5,7 +5,8 @@
 //! Method: operation and floor in short slices by turns, ratios as medians over the pairs.
 //! Check: every atomic, and transfers from time to time; one wrong byte fails the measurement.
 //!
-//! [`run_io`] is one measurement, [`run_table`] all that are published, beside peers. Not here: the command line.
+//! [`run_io`] is one measurement, [`run_table`] all that are published, beside peers; [`run_oracle`] measures the oracle of
+//! transactions. Not here: the command line.
 
 // They panic when the stream is closed or full; see `child::complain`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -21,6 +22,7 @@ mod local_pool;
 mod machine;
 mod meeting;
 mod options;
+mod oracle;
 mod pages;
 mod places;
 mod progress;
@@ -40,6 +42,7 @@ pub use files::{
 pub use floors::{serve_ping_pong, serve_tcp};
 pub use machine::Machine;
 pub use options::{IoOp, IoOptions, IoTransport, Pattern, THREADS_MAX};
+pub use oracle::{OracleKind, OracleOptions, OracleReport, run_oracle};
 pub use pages::Pages as FloorPages;
 pub use report::{FloorReport, IoReport};
 pub use room::check as check_room;

@@ -17,6 +17,20 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// The footprint is filled by writes of this size.
 const FILL_BYTES: usize = 256 << 10;
 
+/// A thread's end of the fabric.
+///
+/// # Errors
+/// When there is no memory for its transfers.
+pub fn open_endpoint(transports: Transports, arena_bytes: usize) -> std::io::Result<Endpoint> {
+    Endpoint::try_new(EndpointConfig {
+        transport: Rc::new(Negotiated::new(transports, DEADLINE)),
+        clock: Rc::new(MonotonicClock),
+        session_ids: Box::new(|| SessionId(getrandom::u64().expect("the kernel gives random bytes"))),
+        arena_bytes,
+        deadline: DEADLINE,
+    })
+}
+
 /// Owned by one thread.
 pub struct Reach {
     /// Its end of the fabric.
@@ -36,14 +50,7 @@ struct Spot {
 impl Reach {
     /// Connects to the nodes of a footprint, with room for `arena_bytes` of transfers.
     pub fn open(footprint: &Footprint, transports: Transports, arena_bytes: usize) -> Result<Self> {
-        let endpoint = Endpoint::try_new(EndpointConfig {
-            transport: Rc::new(Negotiated::new(transports, DEADLINE)),
-            clock: Rc::new(MonotonicClock),
-            session_ids: Box::new(|| SessionId(getrandom::u64().expect("the kernel gives random bytes"))),
-            arena_bytes: arena_bytes.max(FILL_BYTES),
-            deadline: DEADLINE,
-        });
-        let endpoint = endpoint.context(
+        let endpoint = open_endpoint(transports, arena_bytes.max(FILL_BYTES)).context(
             "there is no memory for a thread's transfers: lower --threads, --depth, --batch or --block",
         )?;
         let (mut queues, mut regions): (Vec<Queue>, Vec<Spot>) = Default::default();

@@ -1,6 +1,7 @@
 //! `farpool bench`: how fast the fabric is, and files and databases on it.
 
 mod databases;
+mod oracle;
 mod paper;
 mod paper_databases;
 mod paper_queries;
@@ -34,6 +35,7 @@ use crate::tether::{self, Tether};
 Examples:
   farpool bench io --transport shm --op read --pattern random --seconds 5 --floor
   farpool bench io --transport tcp --op read --depth 32 --seconds 5 --floor --json
+  farpool bench oracle --clients 2 --seconds 5
   farpool bench paper files --figure damon3 --out docs/bench")]
 pub struct BenchArgs {
     #[command(subcommand)]
@@ -44,6 +46,7 @@ pub struct BenchArgs {
 enum What {
     Io(IoArgs),
     IoTable(IoTableArgs),
+    Oracle(oracle::OracleArgs),
     Paper(paper::PaperArgs),
     Databases(databases::DatabasesArgs),
     #[command(hide = true)]
@@ -194,6 +197,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
     match args.what {
         What::Io(args) => io(&args),
         What::IoTable(args) => io_table(args),
+        What::Oracle(args) => oracle::run(&args),
         What::Paper(args) => paper::run(args),
         What::FileClient(args) => paper::serve_client(&args),
         What::Floor(FloorArgs { kind: FloorKind::Fuse(floor) }) => paper::serve_floor(&floor),

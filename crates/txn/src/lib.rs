@@ -24,10 +24,10 @@ mod worker;
 
 pub use cut::Cut;
 pub use error::{BeginError, CommitError, ReadError};
-pub use memory::{Memory, MemoryError, Piece};
+pub use memory::{Memory, MemoryError, Piece, Traffic};
 pub use record::{MOST_OLD_VERSIONS, MOST_RECORD_BYTES, OldVersion, RecordId, RecordLayout, Ring};
 pub use rules::{Rules, Shipped};
 pub use slot::{MAX_COMMITS_UNDER_WAY, SlotCommits};
 pub use table::Table;
 pub use transaction::{Row, Transaction};
-pub use worker::{OracleAt, Session, Worker};
+pub use worker::{OracleAt, Session, StampError, Stamped, Worker};

@@ -1,10 +1,16 @@
 //! One thread's way to far memory: a queue to each node, and the pieces of regions that hold the database.
 
+mod traffic;
+mod words;
+
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use farpool_fabric::{ArenaBuf, ArenaFull, Batch, Endpoint, OpError, Peer, Queue};
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, RemoteAddr};
+
+pub use traffic::Traffic;
 
 /// A part of a leased region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,17 +47,23 @@ pub enum MemoryError {
 pub struct Memory {
     endpoint: Endpoint,
     queues: BTreeMap<NodeId, Queue>,
+    traffic: Cell<Traffic>,
 }
 
 impl Memory {
     /// No node yet.
     pub fn new(endpoint: Endpoint) -> Memory {
-        Memory { endpoint, queues: BTreeMap::new() }
+        Memory { endpoint, queues: BTreeMap::new(), traffic: Cell::default() }
     }
 
     /// The endpoint that has to be polled.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
+    }
+
+    /// What was asked of far memory so far.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic.get()
     }
 
     /// Opens a region for this thread.
@@ -79,8 +91,9 @@ impl Memory {
     /// Reads a range of a piece. Words may be of different times.
     pub(crate) async fn read(&self, piece: &Piece, range: Range<u64>) -> Result<ArenaBuf, MemoryError> {
         let buffer = self.endpoint.arena().take((range.end - range.start) as usize)?;
-        let (buffer, read) =
-            self.queue(piece.region.node)?.read(piece.address(range.start), piece.epoch, buffer).await;
+        let queue = self.queue(piece.region.node)?;
+        Traffic::of(buffer.len()).count(&self.traffic);
+        let (buffer, read) = queue.read(piece.address(range.start), piece.epoch, buffer).await;
         read?;
         Ok(buffer)
     }
@@ -89,14 +102,22 @@ impl Memory {
     pub(crate) async fn write(&self, piece: &Piece, at: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         let mut buffer = self.endpoint.arena().take(bytes.len())?;
         buffer.copy_from_slice(bytes);
-        let (_, written) = self.queue(piece.region.node)?.write(piece.address(at), piece.epoch, buffer).await;
+        let queue = self.queue(piece.region.node)?;
+        Traffic::of(buffer.len()).count(&self.traffic);
+        let (_, written) = queue.write(piece.address(at), piece.epoch, buffer).await;
         Ok(written?)
     }
 
     /// Operations on one node, with one doorbell.
     pub(crate) fn plan(&self, node: NodeId, bytes: usize) -> Result<Plan<'_>, MemoryError> {
         let buffer = self.endpoint.arena().take(bytes)?;
-        Ok(Plan { queue: self.queue(node)?, batch: Batch::new(buffer), used: 0 })
+        Ok(Plan {
+            queue: self.queue(node)?,
+            batch: Batch::new(buffer),
+            used: 0,
+            asked: Traffic::default(),
+            traffic: &self.traffic,
+        })
     }
 }
 
@@ -105,6 +126,9 @@ pub(crate) struct Plan<'a> {
     queue: &'a Queue,
     batch: Batch,
     used: usize,
+    asked: Traffic,
+    /// The thread's, to which this is added when it is posted.
+    traffic: &'a Cell<Traffic>,
 }
 
 /// What became of a plan.
@@ -116,6 +140,7 @@ impl Plan<'_> {
     fn place(&mut self, bytes: usize) -> Range<usize> {
         let place = self.used..self.used + bytes;
         self.used = place.end;
+        self.asked = self.asked + Traffic::of(bytes);
         place
     }
 
@@ -135,6 +160,7 @@ impl Plan<'_> {
 
     /// Adds a compare-and-swap.
     pub(crate) fn compare_and_swap(&mut self, piece: &Piece, at: u64, expected: u64, new: u64) {
+        self.asked = self.asked + Traffic::of(size_of::<u64>());
         self.batch.compare_and_swap(piece.address(at), piece.epoch, expected, new);
     }
 
@@ -145,6 +171,7 @@ impl Plan<'_> {
 
     /// Posts all of it, and waits for all of it.
     pub(crate) async fn run(self) -> Ran {
+        self.asked.count(self.traffic);
         Ran { batch: self.queue.run(self.batch).await }
     }
 }

@@ -11,9 +11,13 @@
 //! order: a READ is not atomic, and two of them may cross (design, section 9).
 
 mod board;
+mod naive;
 mod publisher;
 mod publishing;
+mod reading;
 
 pub use board::Board;
+pub use naive::{NaiveAt, NaiveStamped};
 pub use publisher::Publisher;
 pub use publishing::publish;
+pub use reading::read_published;

@@ -1,5 +1,7 @@
 //! A thread that runs transactions: its slot of the timestamp vector, and how it begins.
 
+mod stamping;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -8,13 +10,13 @@ use std::time::Duration;
 
 use farpool_wire::{Slot, Version};
 
-use crate::cut::Cut;
 use crate::error::{BeginError, CommitError};
 use crate::memory::{Memory, MemoryError, Piece, Plan};
-use crate::oracle::Board;
+use crate::oracle::{Board, read_published};
 use crate::rules::{Rules, Shipped};
 use crate::slot::SlotCommits;
 use crate::transaction::Transaction;
+pub use stamping::{StampError, Stamped};
 
 /// How long a transaction waits for a cut that it can begin from; they are published within far less.
 const BEGIN_PATIENCE: Duration = Duration::from_secs(2);
@@ -72,6 +74,11 @@ impl<R: Rules> Worker<R> {
         Some(Worker { memory, oracle, word, state: RefCell::new(state), rules: PhantomData })
     }
 
+    /// Its way to far memory.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
     /// Begins a transaction from a published cut that has all commits of its session.
     ///
     /// # Errors
@@ -81,7 +88,8 @@ impl<R: Rules> Worker<R> {
         let give_up_at = endpoint.now_ns() + BEGIN_PATIENCE.as_nanos() as u64;
         loop {
             // The later image may be torn just now where it was not before: a session does not go back to the earlier.
-            let published = self.published().await?.filter(|cut| cut.sequence() >= session.begun_from);
+            let published = read_published::<R>(&self.memory, &self.oracle).await?;
+            let published = published.filter(|cut| cut.sequence() >= session.begun_from);
             if let Some(cut) = published.and_then(|cut| R::begin(cut, session.own)) {
                 session.begun_from = cut.sequence();
                 return Ok(Transaction::new(self, session, cut));
@@ -91,18 +99,6 @@ impl<R: Rules> Worker<R> {
             }
             endpoint.sleep(BEGIN_PAUSE).await;
         }
-    }
-
-    async fn published(&self) -> Result<Option<Cut>, MemoryError> {
-        if R::begins_from_words() {
-            let words = self.oracle.board.words();
-            let bytes = self.memory.read(&self.oracle.piece, words.start as u64..words.end as u64).await?;
-            let words = self.oracle.board.decode_words(&bytes);
-            return Ok(words.map(|counts| Cut::new(counts.iter().sum(), counts.into())));
-        }
-        let images = self.oracle.board.images();
-        let bytes = self.memory.read(&self.oracle.piece, images.start as u64..images.end as u64).await?;
-        Ok(self.oracle.board.decode(&bytes))
     }
 
     /// The next commit, unless too many are under way.

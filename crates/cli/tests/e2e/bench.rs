@@ -74,6 +74,28 @@ fn a_running_pool_of_two_nodes_is_measured_when_it_is_named() {
 }
 
 #[test]
+fn timestamp_transactions_are_measured_and_all_of_them_are_published_in_the_end() {
+    let with = |more: &[&str]| {
+        let usual = ["bench", "oracle", "--clients", "2", "--seconds", "0.3", "--json"];
+        let output = run(usual.iter().chain(more));
+        assert!(output.status.success(), "{more:?}: {}", output.stderr);
+        let report: Value = serde_json::from_str(&output.stdout).unwrap();
+        for field in ["t_trx_s", "ns_per_t_trx", "operations_per_t_trx", "publication_p50_us"] {
+            assert!(report[field].as_f64().unwrap() > 0.0, "{more:?}, {field}: {report}");
+        }
+        assert!(report["checked"].as_u64().unwrap() > 0, "{report}");
+        report
+    };
+    for transport in ["shm", "tcp"] {
+        let vector = with(&["--transport", transport]);
+        let operations = vector["operations_per_t_trx"].as_f64().unwrap();
+        assert!((2.0..3.0).contains(&operations), "a READ to begin, a WRITE to show: {vector}");
+        let naive = with(&["--transport", transport, "--oracle", "naive"]);
+        assert!(naive["operations_per_t_trx"].as_f64().unwrap() >= 3.0, "{naive}");
+    }
+}
+
+#[test]
 fn interrupted_measurement_leaves_no_process() {
     let args = ["bench", "io", "--transport", "tcp", "--op", "read", "--footprint", "16MiB"];
     let mut command = farpool(args);
@@ -127,6 +149,10 @@ fn what_cannot_be_measured_is_a_usage_error_with_the_fix() {
     bad(&["--transport", "shm", "--op", "read", "--footprint", "999TiB"], "--footprint");
     bad(&["--op", "read"], "--transport");
     bad(&["--transport", "tcp", "--op", "read", "--broker", "nonsense"], "write HOST:PORT");
+    let output = run(["bench", "oracle", "--clients", "0"]);
+    assert_complaint(&output, 2, "--clients");
+    let output = run(["bench", "oracle", "--oracle", "hybrid"]);
+    assert_complaint(&output, 2, "vector or naive");
     let output = run(["bench", "io-table", "--out", "/nonexistent", "--rounds", "0"]);
     assert_complaint(&output, 2, "--rounds");
     let output = run(["bench", "io", "--transport", "tcp", "--op", "read", "--seconds", "0"]);

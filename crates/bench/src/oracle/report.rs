@@ -1,0 +1,201 @@
+//! What a measurement of an oracle says: as JSON for programs, as lines for people.
+
+use std::fmt::Write;
+
+use anyhow::{Context, Result, ensure};
+use farpool_txn::Traffic;
+use serde::{Deserialize, Serialize};
+
+use super::client::{Course, Plan};
+use super::options::{OracleKind, OracleOptions};
+use crate::machine::Machine;
+use crate::spread::{Spread, grouped};
+use crate::tally::Tally;
+
+/// All that was measured.
+pub struct Measured {
+    /// Of each client.
+    pub courses: Vec<Course>,
+    /// When they measured.
+    pub plan: Plan,
+    /// Of the oracle's own threads.
+    pub service_traffic: Traffic,
+}
+
+/// Facts of a measurement. Names and meanings of the fields are stable; new ones may join.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct OracleReport {
+    /// Timestamp transactions per second of all clients; the median over the slices.
+    pub t_trx_s: f64,
+    /// Smallest and largest of the slices.
+    pub t_trx_s_range: (f64, f64),
+    /// Of a client from one end to the next: clients by `t_trx_s`.
+    pub ns_per_t_trx: f64,
+    /// Half took no longer; where they are timed together, means of `timed_together`.
+    pub p50_us: f64,
+    /// 99 % took no longer, likewise.
+    pub p99_us: f64,
+    /// Operations on far memory by clients, per transaction.
+    pub operations_per_t_trx: f64,
+    /// Bytes that they move, without what a transport puts around them.
+    pub bytes_per_t_trx: f64,
+    /// Operations by the oracle's own threads, per transaction.
+    pub service_operations_per_t_trx: f64,
+    /// Bytes that they move.
+    pub service_bytes_per_t_trx: f64,
+    /// From a commit's acknowledgement until its client begins from something that has it: half took no longer.
+    pub publication_p50_us: f64,
+    /// 99 % took no longer.
+    pub publication_p99_us: f64,
+    /// None took longer.
+    pub publication_max_us: f64,
+    /// Which oracle.
+    pub oracle: OracleKind,
+    /// What carried it.
+    pub transport: String,
+    /// Threads in a closed loop.
+    pub clients: usize,
+    /// How long was measured.
+    pub seconds: f64,
+    /// Slices into which that was cut.
+    pub slices: usize,
+    /// Transactions per look at the clock.
+    pub timed_together: usize,
+    /// Transactions in all; in the end as many were published, or there is no report.
+    pub checked: u64,
+    /// The machine.
+    pub machine: Machine,
+    /// The commit this was built from, if the build was told.
+    pub commit: Option<String>,
+}
+
+impl OracleReport {
+    /// Puts everything together.
+    pub(super) fn new(options: &OracleOptions, measured: &Measured) -> Result<Self> {
+        let Measured { courses, plan, service_traffic } = measured;
+        let (mut latencies, mut publications) = (Tally::new()?, Tally::new()?);
+        for course in courses {
+            latencies.join(&course.latencies)?;
+            publications.join(&course.publications)?;
+        }
+        let rate = |slice: usize| {
+            courses.iter().map(|course| course.slices[slice]).sum::<u64>() as f64 / plan.slice.as_secs_f64()
+        };
+        let rates = Spread::of((0..plan.slices).map(rate)).context("nothing was measured")?;
+        ensure!(rates.middle > 0.0 && !publications.is_empty(), "nothing was measured: give more --seconds");
+        let checked: u64 = courses.iter().map(|course| course.transactions).sum();
+        let traffic = courses.iter().fold(Traffic::default(), |sum, course| sum + course.traffic);
+        let each = |of: u64| of as f64 / checked as f64;
+        Ok(OracleReport {
+            t_trx_s: rates.middle,
+            t_trx_s_range: (rates.least, rates.most),
+            ns_per_t_trx: options.clients as f64 * 1e9 / rates.middle,
+            p50_us: latencies.quantile_us(0.5),
+            p99_us: latencies.quantile_us(0.99),
+            operations_per_t_trx: each(traffic.operations),
+            bytes_per_t_trx: each(traffic.bytes),
+            service_operations_per_t_trx: each(service_traffic.operations),
+            service_bytes_per_t_trx: each(service_traffic.bytes),
+            publication_p50_us: publications.quantile_us(0.5),
+            publication_p99_us: publications.quantile_us(0.99),
+            publication_max_us: publications.quantile_us(1.0),
+            oracle: options.oracle,
+            transport: options.transport.to_string(),
+            clients: options.clients,
+            seconds: options.duration.as_secs_f64(),
+            slices: plan.slices,
+            timed_together: plan.timed_together,
+            checked,
+            machine: Machine::this(),
+            commit: option_env!("FARPOOL_COMMIT").map(str::to_owned),
+        })
+    }
+
+    /// The report for people.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub fn lines(&self) -> Result<String> {
+        let mut text = String::new();
+        self.write(&mut text).context("cannot write the report")?;
+        Ok(text)
+    }
+
+    fn write(&self, text: &mut String) -> std::fmt::Result {
+        let Self { oracle, transport, clients, seconds, slices, .. } = self;
+        let client = if *clients == 1 { "client" } else { "clients" };
+        writeln!(text, "{oracle} oracle over {transport}, {clients} {client}")?;
+        writeln!(text, "{seconds} s in {slices} slices")?;
+        let (least, most) = self.t_trx_s_range;
+        let range = format!("{} to {} over the slices", grouped(least, 0), grouped(most, 0));
+        let mut row = |name: &str, value: f64, digits: usize, note: &str| {
+            writeln!(text, "{name:32}{:>14}  {note}", grouped(value, digits))
+        };
+        row("t-trx/s", self.t_trx_s, 0, &range)?;
+        row("ns per t-trx and client", self.ns_per_t_trx, 0, "")?;
+        row("p50, us", self.p50_us, 3, "")?;
+        row("p99, us", self.p99_us, 3, "")?;
+        row("far operations per t-trx", self.operations_per_t_trx, 2, "by clients")?;
+        row("bytes per t-trx", self.bytes_per_t_trx, 1, "")?;
+        row("far operations per t-trx", self.service_operations_per_t_trx, 2, "by the oracle's own threads")?;
+        row("bytes per t-trx", self.service_bytes_per_t_trx, 1, "")?;
+        row(
+            "publication p50, us",
+            self.publication_p50_us,
+            1,
+            "from acknowledgement to a begin that sees it",
+        )?;
+        row("publication p99, us", self.publication_p99_us, 1, "")?;
+        row("publication max, us", self.publication_max_us, 1, "")?;
+        writeln!(text, "{} transactions, all published in the end", self.checked)?;
+        let commit = self.commit.as_ref().map(|commit| format!("; commit {commit}")).unwrap_or_default();
+        write!(text, "{}{commit}", self.machine)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::options::tests::small;
+    use super::*;
+
+    fn report() -> OracleReport {
+        let tally = |us| {
+            let mut tally = Tally::new().unwrap();
+            tally.record(Duration::from_micros(us), 1);
+            tally
+        };
+        let course = |slices: [u64; 3]| Course {
+            slices: slices.to_vec(),
+            transactions: slices.iter().sum(),
+            latencies: tally(1),
+            publications: tally(20),
+            traffic: Traffic { operations: 60, bytes: 480 },
+        };
+        let slice = Duration::from_millis(1);
+        let plan = Plan { warm_up: slice, slices: 3, slice, timed_together: 1 };
+        let courses = vec![course([10, 20, 0]), course([0, 10, 20])];
+        let service_traffic = Traffic { operations: 6, bytes: 600 };
+        let options = OracleOptions { clients: 2, ..small() };
+        OracleReport::new(&options, &Measured { courses, plan, service_traffic }).unwrap()
+    }
+
+    #[test]
+    fn slices_add_up_over_clients_and_traffic_is_per_transaction() {
+        let report = report();
+        assert_eq!((report.t_trx_s, report.t_trx_s_range), (20_000.0, (10_000.0, 30_000.0)));
+        assert_eq!(report.ns_per_t_trx, 100_000.0);
+        assert_eq!((report.operations_per_t_trx, report.bytes_per_t_trx), (2.0, 16.0));
+        assert_eq!((report.service_operations_per_t_trx, report.service_bytes_per_t_trx), (0.1, 10.0));
+        assert_eq!(report.checked, 60);
+    }
+
+    #[test]
+    fn lines_say_which_is_which_and_where() {
+        let lines = report().lines().unwrap();
+        for part in ["vector oracle over shm, 2 clients", "t-trx/s", "publication p99", "Linux"] {
+            assert!(lines.contains(part), "no `{part}` in {lines}");
+        }
+    }
+}

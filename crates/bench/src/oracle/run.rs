@@ -1,0 +1,183 @@
+//! A measurement: nodes, the oracle's threads, clients, and the check of what they were told.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use farpool_fabric::{CardTransport, Transports, block_on};
+use farpool_txn::oracle::{Board, NaiveAt, read_published};
+use farpool_txn::{Memory, OracleAt, Session, Shipped, Traffic, Worker};
+use farpool_wire::Slot;
+
+use super::client::{Client, Course, NaiveClient, Plan, SLICE, VectorClient, drive};
+use super::options::{OracleKind, OracleOptions};
+use super::report::{Measured, OracleReport};
+use super::service::Service;
+use super::site::Site;
+use crate::child::check_stop;
+use crate::meeting::{Meeting, Seat};
+
+/// Before the first slice: caches, spin budgets and publication settle.
+const WARM_UP: Duration = Duration::from_millis(300);
+/// Fewest slices: with fewer, a median is no better than its worst neighbour.
+const SLICES_MIN: usize = 5;
+/// Transactions per look at the clock, where they are carried out by the thread itself.
+const TIMED_TOGETHER: usize = 32;
+/// How far the naive read timestamp may be behind: a list of half a megabyte.
+const NAIVE_PLACES: u64 = 1 << 16;
+/// Until all that was acknowledged must be published.
+const LAST_PUBLICATION: Duration = Duration::from_secs(5);
+/// Between two looks whether it is.
+const LOOK_EVERY: Duration = Duration::from_micros(100);
+
+/// Measures; over network cards if `card` brings their transport. `farpool` is this program's file, for child
+/// processes; call it on the main thread, to which they are tied. Once `stop` is raised it ends soon, with an error.
+///
+/// # Errors
+/// When something cannot be started, fails, or breaks a promise.
+pub fn run_oracle(
+    options: &OracleOptions,
+    card: Option<CardTransport>,
+    farpool: &Path,
+    stop: &AtomicBool,
+) -> Result<OracleReport> {
+    let transports = Transports { choice: options.transport.0, card };
+    let site = Site::start(transports, 1, farpool, stop)?;
+    let measured = match options.oracle {
+        OracleKind::Vector => vector(options, &site, stop)?,
+        OracleKind::Naive => naive(options, &site, stop)?,
+    };
+    check_stop(stop)?;
+    ensure!(site.is_whole(), "a lease was lost meanwhile: what was measured means nothing");
+    OracleReport::new(options, &measured)
+}
+
+fn vector(options: &OracleOptions, site: &Site, stop: &AtomicBool) -> Result<Measured> {
+    let board = Board::new(options.clients as u16).context("there are more clients than slots")?;
+    let oracle = OracleAt { piece: site.pieces()[0], board };
+    let run = Run { options, site, stop, services: vec![Service::Publisher(oracle)] };
+    let client = |number: usize, seat: &Seat<'_>| {
+        let ready = seat.note(site.memory().and_then(|memory| {
+            let slot = Slot::new(number as u16).context("there are more clients than slots")?;
+            let worker = Worker::new(memory, oracle, slot, 0).context("the board has no such slot")?;
+            Ok(VectorClient { worker, session: Session::new() })
+        }));
+        run.client(seat, ready)
+    };
+    let check = |transactions| {
+        let memory = site.memory()?;
+        wait_until_published(&memory, transactions, async || {
+            let cut = read_published::<Shipped>(&memory, &oracle).await?;
+            Ok(cut.map_or(0, |cut| cut.counts().iter().sum()))
+        })
+    };
+    run.all(client, check)
+}
+
+fn naive(options: &OracleOptions, site: &Site, stop: &AtomicBool) -> Result<Measured> {
+    let oracle = NaiveAt::new(site.pieces()[0], NAIVE_PLACES).context("the list has no place")?;
+    let run = Run { options, site, stop, services: vec![Service::Advancer(oracle)] };
+    let client = |_, seat: &Seat<'_>| {
+        let ready = seat.note(site.memory().map(|memory| NaiveClient { memory, oracle }));
+        run.client(seat, ready)
+    };
+    let check = |transactions| {
+        let memory = site.memory()?;
+        wait_until_published(&memory, transactions, async || Ok(oracle.read_timestamp(&memory).await?))
+    };
+    run.all(client, check)
+}
+
+/// Waits until as many commits are published as were acknowledged, and no more.
+fn wait_until_published(
+    memory: &Memory,
+    acknowledged: u64,
+    mut published: impl AsyncFnMut() -> Result<u64>,
+) -> Result<()> {
+    let started = Instant::now();
+    loop {
+        let found = block_on(memory.endpoint(), published())?;
+        ensure!(found <= acknowledged, "{acknowledged} commits were acknowledged, and {found} are published");
+        if found == acknowledged {
+            return Ok(());
+        }
+        ensure!(started.elapsed() < LAST_PUBLICATION, "of {acknowledged} commits {found} were published");
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+struct Run<'a> {
+    options: &'a OracleOptions,
+    site: &'a Site,
+    stop: &'a AtomicBool,
+    services: Vec<Service>,
+}
+
+impl Run<'_> {
+    fn plan(&self) -> Plan {
+        let wanted = (self.options.duration.as_secs_f64() / SLICE.as_secs_f64()) as usize;
+        let slices = wanted.max(SLICES_MIN);
+        Plan {
+            warm_up: WARM_UP.min(self.options.duration),
+            slices,
+            slice: self.options.duration / slices as u32,
+            timed_together: if self.site.is_shared_memory() { TIMED_TOGETHER } else { 1 },
+        }
+    }
+
+    /// Lets a client work once all are there.
+    fn client(&self, seat: &Seat<'_>, ready: Result<impl Client>) -> Result<Course> {
+        let mut ready = ready.map(Some);
+        seat.meet();
+        let course = seat.attempt(&mut ready, |client| drive(client, self.plan(), self.stop));
+        ready?;
+        course.context("stopped because another thread has failed, or as asked")
+    }
+
+    /// Runs services and clients, and checks what was published in the end.
+    fn all(
+        &self,
+        client: impl Fn(usize, &Seat<'_>) -> Result<Course> + Sync,
+        check: impl FnOnce(u64) -> Result<()>,
+    ) -> Result<Measured> {
+        let meeting = Meeting::new(self.stop);
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let serve = |service: &Service| {
+                let (service, is_over) = (*service, &is_over);
+                let named = Builder::new().name(format!("oracle {}", service.name()));
+                named.spawn_scoped(scope, move || service.run(self.site, is_over))
+            };
+            let services: Result<Vec<_>, _> = self.services.iter().map(serve).collect();
+            let seats: Vec<_> = (0..self.options.clients).map(|_| meeting.seat()).collect();
+            let client = &client;
+            let start = |(number, seat): (usize, _)| {
+                let named = Builder::new().name(format!("client {number}"));
+                named.spawn_scoped(scope, move || client(number, &seat))
+            };
+            let clients: Result<Vec<_>, _> = seats.into_iter().enumerate().map(start).collect();
+            let courses = clients
+                .context("cannot start the clients: lower --clients")
+                .and_then(|clients| joined(clients.into_iter().map(|thread| thread.join())));
+            let checked = courses.and_then(|courses| {
+                check(courses.iter().map(|course| course.transactions).sum())?;
+                Ok(courses)
+            });
+            is_over.store(true, Ordering::Relaxed); // the flag carries no data
+            let services = services.context("cannot start the oracle's threads")?;
+            // Before what the clients say: they complain of a service that has failed.
+            let traffic = joined(services.into_iter().map(|thread| thread.join()))?;
+            let service_traffic = traffic.into_iter().fold(Traffic::default(), |sum, more| sum + more);
+            Ok(Measured { courses: checked?, plan: self.plan(), service_traffic })
+        })
+    }
+}
+
+/// What threads came to, or the first trouble, once all have ended.
+fn joined<T>(threads: impl Iterator<Item = std::thread::Result<Result<T>>>) -> Result<Vec<T>> {
+    let all: Vec<_> = threads.collect();
+    let panicked = || anyhow!("a thread of the measurement panicked, see above");
+    all.into_iter().map(|outcome| outcome.unwrap_or_else(|_| Err(panicked()))).collect()
+}

@@ -1,0 +1,62 @@
+//! `farpool bench oracle`: timestamp transactions.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use farpool_bench::{IoTransport, OracleKind, OracleOptions, run_oracle};
+
+use super::{parse_seconds, stop_on_signals};
+use crate::errors::UsageError;
+use crate::output::{tell, tell_json};
+use crate::rdma::card_transport;
+
+/// Measure how many transactions the timestamp oracle bears, and how soon others see a commit
+///
+/// Clients run timestamp transactions, one after the other: each begins from what is published, takes a commit timestamp,
+/// and shows it; there are no records. Starts a broker and nodes of its own. In the end as many commits have to be
+/// published as were acknowledged.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool bench oracle --clients 2 --seconds 5
+  farpool bench oracle --clients 2 --oracle naive --seconds 5
+  farpool bench oracle --clients 4 --transport tcp --seconds 5 --json")]
+pub struct OracleArgs {
+    /// Threads that run transactions
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    clients: usize,
+
+    /// Which oracle: vector (a slot for each client, published cuts) or naive (one counter for all)
+    #[arg(long, default_value_t)]
+    oracle: OracleKind,
+
+    /// How far memory is reached: shm, tcp or verbs (RDMA)
+    #[arg(long, default_value = "shm")]
+    transport: IoTransport,
+
+    /// How long is measured; the warm-up comes on top
+    #[arg(long, value_name = "N", default_value = "5", value_parser = parse_seconds)]
+    seconds: Duration,
+
+    /// Print JSON instead of lines
+    #[arg(long)]
+    json: bool,
+}
+
+/// Measures and prints.
+pub fn run(args: &OracleArgs) -> Result<()> {
+    let options = OracleOptions {
+        oracle: args.oracle,
+        transport: args.transport,
+        clients: args.clients,
+        duration: args.seconds,
+    };
+    options.check().map_err(UsageError)?;
+    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
+    let stop = stop_on_signals()?;
+    let report = run_oracle(&options, Some(card_transport), &farpool, &stop)?;
+    if args.json {
+        return tell_json(&report);
+    }
+    tell(report.lines()?)
+}

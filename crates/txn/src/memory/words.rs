@@ -1,0 +1,54 @@
+//! Single words of far memory.
+
+use farpool_fabric::ArenaBuf;
+
+use super::{Memory, MemoryError, Piece, Traffic};
+
+const WORD_BYTES: usize = size_of::<u64>();
+
+impl Memory {
+    /// Reads a word.
+    pub(crate) async fn read_word(&self, piece: &Piece, at: u64) -> Result<u64, MemoryError> {
+        let bytes = self.read(piece, at..at + WORD_BYTES as u64).await?;
+        let bytes = bytes.first_chunk().expect("as many bytes as were asked for");
+        Ok(u64::from_le_bytes(*bytes))
+    }
+
+    /// Writes a word.
+    pub(crate) async fn write_word(&self, piece: &Piece, at: u64, word: u64) -> Result<(), MemoryError> {
+        let buffer = self.word_buffer()?;
+        self.write_word_from(buffer, piece, at, word).await
+    }
+
+    /// Room for a word, for who must not fail later for want of it.
+    pub(crate) fn word_buffer(&self) -> Result<ArenaBuf, MemoryError> {
+        Ok(self.endpoint.arena().take(WORD_BYTES)?)
+    }
+
+    /// Writes a word by way of a [`word_buffer`](Self::word_buffer).
+    pub(crate) async fn write_word_from(
+        &self,
+        mut buffer: ArenaBuf,
+        piece: &Piece,
+        at: u64,
+        word: u64,
+    ) -> Result<(), MemoryError> {
+        buffer.copy_from_slice(&word.to_le_bytes());
+        let queue = self.queue(piece.region.node)?;
+        Traffic::of(WORD_BYTES).count(&self.traffic);
+        let (_, written) = queue.write(piece.address(at), piece.epoch, buffer).await;
+        Ok(written?)
+    }
+
+    /// Adds to a word; returns what it was.
+    pub(crate) async fn fetch_and_add(
+        &self,
+        piece: &Piece,
+        at: u64,
+        addend: u64,
+    ) -> Result<u64, MemoryError> {
+        let queue = self.queue(piece.region.node)?;
+        Traffic::of(WORD_BYTES).count(&self.traffic);
+        Ok(queue.fetch_and_add(piece.address(at), piece.epoch, addend).await?)
+    }
+}

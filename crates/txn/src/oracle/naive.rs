@@ -1,0 +1,160 @@
+//! The oracle that paper 3 begins with (section 3.1): two counters for all. Kept as a baseline, for what the timestamp vector is
+//! measured against (section 7.2).
+//!
+//! N1. A commit timestamp is fetched and added to by one operation, so that each is given once.
+//! N2. Whoever has one writes it to its place in a list once he is done. One thread moves the read timestamp over what is done without
+//!     a gap: it alone writes that word, which only grows.
+//! N3. A place of the list is used again only once the read timestamp has passed it.
+//!
+//! Not here: recovery. Who dies with a commit timestamp stops the read timestamp for all (section 3.2).
+
+use std::ops::Range;
+use std::time::Duration;
+
+use crate::error::BeginError;
+use crate::memory::{Memory, MemoryError, Piece};
+
+const WORD_BYTES: u64 = 8;
+/// What is written by different parties lies on different cache lines.
+const LINE_BYTES: u64 = 64;
+/// The last timestamp that all transactions see.
+const READ_AT: u64 = 0;
+/// The last commit timestamp that was given.
+const COMMIT_AT: u64 = LINE_BYTES;
+const LIST_AT: u64 = 2 * LINE_BYTES;
+/// Places that are looked at together: a READ of 4 KiB.
+const PLACES_AT_ONCE: u64 = 512;
+/// Between two looks at the list where nothing was done.
+const PAUSE: Duration = Duration::from_micros(2);
+/// How long a transaction waits for a place in the list; they become free within far less.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Where a naive oracle lies. Its memory is zeros, or what was left there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NaiveAt {
+    piece: Piece,
+    /// How far the read timestamp may be behind.
+    places: u64,
+}
+
+/// A timestamp transaction that is over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NaiveStamped {
+    /// The timestamp from which it began.
+    pub read: u64,
+    /// The one as which it was committed.
+    pub commit: u64,
+}
+
+impl NaiveAt {
+    /// An oracle whose list has so many places. `None`: there must be one.
+    pub fn new(piece: Piece, places: u64) -> Option<NaiveAt> {
+        (places > 0).then_some(NaiveAt { piece, places })
+    }
+
+    /// Bytes that it takes from the start of its piece.
+    pub fn bytes(&self) -> u64 {
+        LIST_AT + self.places * WORD_BYTES
+    }
+
+    fn place(&self, timestamp: u64) -> u64 {
+        LIST_AT + timestamp % self.places * WORD_BYTES
+    }
+
+    /// Where the places of the timestamps behind `read` lie, up to the list's end.
+    fn places_behind(&self, read: u64) -> Range<u64> {
+        let start = self.place(read + 1);
+        start..self.bytes().min(start + PLACES_AT_ONCE * WORD_BYTES)
+    }
+
+    /// The timestamp that a transaction begins from.
+    ///
+    /// # Errors
+    /// When far memory is not to be had.
+    pub async fn read_timestamp(&self, memory: &Memory) -> Result<u64, MemoryError> {
+        memory.read_word(&self.piece, READ_AT).await
+    }
+
+    /// A transaction of nothing but timestamps: begins, takes a commit timestamp, and says that it is done.
+    ///
+    /// # Errors
+    /// When far memory is not to be had, or the list stays full.
+    pub async fn stamp(&self, memory: &Memory) -> Result<NaiveStamped, BeginError> {
+        let read = self.read_timestamp(memory).await?;
+        let commit = memory.fetch_and_add(&self.piece, COMMIT_AT, 1).await? + 1;
+        self.has_place(memory, read, commit).await?;
+        memory.write_word(&self.piece, self.place(commit), commit).await?;
+        Ok(NaiveStamped { read, commit })
+    }
+
+    /// N3.
+    async fn has_place(&self, memory: &Memory, mut read: u64, commit: u64) -> Result<(), BeginError> {
+        let endpoint = memory.endpoint();
+        let mut give_up_at = None;
+        while commit > read + self.places {
+            let now = endpoint.now_ns();
+            if now > *give_up_at.get_or_insert(now + PATIENCE.as_nanos() as u64) {
+                return Err(BeginError::OracleStopped);
+            }
+            endpoint.sleep(PAUSE).await;
+            read = self.read_timestamp(memory).await?;
+        }
+        Ok(())
+    }
+
+    /// Moves the read timestamp, until `is_over`. One thread does.
+    ///
+    /// # Errors
+    /// When far memory does not answer.
+    pub async fn advance(&self, memory: &Memory, is_over: impl Fn() -> bool) -> Result<(), MemoryError> {
+        let mut read = self.read_timestamp(memory).await?;
+        while !is_over() {
+            let found = memory.read(&self.piece, self.places_behind(read)).await?;
+            let come = come_to(read, &found);
+            if come > read {
+                memory.write_word(&self.piece, READ_AT, come).await?;
+                read = come;
+            } else {
+                memory.endpoint().sleep(PAUSE).await;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How far all is done without a gap, from the places of the timestamps behind `read`.
+fn come_to(read: u64, places: &[u8]) -> u64 {
+    let (words, _) = places.as_chunks::<{ WORD_BYTES as usize }>();
+    let done =
+        words.iter().zip(read + 1..).take_while(|(word, wanted)| u64::from_le_bytes(**word) == *wanted);
+    read + done.count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use farpool_wire::{Epoch, NodeId, RegionId};
+
+    use super::*;
+
+    fn naive(places: u64) -> NaiveAt {
+        let region = RegionId { node: NodeId(1), index: 0 };
+        NaiveAt::new(Piece { region, epoch: Epoch(1), start: 0 }, places).unwrap()
+    }
+
+    #[test]
+    fn layout_of_the_counters_and_the_list_is_fixed() {
+        let naive = naive(1000);
+        assert_eq!((naive.place(1), naive.place(999), naive.place(1000)), (136, 128 + 8 * 999, 128));
+        assert_eq!(naive.bytes(), 128 + 8 * 1000);
+        assert_eq!(naive.places_behind(0), 136..136 + 4096);
+        assert_eq!(naive.places_behind(997), 128 + 8 * 998..128 + 8 * 1000, "no further than the list's end");
+    }
+
+    #[test]
+    fn the_read_timestamp_comes_as_far_as_all_is_done_and_takes_no_round_of_the_list_for_another() {
+        let list = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        assert_eq!(come_to(7, &list(&[8, 9, 0, 11])), 9);
+        assert_eq!(come_to(7, &list(&[8 - 4, 9])), 7, "what lies there is from the round before");
+        assert_eq!(come_to(7, &[]), 7);
+    }
+}
