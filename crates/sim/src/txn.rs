@@ -210,7 +210,7 @@ fn start_publisher<R: Rules>(run: &Rc<Run>, random: &mut Random) {
     run.tasks.spawn(process, async move {
         let done = async {
             let memory = here.memory(process, host, path).await?;
-            publish::<R>(&memory, here.oracle, || *here.clients_left.borrow() == 0).await
+            publish::<R>(&memory, here.oracle, Duration::ZERO, || *here.clients_left.borrow() == 0).await
         };
         if let Err(error) = done.await {
             here.complain(format!("the publisher stopped: {error}"));

@@ -24,6 +24,11 @@ impl Cut {
         Cut { sequence, counts }
     }
 
+    /// The same, whose count of users no other thread touches.
+    pub(crate) fn copied(&self) -> Cut {
+        Cut { sequence: self.sequence, counts: Arc::from(&*self.counts) }
+    }
+
     /// The how-manieth that its oracle has published.
     pub fn sequence(&self) -> u64 {
         self.sequence

@@ -6,7 +6,8 @@
 //! - A [`Cut`] is a read timestamp: how many commits of each slot a transaction sees.
 //! - [`oracle`] makes cuts: each transaction begins from a published one, and published ones are totally ordered.
 //! - [`judge`] tells whether a history of transactions is snapshot isolation.
-//! - [`SlotCommits`] numbers the commits of one slot, and says how far they are over without a gap.
+//! - [`SlotCommits`] numbers the commits of one slot, and says how far they are over without a gap; a [`SharedSlot`] is that for
+//!   several threads of a compute server.
 //!
 //! `docs/src/txn.md` has the argument for each ordering. Not here: threads, sockets, clocks but the endpoint's; who leases the memory.
 
@@ -25,9 +26,10 @@ mod worker;
 pub use cut::Cut;
 pub use error::{BeginError, CommitError, ReadError};
 pub use memory::{Memory, MemoryError, Piece, Traffic};
+pub use oracle::{Fetched, Oracle, OracleAt};
 pub use record::{MOST_OLD_VERSIONS, MOST_RECORD_BYTES, OldVersion, RecordId, RecordLayout, Ring};
 pub use rules::{Rules, Shipped};
-pub use slot::{MAX_COMMITS_UNDER_WAY, SlotCommits};
+pub use slot::{MAX_COMMITS_UNDER_WAY, SharedSlot, SlotCommits};
 pub use table::Table;
 pub use transaction::{Row, Transaction};
-pub use worker::{OracleAt, Session, StampError, Stamped, Worker};
+pub use worker::{Session, StampError, Stamped, Worker};

@@ -19,6 +19,11 @@ pub trait Rules: 'static {
         false
     }
 
+    /// Whether a cut of several parts is one only if a second look at all of them finds them unchanged.
+    fn looks_twice() -> bool {
+        true
+    }
+
     /// Whether a transaction has locked a record that it has seen with one header and the compare-and-swap has found with another.
     fn has_locked(seen: RecordHeader, found: RecordHeader) -> bool {
         found == seen

@@ -4,9 +4,14 @@
 //! S2. A slot is said to have come as far as its commits are over *without a gap*: a later one that is over already is seen
 //!     only with all before it. One that fails counts as over once nothing of it is left (design, section 9).
 
+mod shared;
+
 use std::collections::VecDeque;
 
 use farpool_wire::{Slot, Version};
+
+pub use shared::SharedSlot;
+pub(crate) use shared::{Turn, Writing};
 
 /// Commits of one slot that may be under way at a time: what lies behind the slowest waits for it, and so do the sessions whose
 /// commits these are.

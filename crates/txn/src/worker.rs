@@ -3,18 +3,19 @@
 mod stamping;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::marker::PhantomData;
-use std::task::{Poll, Waker};
+use std::sync::Arc;
 use std::time::Duration;
 
+use farpool_fabric::ArenaBuf;
 use farpool_wire::{Slot, Version};
 
+use crate::cut::Cut;
 use crate::error::{BeginError, CommitError};
-use crate::memory::{Memory, MemoryError, Piece, Plan};
-use crate::oracle::{Board, read_published};
+use crate::memory::{Memory, MemoryError, Piece};
+use crate::oracle::{Copied, Fetched, Latest, Oracle, read_published};
 use crate::rules::{Rules, Shipped};
-use crate::slot::SlotCommits;
+use crate::slot::{SharedSlot, Turn, Writing};
 use crate::transaction::Transaction;
 pub use stamping::{StampError, Stamped};
 
@@ -23,33 +24,17 @@ const BEGIN_PATIENCE: Duration = Duration::from_secs(2);
 /// Between two looks at what was published.
 const BEGIN_PAUSE: Duration = Duration::from_micros(5);
 
-/// Where an oracle lies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OracleAt {
-    /// The memory.
-    pub piece: Piece,
-    /// Its layout.
-    pub board: Board,
-}
-
 /// Runs transactions, several at a time, in one slot of the timestamp vector.
 pub struct Worker<R = Shipped> {
     pub(crate) memory: Memory,
-    oracle: OracleAt,
-    word: u64,
-    state: RefCell<State>,
+    oracle: Oracle,
+    fetched: Option<(Arc<Fetched>, Copied)>,
+    slot: Arc<SharedSlot>,
+    /// Where the slot's word lies.
+    word: (Piece, u64),
+    /// For the slot's word, of which one write is under way at a time.
+    buffer: RefCell<Option<ArenaBuf>>,
     rules: PhantomData<R>,
-}
-
-/// What the transactions of a worker share.
-struct State {
-    commits: SlotCommits,
-    /// The slot's word says so much at least.
-    shown: u64,
-    /// Nobody knows what became of a commit: the slot stands still until somebody has looked after it.
-    is_stuck: bool,
-    /// Who waits for the slot to come further, by commit.
-    waiting: BTreeMap<u64, Waker>,
 }
 
 /// What one user of a worker does, one transaction after the other.
@@ -63,15 +48,29 @@ pub struct Session {
 
 impl<R: Rules> Worker<R> {
     /// A worker in a slot that it has alone, whose last commit is `last`, with nothing under way. `None`: the oracle has no such slot.
-    pub fn new(memory: Memory, oracle: OracleAt, slot: Slot, last: u64) -> Option<Self> {
-        let state = State {
-            commits: SlotCommits::after(slot, last),
-            shown: last,
-            is_stuck: false,
-            waiting: BTreeMap::new(),
-        };
-        let word = oracle.board.word(slot)? as u64;
-        Some(Worker { memory, oracle, word, state: RefCell::new(state), rules: PhantomData })
+    pub fn new(memory: Memory, oracle: impl Into<Oracle>, slot: Slot, last: u64) -> Option<Self> {
+        Self::sharing(memory, oracle, Arc::new(SharedSlot::after(slot, last)))
+    }
+
+    /// A worker in a slot that it shares with others of its compute server. `None`: the oracle has no such slot.
+    pub fn sharing(memory: Memory, oracle: impl Into<Oracle>, slot: Arc<SharedSlot>) -> Option<Self> {
+        let oracle = oracle.into();
+        let word = oracle.word(slot.slot())?;
+        Some(Worker {
+            memory,
+            oracle,
+            fetched: None,
+            slot,
+            word,
+            buffer: RefCell::new(None),
+            rules: PhantomData,
+        })
+    }
+
+    /// Begins from what its compute server's fetch thread has read, instead of reading it itself.
+    pub fn with_fetched(mut self, fetched: Arc<Fetched>) -> Self {
+        self.fetched = Some((fetched, Copied::new()));
+        self
     }
 
     /// Its way to far memory.
@@ -84,74 +83,65 @@ impl<R: Rules> Worker<R> {
     /// # Errors
     /// When far memory is not to be had, or nothing is published any more.
     pub async fn begin<'a>(&'a self, session: &'a mut Session) -> Result<Transaction<'a, R>, BeginError> {
-        let endpoint = self.memory.endpoint();
-        let give_up_at = endpoint.now_ns() + BEGIN_PATIENCE.as_nanos() as u64;
+        let mut give_up_at = None;
         loop {
             // The later image may be torn just now where it was not before: a session does not go back to the earlier.
-            let published = read_published::<R>(&self.memory, &self.oracle).await?;
-            let published = published.filter(|cut| cut.sequence() >= session.begun_from);
+            let published = self.published().await?.filter(|cut| cut.sequence() >= session.begun_from);
             if let Some(cut) = published.and_then(|cut| R::begin(cut, session.own)) {
                 session.begun_from = cut.sequence();
                 return Ok(Transaction::new(self, session, cut));
             }
-            if endpoint.now_ns() > give_up_at {
+            let endpoint = self.memory.endpoint();
+            let now = endpoint.now_ns();
+            if now > *give_up_at.get_or_insert(now + BEGIN_PATIENCE.as_nanos() as u64) {
                 return Err(BeginError::OracleStopped);
             }
             endpoint.sleep(BEGIN_PAUSE).await;
         }
     }
 
+    async fn published(&self) -> Result<Option<Cut>, BeginError> {
+        let Some((fetched, copied)) = &self.fetched else {
+            return Ok(read_published::<R>(&self.memory, &self.oracle).await?);
+        };
+        match copied.latest(fetched) {
+            Latest::Cut(cut) => Ok(Some(cut)),
+            Latest::Nothing => Ok(None),
+            Latest::Ended => Err(BeginError::OracleStopped),
+        }
+    }
+
     /// The next commit, unless too many are under way.
     pub(crate) fn begin_commit(&self) -> Result<UnderWay<'_, R>, CommitError> {
         // For the slot's word, taken now: once something is locked, a commit must not fail for want of memory.
-        let word = self
-            .memory
-            .plan(self.oracle.piece.region.node, size_of::<u64>())
-            .map_err(CommitError::Nothing)?;
-        let mut state = self.state.borrow_mut();
-        if state.is_stuck {
-            return Err(CommitError::Stuck);
+        let mut buffer = self.buffer.borrow_mut();
+        if buffer.is_none() {
+            *buffer = Some(self.memory.word_buffer().map_err(CommitError::Nothing)?);
         }
-        let version = state.commits.begin().ok_or(CommitError::Busy)?;
-        Ok(UnderWay { worker: self, version, word: Some(word) })
+        let version = self.slot.begin()?;
+        Ok(UnderWay { worker: self, version, is_over: false })
     }
 
-    /// A commit is over, in whichever way: shows it, with those that waited for it.
-    async fn ended(&self, version: Version, mut word: Plan<'_>) -> Result<(), MemoryError> {
-        let come = self.state.borrow_mut().commits.end(version);
-        let Some(come) = come else { return Ok(()) };
-        word.write(&self.oracle.piece, self.word, &come.to_le_bytes());
-        let shown = word.run().await.check();
-        let mut state = self.state.borrow_mut();
-        if shown.is_ok() {
-            state.shown = state.shown.max(come);
-        } else {
-            state.is_stuck = true;
-        }
-        state.waiting.values().for_each(Waker::wake_by_ref);
-        shown
+    /// Writes the slot's word; whoever waits for that is woken.
+    async fn write(&self, writing: Writing<'_>) -> Result<(), MemoryError> {
+        let buffer = self.buffer.borrow_mut().take().expect("one write is under way at a time");
+        let (piece, at) = &self.word;
+        let buffer = self.memory.write_word_from(buffer, piece, *at, writing.come()).await?;
+        *self.buffer.borrow_mut() = Some(buffer);
+        writing.done();
+        Ok(())
     }
 
-    /// Nobody knows what of a commit took effect: nothing behind it is shown.
-    fn is_stuck(&self) {
-        let mut state = self.state.borrow_mut();
-        state.is_stuck = true;
-        state.waiting.values().for_each(Waker::wake_by_ref);
-    }
-
-    /// Waits until a commit is shown; false: it will not be, by this worker.
+    /// Waits until a commit that is over is shown; false: it will not be, by this slot's workers.
     pub(crate) async fn is_shown(&self, version: Version) -> bool {
-        let count = version.count();
-        std::future::poll_fn(|context| {
-            let mut state = self.state.borrow_mut();
-            if state.shown >= count || state.is_stuck {
-                state.waiting.remove(&count);
-                return Poll::Ready(state.shown >= count);
+        loop {
+            match self.slot.turn(version).await {
+                Turn::Shown => return true,
+                Turn::Stuck => return false,
+                // Where that fails, the slot is stuck.
+                Turn::Write(writing) => drop(self.write(writing).await),
             }
-            state.waiting.insert(count, context.waker().clone());
-            Poll::Pending
-        })
-        .await
+        }
     }
 }
 
@@ -159,7 +149,7 @@ impl<R: Rules> Worker<R> {
 pub(crate) struct UnderWay<'a, R: Rules> {
     worker: &'a Worker<R>,
     version: Version,
-    word: Option<Plan<'a>>,
+    is_over: bool,
 }
 
 impl<R: Rules> UnderWay<'_, R> {
@@ -168,17 +158,21 @@ impl<R: Rules> UnderWay<'_, R> {
         self.version
     }
 
-    /// Nothing of it is under way any more: installed whole, or nothing is left.
+    /// Nothing of it is under way any more: installed whole, or nothing is left. Shows it, with those that waited for it, unless
+    /// somebody else is just showing others; see [`is_shown`](Worker::is_shown).
     pub(crate) async fn ended(&mut self) -> Result<(), MemoryError> {
-        let word = self.word.take().expect("a commit ends once");
-        self.worker.ended(self.version, word).await
+        self.is_over = true;
+        match self.worker.slot.end(self.version) {
+            Some(writing) => self.worker.write(writing).await,
+            None => Ok(()),
+        }
     }
 }
 
 impl<R: Rules> Drop for UnderWay<'_, R> {
     fn drop(&mut self) {
-        if self.word.is_some() {
-            self.worker.is_stuck();
+        if !self.is_over {
+            self.worker.slot.is_stuck();
         }
     }
 }

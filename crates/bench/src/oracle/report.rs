@@ -55,6 +55,14 @@ pub struct OracleReport {
     pub transport: String,
     /// Threads in a closed loop.
     pub clients: usize,
+    /// Compute servers over which they were spread.
+    pub servers: usize,
+    /// Whether each server had a thread that read what was published.
+    pub fetch_thread: bool,
+    /// Whether the clients of a server shared a slot.
+    pub compress: bool,
+    /// Nodes over which the vector was split.
+    pub partitions: usize,
     /// How long was measured.
     pub seconds: f64,
     /// Slices into which that was cut.
@@ -102,6 +110,10 @@ impl OracleReport {
             oracle: options.oracle,
             transport: options.transport.to_string(),
             clients: options.clients,
+            servers: options.servers,
+            fetch_thread: options.fetch_thread,
+            compress: options.compress,
+            partitions: options.partitions,
             seconds: options.duration.as_secs_f64(),
             slices: plan.slices,
             timed_together: plan.timed_together,
@@ -121,10 +133,27 @@ impl OracleReport {
         Ok(text)
     }
 
+    fn optimisations(&self) -> String {
+        let mut text = String::new();
+        if self.servers > 1 {
+            text += &format!(" of {} compute servers", self.servers);
+        }
+        if self.fetch_thread {
+            text += ", fetch thread";
+        }
+        if self.compress {
+            text += ", one slot per server";
+        }
+        if self.partitions > 1 {
+            text += &format!(", {} partitions", self.partitions);
+        }
+        text
+    }
+
     fn write(&self, text: &mut String) -> std::fmt::Result {
         let Self { oracle, transport, clients, seconds, slices, .. } = self;
         let client = if *clients == 1 { "client" } else { "clients" };
-        writeln!(text, "{oracle} oracle over {transport}, {clients} {client}")?;
+        writeln!(text, "{oracle} oracle over {transport}, {clients} {client}{}", self.optimisations())?;
         writeln!(text, "{seconds} s in {slices} slices")?;
         let (least, most) = self.t_trx_s_range;
         let range = format!("{} to {} over the slices", grouped(least, 0), grouped(most, 0));
@@ -177,7 +206,7 @@ mod tests {
         let plan = Plan { warm_up: slice, slices: 3, slice, timed_together: 1 };
         let courses = vec![course([10, 20, 0]), course([0, 10, 20])];
         let service_traffic = Traffic { operations: 6, bytes: 600 };
-        let options = OracleOptions { clients: 2, ..small() };
+        let options = OracleOptions { clients: 2, compress: true, ..small() };
         OracleReport::new(&options, &Measured { courses, plan, service_traffic }).unwrap()
     }
 
@@ -194,7 +223,12 @@ mod tests {
     #[test]
     fn lines_say_which_is_which_and_where() {
         let lines = report().lines().unwrap();
-        for part in ["vector oracle over shm, 2 clients", "t-trx/s", "publication p99", "Linux"] {
+        for part in [
+            "vector oracle over shm, 2 clients, one slot per server\n",
+            "t-trx/s",
+            "publication p99",
+            "Linux",
+        ] {
             assert!(lines.contains(part), "no `{part}` in {lines}");
         }
     }

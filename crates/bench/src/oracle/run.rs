@@ -1,14 +1,15 @@
 //! A measurement: nodes, the oracle's threads, clients, and the check of what they were told.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use farpool_fabric::{CardTransport, Transports, block_on};
-use farpool_txn::oracle::{Board, NaiveAt, read_published};
-use farpool_txn::{Memory, OracleAt, Session, Shipped, Traffic, Worker};
+use farpool_txn::oracle::{NaiveAt, read_published};
+use farpool_txn::{Fetched, Memory, Oracle, Session, SharedSlot, Shipped, Traffic, Worker};
 use farpool_wire::Slot;
 
 use super::client::{Client, Course, NaiveClient, Plan, SLICE, VectorClient, drive};
@@ -27,6 +28,11 @@ const SLICES_MIN: usize = 5;
 const TIMED_TOGETHER: usize = 32;
 /// How far the naive read timestamp may be behind: a list of half a megabyte.
 const NAIVE_PLACES: u64 = 1 << 16;
+/// Of a publisher after each cut, and of a fetch thread after each look: one that never rests takes a processor from the clients.
+const PAUSE: Duration = Duration::from_micros(20);
+/// A look at all parts of a vector takes no longer, in shared memory and elsewhere, while nobody is kept from running.
+const SHM_LOOK: Duration = Duration::from_micros(3);
+const LOOK: Duration = Duration::from_micros(60);
 /// Until all that was acknowledged must be published.
 const LAST_PUBLICATION: Duration = Duration::from_secs(5);
 /// Between two looks whether it is.
@@ -44,7 +50,7 @@ pub fn run_oracle(
     stop: &AtomicBool,
 ) -> Result<OracleReport> {
     let transports = Transports { choice: options.transport.0, card };
-    let site = Site::start(transports, 1, farpool, stop)?;
+    let site = Site::start(transports, options.partitions as u32, farpool, stop)?;
     let measured = match options.oracle {
         OracleKind::Vector => vector(options, &site, stop)?,
         OracleKind::Naive => naive(options, &site, stop)?,
@@ -55,13 +61,29 @@ pub fn run_oracle(
 }
 
 fn vector(options: &OracleOptions, site: &Site, stop: &AtomicBool) -> Result<Measured> {
-    let board = Board::new(options.clients as u16).context("there are more clients than slots")?;
-    let oracle = OracleAt { piece: site.pieces()[0], board };
-    let run = Run { options, site, stop, services: vec![Service::Publisher(oracle)] };
+    let &OracleOptions { clients, servers, fetch_thread, compress, partitions, .. } = options;
+    let used = if compress { servers } else { clients };
+    let oracle = Oracle::split(used.max(partitions) as u16, &site.pieces());
+    let oracle = oracle.context("there are more clients than slots")?;
+    let fetched: Vec<_> = (0..servers).map(|_| fetch_thread.then(|| Arc::new(Fetched::new()))).collect();
+    let slot = |number: usize| Slot::new(number as u16).map(|slot| Arc::new(SharedSlot::after(slot, 0)));
+    let slots: Option<Vec<_>> = (0..used).map(slot).collect();
+    let slots = slots.context("there are more clients than slots")?;
+
+    let look = if site.is_shared_memory() { SHM_LOOK } else { LOOK };
+    let pace = oracle.pace(look).max(PAUSE);
+    let mut services: Vec<_> = oracle.parts().iter().map(|part| Service::Publisher(*part, pace)).collect();
+    let fetchers = fetched.iter().flatten();
+    services.extend(fetchers.map(|fetched| Service::Fetcher(oracle.clone(), fetched.clone(), PAUSE)));
+    let run = Run { options, site, stop, services };
     let client = |number: usize, seat: &Seat<'_>| {
         let ready = seat.note(site.memory().and_then(|memory| {
-            let slot = Slot::new(number as u16).context("there are more clients than slots")?;
-            let worker = Worker::new(memory, oracle, slot, 0).context("the board has no such slot")?;
+            let slot = slots[number % used].clone();
+            let worker = Worker::sharing(memory, oracle.clone(), slot).context("there is no such slot")?;
+            let worker = match &fetched[number % servers] {
+                Some(fetched) => worker.with_fetched(fetched.clone()),
+                None => worker,
+            };
             Ok(VectorClient { worker, session: Session::new() })
         }));
         run.client(seat, ready)
@@ -146,7 +168,7 @@ impl Run<'_> {
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let serve = |service: &Service| {
-                let (service, is_over) = (*service, &is_over);
+                let (service, is_over) = (service.clone(), &is_over);
                 let named = Builder::new().name(format!("oracle {}", service.name()));
                 named.spawn_scoped(scope, move || service.run(self.site, is_over))
             };

@@ -1,19 +1,23 @@
 //! The oracle's own threads: what goes on beside the clients.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use farpool_fabric::block_on;
-use farpool_txn::oracle::{NaiveAt, publish};
-use farpool_txn::{OracleAt, Shipped, Traffic};
+use farpool_txn::oracle::{NaiveAt, fetch, publish};
+use farpool_txn::{Fetched, Oracle, OracleAt, Shipped, Traffic};
 
 use super::site::Site;
 
 /// A thread that runs until all clients are done.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Service {
-    /// Publishes cuts.
-    Publisher(OracleAt),
+    /// Publishes cuts of a part, with a pause after each.
+    Publisher(OracleAt, Duration),
+    /// Fetches what is published, for a compute server, with a pause after each look.
+    Fetcher(Oracle, Arc<Fetched>, Duration),
     /// Moves the read timestamp.
     Advancer(NaiveAt),
 }
@@ -22,7 +26,8 @@ impl Service {
     /// What it is called.
     pub fn name(&self) -> &'static str {
         match self {
-            Service::Publisher(_) => "publisher",
+            Service::Publisher(..) => "publisher",
+            Service::Fetcher(..) => "fetch thread",
             Service::Advancer(_) => "read timestamp",
         }
     }
@@ -34,7 +39,12 @@ impl Service {
         // Relaxed: the flag carries no data.
         let is_over = || is_over.load(Ordering::Relaxed);
         let served = match self {
-            Service::Publisher(oracle) => block_on(&endpoint, publish::<Shipped>(&memory, *oracle, is_over)),
+            Service::Publisher(part, pace) => {
+                block_on(&endpoint, publish::<Shipped>(&memory, *part, *pace, is_over))
+            }
+            Service::Fetcher(oracle, fetched, pause) => {
+                block_on(&endpoint, fetch::<Shipped>(&memory, oracle, fetched, *pause, is_over))
+            }
             Service::Advancer(naive) => block_on(&endpoint, naive.advance(&memory, is_over)),
         };
         served.with_context(|| format!("the thread of the {} has failed", self.name()))?;

@@ -20,6 +20,7 @@ use crate::rdma::card_transport;
 Examples:
   farpool bench oracle --clients 2 --seconds 5
   farpool bench oracle --clients 2 --oracle naive --seconds 5
+  farpool bench oracle --clients 2 --fetch-thread --compress --partitions 2 --seconds 5
   farpool bench oracle --clients 4 --transport tcp --seconds 5 --json")]
 pub struct OracleArgs {
     /// Threads that run transactions
@@ -29,6 +30,22 @@ pub struct OracleArgs {
     /// Which oracle: vector (a slot for each client, published cuts) or naive (one counter for all)
     #[arg(long, default_value_t)]
     oracle: OracleKind,
+
+    /// Compute servers over which the clients are spread; all are in this process
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    servers: usize,
+
+    /// One thread of each server reads what is published, and its clients begin from that
+    #[arg(long)]
+    fetch_thread: bool,
+
+    /// The clients of a server share one slot, and show each other's commits
+    #[arg(long)]
+    compress: bool,
+
+    /// Split the vector over so many nodes
+    #[arg(long, value_name = "P", default_value_t = 1)]
+    partitions: usize,
 
     /// How far memory is reached: shm, tcp or verbs (RDMA)
     #[arg(long, default_value = "shm")]
@@ -49,6 +66,10 @@ pub fn run(args: &OracleArgs) -> Result<()> {
         oracle: args.oracle,
         transport: args.transport,
         clients: args.clients,
+        servers: args.servers,
+        fetch_thread: args.fetch_thread,
+        compress: args.compress,
+        partitions: args.partitions,
         duration: args.seconds,
     };
     options.check().map_err(UsageError)?;

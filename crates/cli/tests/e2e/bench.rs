@@ -92,6 +92,12 @@ fn timestamp_transactions_are_measured_and_all_of_them_are_published_in_the_end(
         assert!((2.0..3.0).contains(&operations), "a READ to begin, a WRITE to show: {vector}");
         let naive = with(&["--transport", transport, "--oracle", "naive"]);
         assert!(naive["operations_per_t_trx"].as_f64().unwrap() >= 3.0, "{naive}");
+        let split = with(&["--transport", transport, "--partitions", "2"]);
+        assert!(split["operations_per_t_trx"].as_f64().unwrap() >= 5.0, "two looks at both: {split}");
+        let all = ["--transport", transport, "--fetch-thread", "--compress", "--partitions", "2"];
+        let all = with(&all);
+        let operations = all["operations_per_t_trx"].as_f64().unwrap();
+        assert!(operations <= 1.1, "no more than the word of the slot: {all}");
     }
 }
 
@@ -151,6 +157,8 @@ fn what_cannot_be_measured_is_a_usage_error_with_the_fix() {
     bad(&["--transport", "tcp", "--op", "read", "--broker", "nonsense"], "write HOST:PORT");
     let output = run(["bench", "oracle", "--clients", "0"]);
     assert_complaint(&output, 2, "--clients");
+    let output = run(["bench", "oracle", "--oracle", "naive", "--compress"]);
+    assert_complaint(&output, 2, "leave --compress out");
     let output = run(["bench", "oracle", "--oracle", "hybrid"]);
     assert_complaint(&output, 2, "vector or naive");
     let output = run(["bench", "io-table", "--out", "/nonexistent", "--rounds", "0"]);

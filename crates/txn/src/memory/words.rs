@@ -17,7 +17,7 @@ impl Memory {
     /// Writes a word.
     pub(crate) async fn write_word(&self, piece: &Piece, at: u64, word: u64) -> Result<(), MemoryError> {
         let buffer = self.word_buffer()?;
-        self.write_word_from(buffer, piece, at, word).await
+        self.write_word_from(buffer, piece, at, word).await.map(drop)
     }
 
     /// Room for a word, for who must not fail later for want of it.
@@ -25,19 +25,20 @@ impl Memory {
         Ok(self.endpoint.arena().take(WORD_BYTES)?)
     }
 
-    /// Writes a word by way of a [`word_buffer`](Self::word_buffer).
+    /// Writes a word by way of a [`word_buffer`](Self::word_buffer), which comes back.
     pub(crate) async fn write_word_from(
         &self,
         mut buffer: ArenaBuf,
         piece: &Piece,
         at: u64,
         word: u64,
-    ) -> Result<(), MemoryError> {
+    ) -> Result<ArenaBuf, MemoryError> {
         buffer.copy_from_slice(&word.to_le_bytes());
         let queue = self.queue(piece.region.node)?;
         Traffic::of(WORD_BYTES).count(&self.traffic);
-        let (_, written) = queue.write(piece.address(at), piece.epoch, buffer).await;
-        Ok(written?)
+        let (buffer, written) = queue.write(piece.address(at), piece.epoch, buffer).await;
+        written?;
+        Ok(buffer)
     }
 
     /// Adds to a word; returns what it was.

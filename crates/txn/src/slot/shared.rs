@@ -1,0 +1,267 @@
+//! A slot of which several threads of a compute server commit (paper 3, section 4.2: compression of the timestamp vector).
+//!
+//! H1. One thread at a time writes the slot's word: one that has something over and finds nobody writing. It writes how far all is over
+//!     without a gap, whoever's that is; others wait for it, or write next.
+//! H2. The next write begins only once the one before has taken effect. So the word never goes back, though the threads' queues have
+//!     no order among each other.
+//! H3. Once nobody knows what became of a commit or of a write of the word, nothing more is shown: whatever comes later stands
+//!     behind it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Poll, Waker};
+
+use farpool_wire::{Slot, Version};
+use parking_lot::Mutex;
+
+use super::SlotCommits;
+use crate::error::CommitError;
+
+/// Looks at another thread's write before this one waits to be woken: a word in shared memory is written within some of them, and
+/// waking a thread takes a hundred times as long.
+const LOOKS: u32 = 64;
+
+/// A slot, for all workers that share it.
+#[derive(Debug)]
+pub struct SharedSlot {
+    slot: Slot,
+    state: Mutex<State>,
+    /// The slot's word says so much at least. Changed by who holds the lock; looked at without it.
+    shown: AtomicU64,
+    /// Whether somebody writes the word; likewise.
+    is_writing: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    commits: SlotCommits,
+    is_stuck: bool,
+    /// Who waits for the slot to come further, by commit.
+    waiting: BTreeMap<u64, Waker>,
+}
+
+/// The right to write the slot's word, and the duty: dropped before it is [`done`](Self::done), nobody knows what the word is.
+#[derive(Debug)]
+pub(crate) struct Writing<'a> {
+    slot: &'a SharedSlot,
+    come: u64,
+}
+
+/// How it goes on for who waits for a commit.
+pub(crate) enum Turn<'a> {
+    /// The slot's word has it.
+    Shown,
+    /// It will not be shown by this slot's threads.
+    Stuck,
+    /// Nobody else writes: the caller does.
+    Write(Writing<'a>),
+}
+
+impl SharedSlot {
+    /// Of a slot whose last commit is `last`, with nothing under way.
+    pub fn after(slot: Slot, last: u64) -> SharedSlot {
+        let commits = SlotCommits::after(slot, last);
+        SharedSlot {
+            slot,
+            state: Mutex::new(State { commits, is_stuck: false, waiting: BTreeMap::new() }),
+            shown: AtomicU64::new(last),
+            is_writing: AtomicBool::new(false),
+        }
+    }
+
+    /// Which it is.
+    pub fn slot(&self) -> Slot {
+        self.slot
+    }
+
+    /// Begins a commit.
+    pub(crate) fn begin(&self) -> Result<Version, CommitError> {
+        let mut state = self.state.lock();
+        if state.is_stuck {
+            return Err(CommitError::Stuck);
+        }
+        state.commits.begin().ok_or(CommitError::Busy)
+    }
+
+    /// A commit is over, in whichever way. If the slot has come further and nobody writes, the caller does.
+    pub(crate) fn end(&self, version: Version) -> Option<Writing<'_>> {
+        let mut state = self.state.lock();
+        state.commits.end(version);
+        // Who waits behind this commit is woken when that write, or the one under way, is done.
+        self.begin_writing(&state)
+    }
+
+    /// For who holds the lock.
+    fn begin_writing(&self, state: &State) -> Option<Writing<'_>> {
+        let come = state.commits.over();
+        // Relaxed, both: changed under the lock, which the caller holds.
+        let is_behind = self.shown.load(Ordering::Relaxed) < come;
+        if state.is_stuck || !is_behind || self.is_writing.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.is_writing.store(true, Ordering::Relaxed);
+        Some(Writing { slot: self, come })
+    }
+
+    /// Waits until a commit that is over is shown, or it is the caller's turn to write.
+    pub(crate) async fn turn(&self, version: Version) -> Turn<'_> {
+        let count = version.count();
+        for _ in 0..LOOKS {
+            // Acquire: pairs with the release of who wrote it, whose commits are complete for the caller's session from here on.
+            if self.shown.load(Ordering::Acquire) >= count {
+                return Turn::Shown;
+            }
+            // Relaxed: a hint that it is worth to take the lock.
+            if !self.is_writing.load(Ordering::Relaxed) {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        std::future::poll_fn(|context| self.poll_turn(count, context.waker())).await
+    }
+
+    fn poll_turn(&self, count: u64, waker: &Waker) -> Poll<Turn<'_>> {
+        let mut state = self.state.lock();
+        // Relaxed: changed under the lock.
+        if self.shown.load(Ordering::Relaxed) >= count {
+            state.waiting.remove(&count);
+            return Poll::Ready(Turn::Shown);
+        }
+        if state.is_stuck {
+            state.waiting.remove(&count);
+            return Poll::Ready(Turn::Stuck);
+        }
+        if state.commits.over() >= count
+            && let Some(writing) = self.begin_writing(&state)
+        {
+            state.waiting.remove(&count);
+            return Poll::Ready(Turn::Write(writing));
+        }
+        state.waiting.insert(count, waker.clone());
+        Poll::Pending
+    }
+
+    /// H3.
+    pub(crate) fn is_stuck(&self) {
+        let mut state = self.state.lock();
+        state.is_stuck = true;
+        self.wake(state);
+    }
+
+    /// Lets all who wait look again.
+    fn wake(&self, mut state: parking_lot::MutexGuard<'_, State>) {
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_values().for_each(Waker::wake);
+    }
+}
+
+impl Writing<'_> {
+    /// What is to be written.
+    pub(crate) fn come(&self) -> u64 {
+        self.come
+    }
+
+    /// It has taken effect.
+    pub(crate) fn done(self) {
+        let state = self.slot.state.lock();
+        // Release: pairs with the acquire in `turn`.
+        self.slot.shown.store(self.come, Ordering::Release);
+        self.slot.is_writing.store(false, Ordering::Relaxed); // under the lock
+        self.slot.wake(state);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.slot.is_stuck();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::task::Context;
+
+    use super::*;
+
+    fn slot() -> SharedSlot {
+        SharedSlot::after(Slot::new(3).unwrap(), 10)
+    }
+
+    fn look<'a>(slot: &'a SharedSlot, version: Version) -> Poll<Turn<'a>> {
+        let mut context = Context::from_waker(Waker::noop());
+        pin!(slot.turn(version)).poll(&mut context)
+    }
+
+    #[test]
+    fn one_writes_at_a_time_and_the_next_writes_all_that_has_ended_meanwhile() {
+        let slot = slot();
+        let [first, second, third] = std::array::from_fn(|_| slot.begin().unwrap());
+        let writing = slot.end(first).expect("nobody else writes");
+        assert_eq!(writing.come(), 11);
+        assert!(slot.end(third).is_none() && slot.end(second).is_none(), "somebody writes");
+        assert!(look(&slot, second).is_pending());
+        writing.done();
+        assert!(matches!(look(&slot, first), Poll::Ready(Turn::Shown)));
+        let Poll::Ready(Turn::Write(writing)) = look(&slot, second) else { panic!("it is its turn") };
+        assert_eq!(writing.come(), 13);
+        assert!(look(&slot, third).is_pending());
+        writing.done();
+        assert!(matches!(look(&slot, third), Poll::Ready(Turn::Shown)));
+    }
+
+    #[test]
+    fn a_commit_behind_one_that_goes_on_waits_and_writes_once_that_is_over() {
+        let slot = slot();
+        let [first, second] = std::array::from_fn(|_| slot.begin().unwrap());
+        assert!(slot.end(second).is_none() && look(&slot, second).is_pending());
+        let writing = slot.end(first).unwrap();
+        assert_eq!(writing.come(), 12);
+        writing.done();
+        assert!(matches!(look(&slot, second), Poll::Ready(Turn::Shown)));
+    }
+
+    #[test]
+    fn nothing_is_shown_or_begun_behind_a_write_of_which_nobody_knows() {
+        let slot = slot();
+        let [first, second] = std::array::from_fn(|_| slot.begin().unwrap());
+        drop(slot.end(first));
+        assert!(slot.end(second).is_none());
+        assert!(matches!(look(&slot, second), Poll::Ready(Turn::Stuck)));
+        assert!(matches!(slot.begin(), Err(CommitError::Stuck)));
+    }
+
+    #[test]
+    fn threads_that_share_a_slot_write_a_word_that_never_goes_back_and_are_shown_what_they_commit() {
+        const THREADS: u64 = 4;
+        const COMMITS: u64 = 2_000;
+        let (slot, word) = (Arc::new(slot()), Arc::new(AtomicU64::new(10)));
+        let commit = |slot: &SharedSlot, word: &AtomicU64| {
+            let version = slot.begin().unwrap();
+            let mut writing = slot.end(version);
+            loop {
+                if let Some(writing) = writing.take() {
+                    // Relaxed: the slot orders those who write.
+                    assert!(word.swap(writing.come(), Ordering::Relaxed) < writing.come(), "it went back");
+                    writing.done();
+                }
+                match look(slot, version) {
+                    Poll::Ready(Turn::Shown) => break,
+                    Poll::Ready(Turn::Write(turn)) => writing = Some(turn),
+                    Poll::Ready(Turn::Stuck) => panic!("nobody failed"),
+                    Poll::Pending => std::thread::yield_now(),
+                }
+            }
+            assert!(word.load(Ordering::Relaxed) >= version.count(), "it was said to be shown");
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| (0..COMMITS).for_each(|_| commit(&slot, &word)));
+            }
+        });
+        assert_eq!(word.load(Ordering::Relaxed), 10 + THREADS * COMMITS);
+    }
+}
