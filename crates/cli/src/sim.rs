@@ -75,11 +75,13 @@ Mutations:
     /// Transactions: snapshots, commits and conflicts on records of several nodes, slow, torn and out of step
     #[command(after_help = "\
 Mutations:
-  own-slot-patched-into-the-cut  a session adds its own last commit to a cut, instead of waiting for one that has it
-  begin-from-unpublished-scan    a transaction takes the slots' words themselves for its snapshot
-  validation-skipped             a record counts as locked whatever was found there
-  checksum-off                   data are taken as they are found
-  visibility-before-install      a commit is shown before it is installed")]
+  own-slot-patched-into-the-cut      a session adds its own last commit to a cut, instead of waiting for one that has it
+  begin-from-unpublished-scan        a transaction takes the slots' words themselves for its snapshot
+  validation-skipped                 a record counts as locked whatever was found there
+  checksum-off                       data are taken as they are found
+  visibility-before-install          a commit is shown before it is installed
+  partitions-read-one-after-another  several parts of an oracle are read once, whatever was published meanwhile
+  publish-out-of-order               a publisher's next cut has less of some slots than the one before")]
     Txn(SeedArgs),
 }
 

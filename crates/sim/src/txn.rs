@@ -3,6 +3,7 @@
 
 mod broken;
 mod client;
+mod oracle;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,8 +15,7 @@ use farpool_fabric::sim::{
 };
 use farpool_fabric::{Endpoint, EndpointConfig, Peer};
 use farpool_txn::judge::{Transaction, judge};
-use farpool_txn::oracle::{Board, publish};
-use farpool_txn::{Memory, MemoryError, OracleAt, Piece, RecordId, RecordLayout, Rules, Shipped, Table};
+use farpool_txn::{Memory, MemoryError, Oracle, Piece, RecordId, RecordLayout, Rules, Shipped, Table};
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, SessionId};
 
 use crate::lending::LendingHost;
@@ -29,7 +29,10 @@ const UNPUBLISHED: &str = "begin-from-unpublished-scan";
 const VALIDATION: &str = "validation-skipped";
 const CHECKSUM: &str = "checksum-off";
 const SHOWN_FIRST: &str = "visibility-before-install";
-const MUTATIONS: &[&str] = &[OWN_SLOT, UNPUBLISHED, VALIDATION, CHECKSUM, SHOWN_FIRST];
+const PARTS_ONCE: &str = "partitions-read-one-after-another";
+const OUT_OF_ORDER: &str = "publish-out-of-order";
+const MUTATIONS: &[&str] =
+    &[OWN_SLOT, UNPUBLISHED, VALIDATION, CHECKSUM, SHOWN_FIRST, PARTS_ONCE, OUT_OF_ORDER];
 
 /// Far more than any run takes: whoever has not ended by then hangs.
 const RUN_NS: u64 = 10_000_000_000;
@@ -37,6 +40,8 @@ const RUN_NS: u64 = 10_000_000_000;
 const DEADLINE: Duration = Duration::from_millis(50);
 const ARENA_BYTES: usize = 64 * 4096;
 const REGION_BYTES: u64 = 16_384;
+/// Room for a part of the oracle: a word and two images of a few slots.
+const PART_BYTES: u64 = 1_024;
 /// Words of a record's data, all alike: a reader sees where they come from two versions.
 const DATA_WORDS: usize = 6;
 
@@ -46,7 +51,7 @@ struct Run {
     tasks: Tasks,
     seed: u64,
     nodes: Vec<Node>,
-    oracle: OracleAt,
+    oracle: Oracle,
     slots: u16,
     table: Rc<Table>,
     history: RefCell<Vec<Transaction>>,
@@ -122,6 +127,8 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         Some(VALIDATION) => run_by::<broken::ValidationSkipped>(seed, trace),
         Some(CHECKSUM) => run_by::<broken::ChecksumOff>(seed, trace),
         Some(SHOWN_FIRST) => run_by::<broken::ShownFirst>(seed, trace),
+        Some(PARTS_ONCE) => run_by::<broken::PartsReadOnce>(seed, trace),
+        Some(OUT_OF_ORDER) => run_by::<broken::PublishedOutOfOrder>(seed, trace),
         _ => run_by::<Shipped>(seed, trace),
     }
 }
@@ -131,7 +138,7 @@ fn run_by<R: Rules>(seed: u64, trace: bool) -> RunReport {
     let world = world_of(seed, trace, &mut random);
     let executor = Executor::new(world.clone());
     let run = Rc::new(setting(world.clone(), executor.tasks(), seed, &mut random));
-    start_publisher::<R>(&run, &mut random);
+    oracle::start_publishers::<R>(&run, &mut random);
     for slot in 0..run.slots {
         client::start::<R>(&run, slot, &mut random);
     }
@@ -164,7 +171,7 @@ fn world_of(seed: u64, trace: bool, random: &mut Random) -> World {
     World::new(WorldConfig { network: Network::default(), faults, trace, ..WorldConfig::new(seed) })
 }
 
-/// One to three nodes with some records each, and the oracle on the first.
+/// One to three nodes with some records each, and the oracle on the first, or on several.
 fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
     let nodes: Vec<Node> = (0..1 + random.below(3))
         .map(|index| {
@@ -176,19 +183,21 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
             Node { host, peer }
         })
         .collect();
-    let piece = |node: &Node, index| Piece {
+    let piece = |node: &Node, index, start| Piece {
         region: RegionId { node: node.peer.node, index },
         epoch: EPOCH,
-        start: 0,
+        start,
     };
     let slots = 2 + random.below(3) as u16;
-    let board = Board::new(slots).expect("a few slots");
     let old_versions = 2 + random.below(7) as usize;
     let layout = RecordLayout::new(1 + random.below(4), DATA_WORDS * 8, old_versions).expect("small records");
-    assert!(layout.bytes() <= REGION_BYTES && board.bytes() as u64 <= REGION_BYTES);
-    let table = Table::new(RecordId(100), layout, nodes.iter().map(|node| piece(node, RECORDS)).collect());
+    assert!(layout.bytes() <= REGION_BYTES);
+    let table = Table::new(RecordId(100), layout, nodes.iter().map(|node| piece(node, RECORDS, 0)).collect());
+    let oracle = oracle::split(slots, random, |part| {
+        piece(&nodes[part as usize % nodes.len()], ORACLE, part * PART_BYTES)
+    });
     Run {
-        oracle: OracleAt { piece: piece(&nodes[0], ORACLE), board },
+        oracle,
         world,
         tasks,
         seed,
@@ -200,22 +209,6 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
         clients_left: RefCell::default(),
         names: RefCell::default(),
     }
-}
-
-/// The publisher lives on the oracle's host, or elsewhere.
-fn start_publisher<R: Rules>(run: &Rc<Run>, random: &mut Random) {
-    let (host, path) = place(run, random);
-    let process = run.world.add_process(host);
-    let here = run.clone();
-    run.tasks.spawn(process, async move {
-        let done = async {
-            let memory = here.memory(process, host, path).await?;
-            publish::<R>(&memory, here.oracle, Duration::ZERO, || *here.clients_left.borrow() == 0).await
-        };
-        if let Err(error) = done.await {
-            here.complain(format!("the publisher stopped: {error}"));
-        }
-    });
 }
 
 /// Where somebody lives: with a single node's memory in his hands, or across the network.

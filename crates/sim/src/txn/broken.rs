@@ -52,3 +52,22 @@ impl Rules for ShownFirst {
         false
     }
 }
+
+/// Several parts of an oracle are read once, whatever was published meanwhile.
+pub(super) enum PartsReadOnce {}
+
+impl Rules for PartsReadOnce {
+    fn looks_twice() -> bool {
+        false
+    }
+}
+
+/// A publisher's next cut has less of what stood still than the one before.
+pub(super) enum PublishedOutOfOrder {}
+
+impl Rules for PublishedOutOfOrder {
+    fn next_counts(last: &[u64], words: &[u64]) -> Vec<u64> {
+        let next = |(&last, &word): (&u64, &u64)| if word > last { word } else { last.saturating_sub(1) };
+        last.iter().zip(words).map(next).collect()
+    }
+}

@@ -1,12 +1,16 @@
 //! Sessions: they read and write records as the seed says, and write down what they saw.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
-use farpool_fabric::sim::Random;
+use farpool_fabric::sim::{HostId, Path, ProcessId, Random};
 use farpool_txn::judge::{Outcome, Read, Transaction as Judged, Value, Write};
-use farpool_txn::{BeginError, CommitError, ReadError, Row, Rules, Session, Transaction, Worker};
+use farpool_txn::{
+    BeginError, CommitError, MemoryError, ReadError, Row, Rules, Session, SharedSlot, Transaction, Worker,
+};
 use farpool_wire::Slot;
 
+use super::oracle::{self, Server};
 use super::{DATA_WORDS, Run, place};
 
 /// Transactions of each session.
@@ -14,28 +18,52 @@ const ROUNDS: u64 = 12;
 /// Records that a transaction touches at most.
 const MOST_RECORDS: u64 = 5;
 
-/// Starts the worker of a slot, with one to three sessions.
+/// Starts the compute server of a slot, with one to three sessions.
 pub(super) fn start<R: Rules>(run: &Rc<Run>, slot: u16, random: &mut Random) {
     let (host, path) = place(run, random);
     let process = run.world.add_process(host);
     let sessions = 1 + random.below(3) as u32;
+    let server = Server::draw(random);
     *run.clients_left.borrow_mut() += sessions;
     let here = run.clone();
     run.tasks.spawn(process, async move {
-        let memory = match here.memory(process, host, path).await {
-            Ok(memory) => memory,
+        let workers = match start_workers::<R>(&here, slot, process, (host, path), server).await {
+            Ok(workers) => workers,
             Err(error) => return here.complain(format!("a worker has no memory: {error}")),
         };
-        let slot_of = Slot::new(slot).expect("a few slots");
-        let worker =
-            Rc::new(Worker::<R>::new(memory, here.oracle, slot_of, 0).expect("the oracle has the slot"));
         for number in 0..sessions {
             let client =
                 Client { run: here.clone(), name: u32::from(slot) * 10 + number, random: here.random() };
-            let worker = worker.clone();
+            let worker = workers[number as usize % workers.len()].clone();
             here.tasks.spawn(process, async move { client.live(&worker).await });
         }
     });
+}
+
+/// The workers of a compute server, each with a way to far memory of its own; and its fetch thread.
+async fn start_workers<R: Rules>(
+    run: &Rc<Run>,
+    slot: u16,
+    process: ProcessId,
+    (host, path): (HostId, Path),
+    server: Server,
+) -> Result<Vec<Rc<Worker<R>>>, MemoryError> {
+    let slot = Arc::new(SharedSlot::after(Slot::new(slot).expect("a few slots"), 0));
+    let fetched = match server.fetches {
+        true => Some(oracle::start_fetching::<R>(run, process, run.memory(process, host, path).await?)),
+        false => None,
+    };
+    let mut workers = Vec::new();
+    for _ in 0..server.workers {
+        let memory = run.memory(process, host, path).await?;
+        let worker = Worker::sharing(memory, run.oracle.clone(), slot.clone());
+        let worker = worker.expect("the oracle has the slot");
+        workers.push(Rc::new(match &fetched {
+            Some(fetched) => worker.with_fetched(fetched.clone()),
+            None => worker,
+        }));
+    }
+    Ok(workers)
 }
 
 struct Client {

@@ -1,7 +1,8 @@
 //! Reading what was published: of one part as it is, of several at one instant.
 //!
-//! Of one part, a READ gets the last cut whose image it finds whole. If that is number *n*, then *n* lay there whole when the READ
-//! ended, and *n* + 1 did not when it began: else the READ would have found that, or, where that was being replaced, *n* + 2.
+//! Of one part, a READ gets the last cut whose image it finds whole. If that is number *n*, then *n* was published, whole, before
+//! the READ ended; and *n* + 1 was not before it began: else the READ would have found that, or, where that was being replaced already,
+//! *n* + 2.
 //!
 //! Of several parts, all are read, and then all again. If each part has the same number both times, then at the instant between
 //! the two, when no READ was under way, each part had published just that. Parts only grow; so of two such cuts that of the later

@@ -11,9 +11,10 @@ use super::board::Board;
 use crate::cut::Cut;
 use crate::memory::Piece;
 
-/// Looks at all parts that fit between two publications, with publishers that keep to [`Oracle::pace`]. Three hold two that begin
-/// and end within, whenever they began; the fourth is for the publication's own time.
-const LOOKS_PER_GAP: u32 = 4;
+/// By so many looks, times the number of parts, publishers pause. Within two pauses each of *P* parts changes twice at most; so of the
+/// 2*P* + 1 gaps between the changes one is longer than three looks (four times 2*P* by 2*P* + 1), and of looks that follow each
+/// other two begin and end within.
+const LOOKS_PER_PART: u32 = 4;
 
 /// Where a part of an oracle lies: most have one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,14 +69,11 @@ impl Oracle {
     }
 
     /// The pause that each publisher makes after each cut, so that readers find all parts unchanged for long enough, where one look at
-    /// all parts takes them `look` at most.
-    ///
-    /// Within one pause each part changes once at most, and one of the gaps between all these changes is no shorter than the pause by
-    /// the number of parts.
+    /// all parts takes them `look` at most. Who takes longer tries again.
     pub fn pace(&self, look: Duration) -> Duration {
         match self.parts.len() {
             1 => Duration::ZERO,
-            parts => look * LOOKS_PER_GAP * parts as u32,
+            parts => look * LOOKS_PER_PART * parts as u32,
         }
     }
 
