@@ -79,7 +79,11 @@ Mutations:
   begin-from-unpublished-scan    a transaction takes the slots' words themselves for its snapshot
   validation-skipped             a record counts as locked whatever was found there
   checksum-off                   data are taken as they are found
-  visibility-before-install      a commit is shown before it is installed")]
+  visibility-before-install      a commit is shown before it is installed
+  lock-bit-ignored               a record that somebody has locked is locked again
+  lock-before-intent             records are locked before it is written down what they held
+  locks-released-before-fence    what a client has left is undone before its grants are fenced
+  slot-reused-before-rollback    a slot has its next client before what the last one left is undone")]
     Txn(SeedArgs),
 }
 

@@ -10,6 +10,7 @@ use farpool_wire::{Slot, Version};
 
 use crate::cut::Cut;
 use crate::error::{BeginError, CommitError};
+use crate::log::{LogAt, LogRoom};
 use crate::memory::{Memory, MemoryError, Piece, Plan};
 use crate::oracle::Board;
 use crate::rules::{Rules, Shipped};
@@ -34,6 +35,7 @@ pub struct OracleAt {
 pub struct Worker<R = Shipped> {
     pub(crate) memory: Memory,
     oracle: OracleAt,
+    pub(crate) log: LogAt,
     word: u64,
     state: RefCell<State>,
     rules: PhantomData<R>,
@@ -42,8 +44,12 @@ pub struct Worker<R = Shipped> {
 /// What the transactions of a worker share.
 struct State {
     commits: SlotCommits,
+    /// Of the log, for the intents of these.
+    room: LogRoom,
     /// The slot's word says so much at least.
     shown: u64,
+    /// Somebody is writing it.
+    is_showing: bool,
     /// Nobody knows what became of a commit: the slot stands still until somebody has looked after it.
     is_stuck: bool,
     /// Who waits for the slot to come further, by commit.
@@ -60,16 +66,19 @@ pub struct Session {
 }
 
 impl<R: Rules> Worker<R> {
-    /// A worker in a slot that it has alone, whose last commit is `last`, with nothing under way. `None`: the oracle has no such slot.
-    pub fn new(memory: Memory, oracle: OracleAt, slot: Slot, last: u64) -> Option<Self> {
+    /// A worker in a slot that it has alone, with its log, whose last commit is `last`, with nothing under way. `None`: the oracle has
+    /// no such slot.
+    pub fn new(memory: Memory, oracle: OracleAt, log: LogAt, slot: Slot, last: u64) -> Option<Self> {
         let state = State {
             commits: SlotCommits::after(slot, last),
+            room: LogRoom::new(log.layout.ring_bytes()),
             shown: last,
+            is_showing: false,
             is_stuck: false,
             waiting: BTreeMap::new(),
         };
         let word = oracle.board.word(slot)? as u64;
-        Some(Worker { memory, oracle, word, state: RefCell::new(state), rules: PhantomData })
+        Some(Worker { memory, oracle, log, word, state: RefCell::new(state), rules: PhantomData })
     }
 
     /// Begins a transaction from a published cut that has all commits of its session.
@@ -105,8 +114,8 @@ impl<R: Rules> Worker<R> {
         Ok(self.oracle.board.decode(&bytes))
     }
 
-    /// The next commit, unless too many are under way.
-    pub(crate) fn begin_commit(&self) -> Result<UnderWay<'_, R>, CommitError> {
+    /// The next commit, with room for so many bytes of intents, unless too many are under way.
+    pub(crate) fn begin_commit(&self, log_bytes: u64) -> Result<UnderWay<'_, R>, CommitError> {
         // For the slot's word, taken now: once something is locked, a commit must not fail for want of memory.
         let word = self
             .memory
@@ -116,54 +125,89 @@ impl<R: Rules> Worker<R> {
         if state.is_stuck {
             return Err(CommitError::Stuck);
         }
-        let version = state.commits.begin().ok_or(CommitError::Busy)?;
-        Ok(UnderWay { worker: self, version, word: Some(word) })
+        let most = self.log.layout.most_bytes();
+        if log_bytes > most {
+            return Err(CommitError::TooLarge { bytes: log_bytes, most });
+        }
+        if !state.commits.has_room() {
+            return Err(CommitError::Busy);
+        }
+        let log_start = state.room.take(log_bytes).ok_or(CommitError::Busy)?;
+        let version = state.commits.begin().expect("there is room");
+        Ok(UnderWay { worker: self, version, log_start, word: Some(word), is_touched: false })
     }
 
-    /// A commit is over, in whichever way: shows it, with those that waited for it.
-    async fn ended(&self, version: Version, mut word: Plan<'_>) -> Result<(), MemoryError> {
-        let come = self.state.borrow_mut().commits.end(version);
-        let Some(come) = come else { return Ok(()) };
-        word.write(&self.oracle.piece, self.word, &come.to_le_bytes());
-        let shown = word.run().await.check();
+    /// Shows how far the slot has come, once that is as far as `version`; false: nobody knows any more how far it has come.
+    async fn show(&self, version: Version, word: Plan<'_>) -> bool {
+        let count = version.count();
+        let come = std::future::poll_fn(|context| {
+            let mut state = self.state.borrow_mut();
+            let over = state.commits.over();
+            let is_settled = state.shown >= count || state.is_stuck;
+            if is_settled || (over >= count && !state.is_showing) {
+                state.waiting.remove(&count);
+                state.is_showing |= !is_settled;
+                return Poll::Ready((!is_settled).then_some(over));
+            }
+            state.waiting.insert(count, context.waker().clone());
+            Poll::Pending
+        });
+        if let Some(come) = come.await {
+            let showing = Showing { state: &self.state };
+            let mut word = word;
+            word.write(&self.oracle.piece, self.word, &come.to_le_bytes());
+            showing.ended(come, word.run().await.check().is_ok());
+        }
+        self.state.borrow().shown >= count
+    }
+}
+
+/// Somebody writes the slot's word. Dropped before that is done, somebody else does.
+struct Showing<'a> {
+    state: &'a RefCell<State>,
+}
+
+impl Showing<'_> {
+    fn ended(self, come: u64, is_shown: bool) {
         let mut state = self.state.borrow_mut();
-        if shown.is_ok() {
+        if is_shown {
             state.shown = state.shown.max(come);
         } else {
             state.is_stuck = true;
         }
-        state.waiting.values().for_each(Waker::wake_by_ref);
-        shown
-    }
-
-    /// Nobody knows what of a commit took effect: nothing behind it is shown.
-    fn is_stuck(&self) {
-        let mut state = self.state.borrow_mut();
-        state.is_stuck = true;
-        state.waiting.values().for_each(Waker::wake_by_ref);
-    }
-
-    /// Waits until a commit is shown; false: it will not be, by this worker.
-    pub(crate) async fn is_shown(&self, version: Version) -> bool {
-        let count = version.count();
-        std::future::poll_fn(|context| {
-            let mut state = self.state.borrow_mut();
-            if state.shown >= count || state.is_stuck {
-                state.waiting.remove(&count);
-                return Poll::Ready(state.shown >= count);
-            }
-            state.waiting.insert(count, context.waker().clone());
-            Poll::Pending
-        })
-        .await
     }
 }
 
-/// A commit from its beginning to its end. Dropped before that, nobody knows what of it took effect.
+impl Drop for Showing<'_> {
+    fn drop(&mut self) {
+        let mut state = self.state.borrow_mut();
+        state.is_showing = false;
+        state.wake();
+    }
+}
+
+impl State {
+    /// A commit is over, in whichever way.
+    fn end(&mut self, version: Version) {
+        let before = self.commits.over();
+        if let Some(come) = self.commits.end(version) {
+            self.room.give_back((come - before) as usize);
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        self.waiting.values().for_each(Waker::wake_by_ref);
+    }
+}
+
+/// A commit from its beginning to its end. Dropped before that, nobody knows what of it took effect, unless nothing has been touched.
 pub(crate) struct UnderWay<'a, R: Rules> {
     worker: &'a Worker<R>,
     version: Version,
+    log_start: u64,
     word: Option<Plan<'a>>,
+    is_touched: bool,
 }
 
 impl<R: Rules> UnderWay<'_, R> {
@@ -172,17 +216,40 @@ impl<R: Rules> UnderWay<'_, R> {
         self.version
     }
 
-    /// Nothing of it is under way any more: installed whole, or nothing is left.
-    pub(crate) async fn ended(&mut self) -> Result<(), MemoryError> {
+    /// Where in the log's ring its intents have room.
+    pub(crate) fn log_start(&self) -> u64 {
+        self.log_start
+    }
+
+    /// From now on something of it may be found in far memory.
+    pub(crate) fn touches(&mut self) {
+        self.is_touched = true;
+    }
+
+    /// Nothing of it is left, and nothing under way any more.
+    pub(crate) fn vanished(mut self) {
+        self.is_touched = false;
+    }
+
+    /// It is installed whole: shows it, with those that waited for it. False: nobody knows any more whether it is shown.
+    pub(crate) async fn is_shown(&mut self) -> bool {
         let word = self.word.take().expect("a commit ends once");
-        self.worker.ended(self.version, word).await
+        self.worker.state.borrow_mut().end(self.version);
+        self.worker.show(self.version, word).await
     }
 }
 
 impl<R: Rules> Drop for UnderWay<'_, R> {
     fn drop(&mut self) {
-        if self.word.is_some() {
-            self.worker.is_stuck();
+        if self.word.is_none() {
+            return;
+        }
+        let mut state = self.worker.state.borrow_mut();
+        if self.is_touched {
+            state.is_stuck = true; // nothing behind it is shown
+            state.wake();
+        } else {
+            state.end(self.version);
         }
     }
 }

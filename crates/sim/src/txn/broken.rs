@@ -1,54 +1,83 @@
-//! Rules of transactions that are wrong on purpose.
+//! Rules of transactions that are wrong on purpose, one in each run.
+//!
+//! All are one type, so that the engine is compiled once for all of them; which one holds is the thread's, as a run is.
 
-use farpool_txn::{Cut, Rules};
+use std::cell::Cell;
+
+use farpool_txn::{Cut, Rules, Shipped};
 use farpool_wire::{RecordHeader, Version};
 
 /// A session patches its own last commit into a published cut, instead of waiting for one that has it.
-pub(super) enum OwnSlotPatched {}
+pub(super) const OWN_SLOT: &str = "own-slot-patched-into-the-cut";
+/// A transaction begins from a scan of the slots of its own.
+pub(super) const UNPUBLISHED: &str = "begin-from-unpublished-scan";
+/// A record counts as locked whatever was found there.
+pub(super) const VALIDATION: &str = "validation-skipped";
+/// Data are taken as they are found.
+pub(super) const CHECKSUM: &str = "checksum-off";
+/// A commit is shown before it is installed.
+pub(super) const SHOWN_FIRST: &str = "visibility-before-install";
+/// A record that somebody has locked is locked again.
+pub(super) const LOCK_IGNORED: &str = "lock-bit-ignored";
+/// Records are locked before it is written down what they held.
+pub(super) const LOCKED_FIRST: &str = "lock-before-intent";
+/// What a client has left is undone before its grants are fenced.
+pub(super) const UNFENCED: &str = "locks-released-before-fence";
+/// A slot has its next client before what the last one left is undone.
+pub(super) const REUSED: &str = "slot-reused-before-rollback";
 
-impl Rules for OwnSlotPatched {
+pub(super) const MUTATIONS: &[&str] =
+    &[OWN_SLOT, UNPUBLISHED, VALIDATION, CHECKSUM, SHOWN_FIRST, LOCK_IGNORED, LOCKED_FIRST, UNFENCED, REUSED];
+
+thread_local! {
+    static BROKEN: Cell<Option<&'static str>> = const { Cell::new(None) };
+}
+
+/// From now on that is wrong, in the runs of this thread.
+pub(super) fn set(mutation: Option<&'static str>) {
+    BROKEN.set(mutation);
+}
+
+/// Whether that is wrong in this run.
+pub(super) fn is(mutation: &str) -> bool {
+    BROKEN.get() == Some(mutation)
+}
+
+/// The rules of a run: as they ship, but for the one that is wrong.
+pub(super) enum Chosen {}
+
+impl Rules for Chosen {
     fn begin(published: Cut, own: Option<Version>) -> Option<Cut> {
-        let Some(own) = own.filter(|own| !published.sees(*own)) else { return Some(published) };
+        let unseen = own.filter(|own| is(OWN_SLOT) && !published.sees(*own));
+        let Some(unseen) = unseen else { return Shipped::begin(published, own) };
         let mut counts = published.counts().to_vec();
-        if let Some(count) = counts.get_mut(own.slot().index()) {
-            *count = own.count();
+        if let Some(count) = counts.get_mut(unseen.slot().index()) {
+            *count = unseen.count();
         }
         Some(Cut::new(published.sequence(), counts.into()))
     }
-}
 
-/// A transaction begins from a scan of the slots of its own.
-pub(super) enum UnpublishedScan {}
-
-impl Rules for UnpublishedScan {
     fn begins_from_words() -> bool {
-        true
+        is(UNPUBLISHED) || Shipped::begins_from_words()
     }
-}
 
-/// A record counts as locked whatever was found there.
-pub(super) enum ValidationSkipped {}
-
-impl Rules for ValidationSkipped {
-    fn has_locked(_seen: RecordHeader, _found: RecordHeader) -> bool {
-        true
+    fn has_locked(seen: RecordHeader, found: RecordHeader) -> bool {
+        is(VALIDATION) || Shipped::has_locked(seen, found)
     }
-}
 
-/// Data are taken as they are found.
-pub(super) enum ChecksumOff {}
-
-impl Rules for ChecksumOff {
-    fn data_of<'a>(_verified: Option<&'a [u8]>, as_found: &'a [u8]) -> Option<&'a [u8]> {
-        Some(as_found)
+    fn takes(checksum_is_right: bool) -> bool {
+        is(CHECKSUM) || Shipped::takes(checksum_is_right)
     }
-}
 
-/// A commit is shown before it is installed.
-pub(super) enum ShownFirst {}
+    fn may_be_locked(seen: RecordHeader, data: RecordHeader) -> bool {
+        (is(LOCK_IGNORED) && seen.is_locked()) || Shipped::may_be_locked(seen, data)
+    }
 
-impl Rules for ShownFirst {
+    fn logs_first() -> bool {
+        !is(LOCKED_FIRST) && Shipped::logs_first()
+    }
+
     fn installs_first() -> bool {
-        false
+        !is(SHOWN_FIRST) && Shipped::installs_first()
     }
 }
