@@ -80,6 +80,10 @@ Mutations:
   validation-skipped                 a record counts as locked whatever was found there
   checksum-off                       data are taken as they are found
   visibility-before-install          a commit is shown before it is installed
+  lock-bit-ignored                   a record that somebody has locked is locked again
+  lock-before-intent                 records are locked before it is written down what they held
+  locks-released-before-fence        what a client has left is undone before its grants are fenced
+  slot-reused-before-rollback        a slot has its next client before what the last one left is undone
   partitions-read-one-after-another  several parts of an oracle are read once, whatever was published meanwhile
   publish-out-of-order               a publisher's next cut has less of some slots than the one before")]
     Txn(SeedArgs),

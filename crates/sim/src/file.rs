@@ -1,6 +1,7 @@
 //! `sim file`: files striped over nodes, with everything that can go wrong under them; judged by what a file promises
 //! (`docs/src/files.md`).
 
+mod broken;
 mod client;
 mod conduct;
 mod guest;
@@ -22,16 +23,17 @@ use farpool_fabric::sim::{
     Executor, Faults, HostId, Network, ProcessId, Random, RunEnd, Service, Span, World, WorldConfig,
 };
 use farpool_fabric::{Endpoint, EndpointConfig};
-use farpool_file::{FileCore, Redundancy, Rules, Shipped, StoreCore};
+use farpool_file::{FileCore, Redundancy, StoreCore};
 use farpool_lease::Millis;
-use farpool_pool::{EXTENT_BYTES, Extent, LeasedRegion, NODE_DEADLINE, SessionCore, Stock};
-use farpool_wire::{BLOCK_BYTES, BlockWord, MAX_TRANSFER_BYTES, NodeId, OwnerId, SessionId};
+use farpool_pool::{EXTENT_BYTES, LeasedRegion, NODE_DEADLINE, SessionCore, Stock};
+use farpool_wire::{MAX_TRANSFER_BYTES, NodeId, OwnerId, SessionId};
 
 use crate::plane::broker::Broker;
 use crate::plane::node::Node;
 use crate::plane::post::Delivery;
 use crate::plane::{Plane, PlaneConfig};
 use crate::runner::{RunReport, Scenario};
+use broken::{Chosen, FREES_UNWRITTEN, LATE_FORGOTTEN, LOCKS_LEFT, LOST_WRITE, UNLOCKED_EARLY};
 use guest::Guest;
 use history::History;
 use judge::Excuses;
@@ -39,38 +41,7 @@ use link::{Lie, Shaking, Shaky};
 use successor::Legacy;
 
 /// The scenario of files.
-pub const FILE: Scenario = Scenario { name: "file", mutations: MUTATIONS, run };
-
-const UNCHECKED: &str = "checksum-skipped";
-const UNLOCKED_EARLY: &str = "block-word-unlocked-before-the-data";
-const LOST_WRITE: &str = "lost-write-acknowledged";
-const REUSED_EARLY: &str = "extent-reused-too-early";
-const STALE_SIZE: &str = "size-not-shared";
-const TAIL_SHOWS: &str = "cut-tail-shows-again";
-const TOO_MUCH_CLEARED: &str = "failed-write-clears-the-file";
-const DOUBT_IGNORED: &str = "write-in-doubt-taken-for-none";
-const NOT_REVOKED: &str = "acceleration-not-revoked";
-const STALE_PARITY: &str = "stale-parity";
-const LATE_WRITE_MISSED: &str = "rebuild-misses-a-late-write";
-const FREES_UNWRITTEN: &str = "freed-extent-not-written-down";
-const LATE_FORGOTTEN: &str = "late-write-of-a-dead-owner-forgotten";
-const LOCKS_LEFT: &str = "locks-of-a-dead-owner-not-settled";
-const MUTATIONS: &[&str] = &[
-    UNCHECKED,
-    UNLOCKED_EARLY,
-    LOST_WRITE,
-    REUSED_EARLY,
-    STALE_SIZE,
-    TAIL_SHOWS,
-    TOO_MUCH_CLEARED,
-    DOUBT_IGNORED,
-    NOT_REVOKED,
-    STALE_PARITY,
-    LATE_WRITE_MISSED,
-    FREES_UNWRITTEN,
-    LOCKS_LEFT,
-    LATE_FORGOTTEN,
-];
+pub const FILE: Scenario = Scenario { name: "file", mutations: broken::MUTATIONS, run };
 
 /// How long a lease lasts, in milliseconds: shorter than in production, so that more of them end in a run.
 const TTL_MS: std::ops::Range<u64> = 3_000..8_000;
@@ -99,20 +70,20 @@ enum Phase {
 }
 
 /// A file and its number.
-type Numbered<R> = (u64, Arc<FileCore<R>>);
+type Numbered = (u64, Arc<FileCore<Chosen>>);
 
 /// What all parts of one run share.
-struct Run<R: Rules> {
+struct Run {
     plane: Rc<Plane>,
     /// The machine on which all of this owner runs.
     host: HostId,
     /// The process that looks after the leases.
     home: Cell<ProcessId>,
     stock: RefCell<Arc<Stock>>,
-    store: RefCell<Arc<StoreCore<R>>>,
+    store: RefCell<Arc<StoreCore<Chosen>>>,
     /// What outlives the owner, if anything does.
     legacy: Option<Legacy>,
-    files: RefCell<Vec<Numbered<R>>>,
+    files: RefCell<Vec<Numbered>>,
     files_made: Cell<u64>,
     /// The redundancy of each file.
     redundancies: RefCell<BTreeMap<u64, Redundancy>>,
@@ -138,7 +109,7 @@ struct Run<R: Rules> {
     has_left: Cell<bool>,
 }
 
-impl<R: Rules> Deref for Run<R> {
+impl Deref for Run {
     type Target = Plane;
 
     fn deref(&self) -> &Plane {
@@ -146,14 +117,14 @@ impl<R: Rules> Deref for Run<R> {
     }
 }
 
-impl<R: Rules> Run<R> {
+impl Run {
     /// What is held now.
     fn stock(&self) -> Arc<Stock> {
         self.stock.borrow().clone()
     }
 
     /// What its files are made of.
-    fn store(&self) -> Arc<StoreCore<R>> {
+    fn store(&self) -> Arc<StoreCore<Chosen>> {
         self.store.borrow().clone()
     }
 
@@ -188,7 +159,7 @@ impl<R: Rules> Run<R> {
         SessionCore::new(self.stock(), self.endpoint(process))
     }
 
-    fn fresh_file(&self) -> Numbered<R> {
+    fn fresh_file(&self) -> Numbered {
         let number = self.files_made.get() + 1;
         self.files_made.set(number);
         let redundancy = worlds::redundancy(self.nodes.len() as u64, &mut self.drawing.borrow_mut());
@@ -209,132 +180,6 @@ impl<R: Rules> Run<R> {
                 known.push(region);
             }
         }
-    }
-}
-
-/// Broken: any block passes.
-enum Unchecked {}
-
-impl Rules for Unchecked {
-    fn checksum(_: &[u8]) -> u64 {
-        0
-    }
-}
-
-/// Broken: a file that is written past its end is not longer for it.
-enum StaleSize {}
-
-impl Rules for StaleSize {
-    fn size_after_write(size: u64, _: u64) -> u64 {
-        size
-    }
-}
-
-/// Broken: what is cut off of a block stays there.
-enum TailShows {}
-
-impl Rules for TailShows {
-    fn cleared_from(size: u64) -> u64 {
-        size.next_multiple_of(BLOCK_BYTES as u64)
-    }
-}
-
-/// Broken: a write that failed takes what the file held along, not only what lay past its end.
-enum TooMuchCleared {}
-
-impl Rules for TooMuchCleared {
-    fn failed_write_cleared_from(_: u64, offset: u64) -> u64 {
-        offset
-    }
-}
-
-/// Broken: an extent is written again while a dead write may still land there.
-enum ReusedEarly {}
-
-impl Rules for ReusedEarly {
-    fn may_still_change(_: &Extent) -> bool {
-        false
-    }
-}
-
-/// Broken: a guest works on files that are closed to it.
-enum NotRevoked {}
-
-impl Rules for NotRevoked {
-    fn guests_may_enter(_: bool) -> bool {
-        true
-    }
-}
-
-/// Broken: a write of which nobody knows is taken for one that never was.
-enum DoubtIgnored {}
-
-impl Rules for DoubtIgnored {
-    fn in_doubt(before: BlockWord) -> BlockWord {
-        before
-    }
-}
-
-/// Broken: a write leaves the parity as it is.
-enum StaleParity {}
-
-impl Rules for StaleParity {
-    fn updates_parity() -> bool {
-        false
-    }
-}
-
-/// Broken: others write into an extent while it is made anew elsewhere.
-enum LateWriteMissed {}
-
-impl Rules for LateWriteMissed {
-    fn rebuild_keeps_locks() -> bool {
-        false
-    }
-}
-
-/// Broken: an extent's leaving a file is not written down.
-enum FreesUnwritten {}
-
-impl Rules for FreesUnwritten {
-    fn journals_frees() -> bool {
-        false
-    }
-}
-
-/// Broken: locks that a dead owner has left stay.
-enum LocksLeft {}
-
-impl Rules for LocksLeft {
-    fn settles_locks() -> bool {
-        false
-    }
-}
-
-/// Broken: what a dead owner was writing to is used as if nothing could land there any more.
-enum LateForgotten {}
-
-impl Rules for LateForgotten {
-    fn doubts_what_was_left() -> bool {
-        false
-    }
-}
-
-fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
-    match mutation {
-        Some(UNCHECKED) => run_by::<Unchecked>(seed, mutation, trace),
-        Some(STALE_SIZE) => run_by::<StaleSize>(seed, mutation, trace),
-        Some(TAIL_SHOWS) => run_by::<TailShows>(seed, mutation, trace),
-        Some(TOO_MUCH_CLEARED) => run_by::<TooMuchCleared>(seed, mutation, trace),
-        Some(REUSED_EARLY) => run_by::<ReusedEarly>(seed, mutation, trace),
-        Some(NOT_REVOKED) => run_by::<NotRevoked>(seed, mutation, trace),
-        Some(STALE_PARITY) => run_by::<StaleParity>(seed, mutation, trace),
-        Some(LATE_WRITE_MISSED) => run_by::<LateWriteMissed>(seed, mutation, trace),
-        Some(FREES_UNWRITTEN) => run_by::<FreesUnwritten>(seed, mutation, trace),
-        Some(LATE_FORGOTTEN) => run_by::<LateForgotten>(seed, mutation, trace),
-        Some(LOCKS_LEFT) => run_by::<LocksLeft>(seed, mutation, trace),
-        Some(DOUBT_IGNORED) => run_by::<DoubtIgnored>(seed, mutation, trace),
-        _ => run_by::<Shipped>(seed, mutation, trace),
     }
 }
 
@@ -406,7 +251,8 @@ fn nodes_of(world: &World, own_host: HostId, bears: bool, random: &mut Random) -
     (0..count).map(node).collect()
 }
 
-fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
+fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
+    broken::set(mutation);
     let mut random = Random::new(seed, 30);
     let bears = random.chance(worlds::BEARING_PERMILLE) && mutation != Some(LATE_FORGOTTEN);
     let Ills { faults, delivery, shaking, harmless } =
@@ -451,7 +297,7 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
     }
     let owner_dies = mishaps.iter().any(nemesis::Mishap::is_of_the_owner);
     let flips = mishaps.iter().any(nemesis::Mishap::is_a_flip);
-    let run = Rc::new(Run::<R> {
+    let run = Rc::new(Run {
         store: RefCell::new(Arc::new(store.expect("a table of words"))),
         stock: RefCell::new(stock),
         legacy,
@@ -507,7 +353,7 @@ fn run_by<R: Rules>(seed: u64, mutation: Option<&'static str>, trace: bool) -> R
     report(&run)
 }
 
-fn report<R: Rules>(run: &Run<R>) -> RunReport {
+fn report(run: &Run) -> RunReport {
     let operations = run.history.len();
     let (mut violations, judged) = run.oracle.take().verdict();
     violations.extend(judge::judge(&run.history.take(), run.excuses, &run.redundancies.borrow()));

@@ -52,6 +52,14 @@ pub enum CommitError {
     /// Begin again later: so many commits of this worker are under way.
     #[error("too many commits are under way")]
     Busy,
+    /// In several smaller ones: the slot's log has no room for what it writes.
+    #[error("a transaction that writes {bytes} bytes with their places, where the slot's log has {most}")]
+    TooLarge {
+        /// What it would take in the log.
+        bytes: u64,
+        /// What the log has.
+        most: u64,
+    },
     /// By another worker: nobody knows what became of an earlier commit of this one, and it commits nothing behind it.
     #[error("an earlier commit of this worker is in doubt")]
     Stuck,

@@ -1,11 +1,10 @@
 //! NAM-DB: transactions with snapshot isolation over one-sided operations (paper 3, mended where it leaves something open).
 //!
-//! So far without recovery: a client that dies leaves its locks behind.
-//!
 //! - A [`Worker`] runs transactions of [`Session`]s on [`Table`]s; [`Transaction`] reads, writes and commits.
 //! - A [`Cut`] is a read timestamp: how many commits of each slot a transaction sees.
 //! - [`oracle`] makes cuts: each transaction begins from a published one, and published ones are totally ordered.
 //! - [`judge`] tells whether a history of transactions is snapshot isolation.
+//! - [`log`] holds what commits are about to replace; with it, [`recovery`] undoes what a client has left that died.
 //! - [`SlotCommits`] numbers the commits of one slot, and says how far they are over without a gap; a [`SharedSlot`] is that for
 //!   several threads of a compute server.
 //!
@@ -14,9 +13,11 @@
 mod cut;
 mod error;
 pub mod judge;
+pub mod log;
 mod memory;
 pub mod oracle;
 mod record;
+pub mod recovery;
 mod rules;
 mod slot;
 mod table;
@@ -27,9 +28,11 @@ pub use cut::Cut;
 pub use error::{BeginError, CommitError, ReadError};
 pub use memory::{Memory, MemoryError, Piece, Traffic};
 pub use oracle::{Fetched, Oracle, OracleAt};
-pub use record::{MOST_OLD_VERSIONS, MOST_RECORD_BYTES, OldVersion, RecordId, RecordLayout, Ring};
+pub use record::{
+    FoundVersion, MOST_OLD_VERSIONS, MOST_RECORD_BYTES, OldVersion, RecordId, RecordLayout, Ring,
+};
 pub use rules::{Rules, Shipped};
 pub use slot::{MAX_COMMITS_UNDER_WAY, SharedSlot, SlotCommits};
 pub use table::Table;
-pub use transaction::{Row, Transaction};
+pub use transaction::{Committing, Row, Transaction};
 pub use worker::{Session, StampError, Stamped, Worker};

@@ -1,4 +1,9 @@
 //! One thread's way to far memory: a queue to each node, and the pieces of regions that hold the database.
+//!
+//! Where several processes of a host share memory, the fence of one moves the memory from under the others: what they have under way is
+//! in doubt until they attach again, and nothing of it takes effect from then on. So it is done again here. That is safe for READs; for
+//! WRITEs of who alone writes there; and for a compare-and-swap to a word that nobody else writes: if it is found there, the
+//! first try has succeeded.
 
 mod traffic;
 mod words;
@@ -6,11 +11,17 @@ mod words;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::Duration;
 
-use farpool_fabric::{ArenaBuf, ArenaFull, Batch, Endpoint, OpError, Peer, Queue};
-use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, RemoteAddr};
+use farpool_fabric::{ArenaBuf, ArenaFull, Batch, Endpoint, OpError, Peer, Queue, Uncertain};
+use farpool_wire::{AccessKey, Epoch, NodeId, Refusal, RegionId, RemoteAddr};
 
 pub use traffic::Traffic;
+
+/// For so long an operation is done again whose memory moves: as long as the copying of a region of many GiB may take.
+const MOVE_PATIENCE: Duration = Duration::from_secs(20);
+/// Between two looks at whether it has moved.
+const MOVE_PAUSE: Duration = Duration::from_micros(50);
 
 /// A part of a leased region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,13 +58,15 @@ pub enum MemoryError {
 pub struct Memory {
     endpoint: Endpoint,
     queues: BTreeMap<NodeId, Queue>,
+    /// Under which grant each region was attached.
+    grants: BTreeMap<RegionId, (Epoch, AccessKey)>,
     traffic: Cell<Traffic>,
 }
 
 impl Memory {
     /// No node yet.
     pub fn new(endpoint: Endpoint) -> Memory {
-        Memory { endpoint, queues: BTreeMap::new(), traffic: Cell::default() }
+        Memory { endpoint, queues: BTreeMap::new(), grants: BTreeMap::new(), traffic: Cell::default() }
     }
 
     /// The endpoint that has to be polled.
@@ -81,7 +94,14 @@ impl Memory {
             let queue = self.endpoint.open(peer.clone()).map_err(|_| MemoryError::NotConnected(peer.node))?;
             self.queues.insert(peer.node, queue);
         }
-        Ok(self.queue(peer.node)?.attach(region, epoch, key).await?)
+        self.queue(peer.node)?.attach(region, epoch, key).await?;
+        self.grants.insert(region, (epoch, key));
+        Ok(())
+    }
+
+    /// All of a region that was attached.
+    pub fn whole(&self, region: RegionId) -> Option<Piece> {
+        self.grants.get(&region).map(|&(epoch, _)| Piece { region, epoch, start: 0 })
     }
 
     fn queue(&self, node: NodeId) -> Result<&Queue, MemoryError> {
@@ -90,54 +110,136 @@ impl Memory {
 
     /// Reads a range of a piece. Words may be of different times.
     pub(crate) async fn read(&self, piece: &Piece, range: Range<u64>) -> Result<ArenaBuf, MemoryError> {
-        let buffer = self.endpoint.arena().take((range.end - range.start) as usize)?;
+        let mut buffer = self.endpoint.arena().take((range.end - range.start) as usize)?;
         let queue = self.queue(piece.region.node)?;
         Traffic::of(buffer.len()).count(&self.traffic);
-        let (buffer, read) = queue.read(piece.address(range.start), piece.epoch, buffer).await;
-        read?;
-        Ok(buffer)
+        let mut moving = Moving::default();
+        loop {
+            let (returned, read) = queue.read(piece.address(range.start), piece.epoch, buffer).await;
+            buffer = returned;
+            match read {
+                Ok(()) => return Ok(buffer),
+                Err(error) if is_moved(&error) && self.follow(piece.region, &mut moving).await => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
-    /// Writes to a piece.
+    /// Writes to a piece, where nobody else does.
     pub(crate) async fn write(&self, piece: &Piece, at: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         let mut buffer = self.endpoint.arena().take(bytes.len())?;
         buffer.copy_from_slice(bytes);
+        self.write_from(buffer, piece, at).await.map(drop)
+    }
+
+    /// Writes a buffer to a piece, where nobody else does; it comes back.
+    async fn write_from(
+        &self,
+        mut buffer: ArenaBuf,
+        piece: &Piece,
+        at: u64,
+    ) -> Result<ArenaBuf, MemoryError> {
         let queue = self.queue(piece.region.node)?;
         Traffic::of(buffer.len()).count(&self.traffic);
-        let (_, written) = queue.write(piece.address(at), piece.epoch, buffer).await;
-        Ok(written?)
+        let mut moving = Moving::default();
+        loop {
+            let (returned, written) = queue.write(piece.address(at), piece.epoch, buffer).await;
+            buffer = returned;
+            match written {
+                Ok(()) => return Ok(buffer),
+                Err(error) if is_moved(&error) && self.follow(piece.region, &mut moving).await => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Attaches a region again whose memory has moved; false: it is not ours any more, or does not come to rest.
+    async fn follow(&self, region: RegionId, moving: &mut Moving) -> bool {
+        let now = self.endpoint.now_ns();
+        let give_up_at = *moving.give_up_at_ns.get_or_insert(now + MOVE_PATIENCE.as_nanos() as u64);
+        let (Some(&(epoch, key)), Ok(queue)) = (self.grants.get(&region), self.queue(region.node)) else {
+            return false;
+        };
+        while self.endpoint.now_ns() < give_up_at {
+            match queue.attach(region, epoch, key).await {
+                Ok(()) => return true,
+                Err(OpError::Refused(Refusal::Busy)) => self.endpoint.sleep(MOVE_PAUSE).await,
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+
+    /// Replaces a word if it is what is expected; returns what it was. Nobody else writes `new` there.
+    pub(crate) async fn compare_and_swap(
+        &self,
+        piece: &Piece,
+        at: u64,
+        expected: u64,
+        new: u64,
+    ) -> Result<u64, MemoryError> {
+        let mut plan = self.plan(piece.region.node, 0)?;
+        plan.compare_and_swap(piece, at, expected, new);
+        let words = plan.run().await.words()?;
+        Ok(words.first().copied().expect("one operation, one word"))
     }
 
     /// Operations on one node, with one doorbell.
     pub(crate) fn plan(&self, node: NodeId, bytes: usize) -> Result<Plan<'_>, MemoryError> {
         let buffer = self.endpoint.arena().take(bytes)?;
+        let queue = self.queue(node)?;
         Ok(Plan {
-            queue: self.queue(node)?,
+            memory: self,
+            queue,
             batch: Batch::new(buffer),
             used: 0,
             asked: Traffic::default(),
-            traffic: &self.traffic,
+            regions: Vec::new(),
+            swaps: Vec::new(),
         })
     }
 }
 
+/// Since when an operation has been waiting for memory to come to rest.
+#[derive(Default)]
+struct Moving {
+    give_up_at_ns: Option<u64>,
+}
+
+/// Whether attaching again tells what became of an operation, and makes it safe to do it again.
+fn is_moved(error: &OpError) -> bool {
+    matches!(
+        error,
+        OpError::Refused(Refusal::NotAttached | Refusal::Busy)
+            | OpError::Unknown { cause: Uncertain::EpochMoved, .. }
+    )
+}
+
 /// Operations of one node that are posted together, in their order.
 pub(crate) struct Plan<'a> {
+    memory: &'a Memory,
     queue: &'a Queue,
     batch: Batch,
     used: usize,
     asked: Traffic,
-    /// The thread's, to which this is added when it is posted.
-    traffic: &'a Cell<Traffic>,
+    /// Those that it goes to.
+    regions: Vec<RegionId>,
+    /// What its compare-and-swaps expect, and what they write.
+    swaps: Vec<(u64, u64)>,
 }
 
 /// What became of a plan.
 pub(crate) struct Ran {
     batch: Batch,
+    /// Of the compare-and-swaps, if they were tried before.
+    tried: Vec<(u64, u64)>,
 }
 
 impl Plan<'_> {
-    fn place(&mut self, bytes: usize) -> Range<usize> {
+    fn place(&mut self, piece: &Piece, bytes: usize) -> Range<usize> {
+        if !self.regions.contains(&piece.region) {
+            self.regions.push(piece.region);
+        }
         let place = self.used..self.used + bytes;
         self.used = place.end;
         self.asked = self.asked + Traffic::of(bytes);
@@ -146,21 +248,23 @@ impl Plan<'_> {
 
     /// Adds a READ; says where in the buffer its bytes will be.
     pub(crate) fn read(&mut self, piece: &Piece, range: Range<u64>) -> Range<usize> {
-        let place = self.place((range.end - range.start) as usize);
+        let place = self.place(piece, (range.end - range.start) as usize);
         self.batch.read(piece.address(range.start), piece.epoch, place.clone());
         place
     }
 
-    /// Adds a WRITE.
+    /// Adds a WRITE, to where nobody else writes.
     pub(crate) fn write(&mut self, piece: &Piece, at: u64, bytes: &[u8]) {
-        let place = self.place(bytes.len());
+        let place = self.place(piece, bytes.len());
         self.batch.buffer_mut()[place.clone()].copy_from_slice(bytes);
         self.batch.write(piece.address(at), piece.epoch, place);
     }
 
-    /// Adds a compare-and-swap.
+    /// Adds a compare-and-swap, to a word that nobody else writes there.
     pub(crate) fn compare_and_swap(&mut self, piece: &Piece, at: u64, expected: u64, new: u64) {
-        self.asked = self.asked + Traffic::of(size_of::<u64>());
+        self.place(piece, 0);
+        self.asked.bytes += size_of::<u64>() as u64;
+        self.swaps.push((expected, new));
         self.batch.compare_and_swap(piece.address(at), piece.epoch, expected, new);
     }
 
@@ -171,8 +275,25 @@ impl Plan<'_> {
 
     /// Posts all of it, and waits for all of it.
     pub(crate) async fn run(self) -> Ran {
-        self.asked.count(self.traffic);
-        Ran { batch: self.queue.run(self.batch).await }
+        let Plan { memory, queue, mut batch, regions, swaps, asked, .. } = self;
+        asked.count(&memory.traffic);
+        let (mut moving, mut is_again) = (Moving::default(), false);
+        loop {
+            batch = queue.run(batch).await;
+            let mut failed = batch.results().iter().filter_map(|result| result.as_ref().err()).peekable();
+            if failed.peek().is_none() || !failed.all(is_moved) {
+                break;
+            }
+            let mut is_there = true;
+            for &region in &regions {
+                is_there &= memory.follow(region, &mut moving).await;
+            }
+            if !is_there {
+                break;
+            }
+            is_again = true;
+        }
+        Ran { batch, tried: if is_again { swaps } else { Vec::new() } }
     }
 }
 
@@ -192,6 +313,12 @@ impl Ran {
     /// The words before the plan's atomics, in its order, if all was done. For plans of nothing else.
     pub(crate) fn words(&self) -> Result<Vec<u64>, MemoryError> {
         self.check()?;
-        Ok(self.batch.results().iter().flatten().copied().collect())
+        let mut words: Vec<u64> = self.batch.results().iter().flatten().copied().collect();
+        for (word, &(expected, new)) in words.iter_mut().zip(&self.tried) {
+            if *word == new {
+                *word = expected; // an earlier try was it
+            }
+        }
+        Ok(words)
     }
 }

@@ -4,6 +4,8 @@
 //!     current version, or the headers of all old ones.
 //! R2. Every version's data carry a checksum over them, the record and the version: a READ that found words of several versions is
 //!     found out, and so is one that found another record's.
+//! R4. The current version's data say themselves which version they are. The header before them is for writers: it says the same,
+//!     or, locked, whose commit is about to replace them.
 //! R3. The ring's counter says how many versions were ever put there; the *n*-th has place *n* modulo its size.
 
 use std::ops::Range;
@@ -14,8 +16,8 @@ use farpool_wire::RecordHeader;
 use crate::cut::Cut;
 
 const WORD_BYTES: usize = 8;
-/// Header and checksum before the data of the current version.
-const CURRENT_WORDS: usize = 2;
+/// Header, version and checksum before the data of the current version.
+const CURRENT_WORDS: usize = 3;
 /// Most old versions of a record that its ring holds: what one READ for their headers should fetch.
 pub const MOST_OLD_VERSIONS: usize = 64;
 /// Longest data of a record: the old version, the new one and what is around them fit one transfer many times over.
@@ -76,7 +78,7 @@ impl RecordLayout {
         WORD_BYTES + self.data_bytes
     }
 
-    /// The `index`-th record's current version: header, checksum, data. Its first word is what is locked.
+    /// The `index`-th record's current version: header, version, checksum, data. Its first word is what is locked.
     pub fn current(&self, index: u64) -> Range<u64> {
         debug_assert!(index < self.records);
         sized(index * self.current_bytes() as u64, self.current_bytes())
@@ -104,38 +106,52 @@ impl RecordLayout {
         number % self.old_versions as u64
     }
 
-    /// What is found in the current version's place: its header, and its data if they are that version's.
+    /// What is found in the current version's place: its header, and what lies behind it.
     pub fn decode_current<'a>(
         &self,
         record: RecordId,
         bytes: &'a [u8],
-    ) -> Option<(RecordHeader, Option<&'a [u8]>)> {
-        let (header, rest) = bytes.split_first_chunk::<WORD_BYTES>()?;
-        let header = RecordHeader(u64::from_le_bytes(*header));
-        Some((header, self.verified(rest, CURRENT, record, header)))
+    ) -> Option<(RecordHeader, FoundVersion<'a>)> {
+        let (header, body) = bytes.split_first_chunk::<WORD_BYTES>()?;
+        Some((RecordHeader(u64::from_le_bytes(*header)), self.decode_body(record, body)?))
     }
 
-    /// The data of the `number`-th old version, if they are that.
-    pub fn decode_old<'a>(&self, record: RecordId, old: OldVersion, bytes: &'a [u8]) -> Option<&'a [u8]> {
-        self.verified(bytes, old.number, record, old.header)
+    /// What lies behind the header in the current version's place.
+    pub fn decode_body<'a>(&self, record: RecordId, body: &'a [u8]) -> Option<FoundVersion<'a>> {
+        let (version, rest) = body.split_first_chunk::<WORD_BYTES>()?;
+        let version = RecordHeader(u64::from_le_bytes(*version));
+        let found = self.found(rest, CURRENT, record, version)?;
+        // Nobody has written there yet.
+        let is_untouched = body.iter().all(|&byte| byte == 0);
+        Some(FoundVersion { is_right: found.is_right || is_untouched, ..found })
     }
 
-    fn verified<'a>(
+    /// What is found in the place of an old version.
+    pub fn decode_old<'a>(
+        &self,
+        record: RecordId,
+        old: OldVersion,
+        bytes: &'a [u8],
+    ) -> Option<FoundVersion<'a>> {
+        self.found(bytes, old.number, record, old.header)
+    }
+
+    fn found<'a>(
         &self,
         bytes: &'a [u8],
         number: u64,
         record: RecordId,
         header: RecordHeader,
-    ) -> Option<&'a [u8]> {
+    ) -> Option<FoundVersion<'a>> {
         let (sum, data) = bytes.split_first_chunk::<WORD_BYTES>()?;
-        let right =
+        let is_right =
             data.len() == self.data_bytes && u64::from_le_bytes(*sum) == seal(record, header, number, data);
-        right.then_some(data)
+        (data.len() == self.data_bytes).then_some(FoundVersion { header: header.lasting(), data, is_right })
     }
 
-    /// Checksum and data, as they lie in the current version's place.
-    pub fn encode_current(&self, record: RecordId, header: RecordHeader, data: &[u8]) -> Vec<u8> {
-        self.sealed(CURRENT, record, header, data)
+    /// Version, checksum and data, as they lie behind the header in the current version's place.
+    pub fn encode_body(&self, record: RecordId, header: RecordHeader, data: &[u8]) -> Vec<u8> {
+        [&header.lasting().0.to_le_bytes()[..], &self.sealed(CURRENT, record, header, data)].concat()
     }
 
     /// Checksum and data, as they lie in an old version's place.
@@ -172,6 +188,17 @@ fn seal(record: RecordId, header: RecordHeader, number: u64, data: &[u8]) -> u64
     }
     digest.update(data);
     digest.finalize()
+}
+
+/// Data as they were found, and of which version they say to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FoundVersion<'a> {
+    /// Which version, and whether the record ends with it.
+    pub header: RecordHeader,
+    /// The data.
+    pub data: &'a [u8],
+    /// Whether the checksum says that they are that version's, of that record, in that place.
+    pub is_right: bool,
 }
 
 /// One version in a ring.
@@ -226,12 +253,12 @@ mod tests {
     #[test]
     fn layout_of_records_is_fixed() {
         let layout = RecordLayout::new(10, 16, 3).unwrap();
-        assert_eq!((layout.current(0), layout.current(9)), (0..32, 288..320));
-        assert_eq!((layout.ring(0), layout.ring(9), layout.old_header(1, 4)), (320..352, 608..640, 368..376));
-        assert_eq!((layout.old(0, 0), layout.old(1, 5), layout.old(9, 2)), (640..664, 760..784, 1336..1360));
-        assert_eq!(layout.bytes(), 1360);
-        let sealed = layout.encode_current(RecordId(5), header(1, 2), &[7; 16]);
-        assert_eq!(sealed[..8], [84, 71, 25, 207, 229, 28, 184, 191]);
+        assert_eq!((layout.current(0), layout.current(9)), (0..40, 360..400));
+        assert_eq!((layout.ring(0), layout.ring(9), layout.old_header(1, 4)), (400..432, 688..720, 448..456));
+        assert_eq!((layout.old(0, 0), layout.old(1, 5), layout.old(9, 2)), (720..744, 840..864, 1416..1440));
+        assert_eq!(layout.bytes(), 1440);
+        let body = layout.encode_body(RecordId(5), header(1, 2), &[7; 16]);
+        assert_eq!(body[..16], [16, 0, 0, 0, 0, 0, 16, 0, 84, 71, 25, 207, 229, 28, 184, 191]);
         assert!(RecordLayout::new(1, 12, 3).is_none() && RecordLayout::new(1, 16, 0).is_none());
         assert!(RecordLayout::new(u64::MAX / 100, 16, 3).is_none() && RecordLayout::new(0, 16, 3).is_none());
     }
@@ -240,18 +267,30 @@ mod tests {
     fn data_of_another_record_version_or_place_are_not_taken() {
         let layout = RecordLayout::new(1, 8, 2).unwrap();
         let (record, mine) = (RecordId(3), header(1, 9));
-        let bytes =
-            [mine.locked().0.to_le_bytes().to_vec(), layout.encode_current(record, mine, &[1; 8])].concat();
-        assert_eq!(layout.decode_current(record, &bytes), Some((mine.locked(), Some(&[1; 8][..]))));
-        assert_eq!(layout.decode_current(RecordId(4), &bytes), Some((mine.locked(), None)));
-        let renamed = [header(1, 10).0.to_le_bytes().to_vec(), bytes[8..].to_vec()].concat();
-        assert_eq!(layout.decode_current(record, &renamed), Some((header(1, 10), None)));
+        let found = |is_right| FoundVersion { header: mine, data: &[1; 8], is_right };
+        let body = layout.encode_body(record, mine, &[1; 8]);
+        let bytes = [header(2, 1).locked().0.to_le_bytes().to_vec(), body.clone()].concat();
+        assert_eq!(layout.decode_current(record, &bytes), Some((header(2, 1).locked(), found(true))));
+        assert_eq!(layout.decode_body(RecordId(4), &body), Some(found(false)));
+        let renamed = [&header(1, 10).0.to_le_bytes()[..], &body[8..]].concat();
+        assert!(!layout.decode_body(record, &renamed).unwrap().is_right);
         let old = OldVersion { number: 4, header: mine };
-        assert_eq!(layout.decode_old(record, old, &bytes[8..]), None, "it is the current one's");
+        assert_eq!(layout.decode_old(record, old, &body[8..]), Some(found(false)), "it is the current one's");
         let kept = layout.encode_old(record, old, &[1; 8]);
-        assert_eq!(layout.decode_old(record, old, &kept), Some(&[1; 8][..]));
-        assert_eq!(layout.decode_old(record, OldVersion { number: 6, ..old }, &kept), None);
+        assert_eq!(layout.decode_old(record, old, &kept), Some(found(true)));
+        assert_eq!(layout.decode_old(record, OldVersion { number: 6, ..old }, &kept), Some(found(false)));
         assert_eq!(layout.decode_current(record, &bytes[..7]), None);
+        assert_eq!(layout.decode_body(record, &body[..20]), None);
+    }
+
+    #[test]
+    fn memory_that_was_never_written_holds_the_initial_version() {
+        let layout = RecordLayout::new(1, 8, 2).unwrap();
+        let nothing =
+            FoundVersion { header: RecordHeader::of(Version::INITIAL), data: &[0; 8], is_right: true };
+        assert_eq!(layout.decode_body(RecordId(3), &[0; 24]), Some(nothing));
+        let scribbled = [&[0; 23][..], &[1]].concat();
+        assert!(!layout.decode_body(RecordId(3), &scribbled).unwrap().is_right);
     }
 
     #[test]

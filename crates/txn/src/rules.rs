@@ -29,9 +29,20 @@ pub trait Rules: 'static {
         found == seen
     }
 
-    /// What is read of a record: data whose checksum is wrong are not.
-    fn data_of<'a>(verified: Option<&'a [u8]>, _as_found: &'a [u8]) -> Option<&'a [u8]> {
-        verified
+    /// Whether data are taken whose checksum is right, or is not.
+    fn takes(checksum_is_right: bool) -> bool {
+        checksum_is_right
+    }
+
+    /// Whether a record may be locked that was found with one header, and with data that say they are the version of another: they
+    /// differ where somebody has locked it, or where they are of different times.
+    fn may_be_locked(seen: RecordHeader, data: RecordHeader) -> bool {
+        !seen.is_locked() && seen.lasting() == data
+    }
+
+    /// Whether a commit's intents are in its log before it locks anything.
+    fn logs_first() -> bool {
+        true
     }
 
     /// Whether a commit is shown only once all of it is installed.

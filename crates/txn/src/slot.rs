@@ -33,6 +33,12 @@ impl SlotCommits {
         SlotCommits { slot, over: last, later: VecDeque::with_capacity(MAX_COMMITS_UNDER_WAY) }
     }
 
+    /// Whether one more may be under way.
+    pub fn has_room(&self) -> bool {
+        let next = self.over + self.later.len() as u64 + 1;
+        self.later.len() < MAX_COMMITS_UNDER_WAY && Version::new(self.slot, next).is_some()
+    }
+
     /// Begins a commit. `None`: as many are under way as may be, or the slot's counts are used up for good.
     pub fn begin(&mut self) -> Option<Version> {
         if self.later.len() == MAX_COMMITS_UNDER_WAY {

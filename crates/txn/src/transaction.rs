@@ -2,6 +2,7 @@
 //!
 //! X1. A transaction sees its cut and its own writes, nothing else.
 //! X2. It commits only if nobody has written, since its cut, what it writes: one compare-and-swap per record validates and locks.
+//!     Before that, its intent is in the slot's log (L1).
 //! X3. The old version is whole in its ring before anything of the new one is written, and the new one is whole before its header is:
 //!     a queue's operations take effect in their order.
 //! X4. Its commit is shown, by the slot's word, after all of it is installed. Until then nobody sees any of it: no cut has it.
@@ -19,6 +20,8 @@ use crate::record::RecordId;
 use crate::rules::Rules;
 use crate::table::{Place, Table};
 use crate::worker::{Session, Worker};
+pub use commit::Committing;
+use reading::ToWrite;
 
 /// A transaction. Dropping it aborts it: nothing was written yet.
 pub struct Transaction<'a, R> {
@@ -31,10 +34,7 @@ pub struct Transaction<'a, R> {
 /// A record that will be written.
 struct Write<'a> {
     place: Place<'a>,
-    /// The version that is replaced, its data, and which number it gets in the ring.
-    seen: RecordHeader,
-    old: Vec<u8>,
-    number: u64,
+    before: ToWrite,
     /// `None`: there is no such record from then on.
     new: Option<Vec<u8>>,
 }
@@ -65,7 +65,7 @@ impl<'a, R: Rules> Transaction<'a, R> {
     pub async fn read(&self, table: &Table, number: u64) -> Result<Row, ReadError> {
         let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
         match self.writes.get(&place.record) {
-            Some(write) => Ok(Row { version: write.seen.version(), data: write.new.clone() }),
+            Some(write) => Ok(Row { version: write.before.old.header.version(), data: write.new.clone() }),
             None => reading::read::<R>(&self.worker.memory, &self.cut, &place).await,
         }
     }
@@ -88,12 +88,13 @@ impl<'a, R: Rules> Transaction<'a, R> {
         let new = data.map(<[u8]>::to_vec);
         if let Some(write) = self.writes.get_mut(&place.record) {
             let before = std::mem::replace(&mut write.new, new);
-            return Ok(Row { version: write.seen.version(), data: before });
+            return Ok(Row { version: write.before.old.header.version(), data: before });
         }
-        let (seen, old, number) = reading::read_to_write::<R>(&self.worker.memory, &self.cut, &place).await?;
-        let before = Row { version: seen.version(), data: (!is_absent(seen)).then(|| old.clone()) };
-        self.writes.insert(place.record, Write { place, seen, old, number, new });
-        Ok(before)
+        let before = reading::read_to_write::<R>(&self.worker.memory, &self.cut, &place).await?;
+        let header = before.old.header;
+        let row = Row { version: header.version(), data: (!is_absent(header)).then(|| before.data.clone()) };
+        self.writes.insert(place.record, Write { place, before, new });
+        Ok(row)
     }
 }
 

@@ -12,6 +12,7 @@ use farpool_wire::{Slot, Version};
 
 use crate::cut::Cut;
 use crate::error::{BeginError, CommitError};
+use crate::log::LogAt;
 use crate::memory::{Memory, MemoryError, Piece};
 use crate::oracle::{Copied, Fetched, Latest, Oracle, read_published};
 use crate::rules::{Rules, Shipped};
@@ -28,6 +29,7 @@ const BEGIN_PAUSE: Duration = Duration::from_micros(5);
 pub struct Worker<R = Shipped> {
     pub(crate) memory: Memory,
     oracle: Oracle,
+    pub(crate) log: LogAt,
     fetched: Option<(Arc<Fetched>, Copied)>,
     slot: Arc<SharedSlot>,
     /// Where the slot's word lies.
@@ -47,9 +49,10 @@ pub struct Session {
 }
 
 impl<R: Rules> Worker<R> {
-    /// A worker in a slot that it has alone, whose last commit is `last`, with nothing under way. `None`: the oracle has no such slot.
-    pub fn new(memory: Memory, oracle: impl Into<Oracle>, slot: Slot, last: u64) -> Option<Self> {
-        Self::sharing(memory, oracle, Arc::new(SharedSlot::after(slot, last)))
+    /// A worker in a slot that it has alone, with its log, whose last commit is `last`, with nothing under way. `None`: the oracle has
+    /// no such slot.
+    pub fn new(memory: Memory, oracle: impl Into<Oracle>, log: LogAt, slot: Slot, last: u64) -> Option<Self> {
+        Self::sharing(memory, oracle, Arc::new(SharedSlot::after(slot, log, last)))
     }
 
     /// A worker in a slot that it shares with others of its compute server. `None`: the oracle has no such slot.
@@ -59,6 +62,7 @@ impl<R: Rules> Worker<R> {
         Some(Worker {
             memory,
             oracle,
+            log: slot.log(),
             fetched: None,
             slot,
             word,
@@ -111,15 +115,15 @@ impl<R: Rules> Worker<R> {
         }
     }
 
-    /// The next commit, unless too many are under way.
-    pub(crate) fn begin_commit(&self) -> Result<UnderWay<'_, R>, CommitError> {
+    /// The next commit, with room for so many bytes of intents, unless too many are under way.
+    pub(crate) fn begin_commit(&self, log_bytes: u64) -> Result<UnderWay<'_, R>, CommitError> {
         // For the slot's word, taken now: once something is locked, a commit must not fail for want of memory.
         let mut buffer = self.buffer.borrow_mut();
         if buffer.is_none() {
             *buffer = Some(self.memory.word_buffer().map_err(CommitError::Nothing)?);
         }
-        let version = self.slot.begin()?;
-        Ok(UnderWay { worker: self, version, is_over: false })
+        let (version, log_start) = self.slot.begin(log_bytes)?;
+        Ok(UnderWay { worker: self, version, log_start, is_over: false, is_touched: false })
     }
 
     /// Writes the slot's word; whoever waits for that is woken.
@@ -132,24 +136,29 @@ impl<R: Rules> Worker<R> {
         Ok(())
     }
 
-    /// Waits until a commit that is over is shown; false: it will not be, by this slot's workers.
-    pub(crate) async fn is_shown(&self, version: Version) -> bool {
+    /// Shows a commit that is installed whole, and waits until it is shown; false: it will not be, by this slot's workers.
+    async fn show(&self, version: Version) -> bool {
+        if let Some(writing) = self.slot.end(version) {
+            // Where that fails, the slot is stuck.
+            let _ = self.write(writing).await;
+        }
         loop {
             match self.slot.turn(version).await {
                 Turn::Shown => return true,
                 Turn::Stuck => return false,
-                // Where that fails, the slot is stuck.
                 Turn::Write(writing) => drop(self.write(writing).await),
             }
         }
     }
 }
 
-/// A commit from its beginning to its end. Dropped before that, nobody knows what of it took effect.
+/// A commit from its beginning to its end. Dropped before that, nobody knows what of it took effect, unless nothing has been touched.
 pub(crate) struct UnderWay<'a, R: Rules> {
     worker: &'a Worker<R>,
     version: Version,
+    log_start: u64,
     is_over: bool,
+    is_touched: bool,
 }
 
 impl<R: Rules> UnderWay<'_, R> {
@@ -158,21 +167,34 @@ impl<R: Rules> UnderWay<'_, R> {
         self.version
     }
 
-    /// Nothing of it is under way any more: installed whole, or nothing is left. Shows it, with those that waited for it, unless
-    /// somebody else is just showing others; see [`is_shown`](Worker::is_shown).
-    pub(crate) async fn ended(&mut self) -> Result<(), MemoryError> {
+    /// Where in the log's ring its intents have room.
+    pub(crate) fn log_start(&self) -> u64 {
+        self.log_start
+    }
+
+    /// From now on something of it may be found in far memory.
+    pub(crate) fn touches(&mut self) {
+        self.is_touched = true;
+    }
+
+    /// Nothing of it is left, and nothing under way any more.
+    pub(crate) fn vanished(mut self) {
+        self.is_touched = false;
+    }
+
+    /// It is installed whole: shows it, with those that waited for it. False: nobody knows any more whether it is shown.
+    pub(crate) async fn is_shown(&mut self) -> bool {
         self.is_over = true;
-        match self.worker.slot.end(self.version) {
-            Some(writing) => self.worker.write(writing).await,
-            None => Ok(()),
-        }
+        self.worker.show(self.version).await
     }
 }
 
 impl<R: Rules> Drop for UnderWay<'_, R> {
     fn drop(&mut self) {
-        if !self.is_over {
-            self.worker.slot.is_stuck();
+        match (self.is_over, self.is_touched) {
+            (true, _) => {}
+            (false, true) => self.worker.slot.is_stuck(),
+            (false, false) => self.worker.slot.vanish(self.version),
         }
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use farpool_fabric::{CardTransport, Transports, block_on};
+use farpool_txn::log::{LogAt, LogLayout};
 use farpool_txn::oracle::{NaiveAt, read_published};
 use farpool_txn::{Fetched, Memory, Oracle, Session, SharedSlot, Shipped, Traffic, Worker};
 use farpool_wire::Slot;
@@ -66,7 +67,12 @@ fn vector(options: &OracleOptions, site: &Site, stop: &AtomicBool) -> Result<Mea
     let oracle = Oracle::split(used.max(partitions) as u16, &site.pieces());
     let oracle = oracle.context("there are more clients than slots")?;
     let fetched: Vec<_> = (0..servers).map(|_| fetch_thread.then(|| Arc::new(Fetched::new()))).collect();
-    let slot = |number: usize| Slot::new(number as u16).map(|slot| Arc::new(SharedSlot::after(slot, 0)));
+    // Timestamps alone are not logged: this says where nothing is written.
+    let log = LogAt {
+        copies: [site.pieces()[0]; 2],
+        layout: LogLayout::new(8).context("a log of a word has whole words")?,
+    };
+    let slot = |number: usize| Some(Arc::new(SharedSlot::after(Slot::new(number as u16)?, log, 0)));
     let slots: Option<Vec<_>> = (0..used).map(slot).collect();
     let slots = slots.context("there are more clients than slots")?;
 

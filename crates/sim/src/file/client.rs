@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::sim::{ProcessId, Random};
-use farpool_file::{FileCore, FileError, Rules, StoreCore};
+use farpool_file::{FileCore, FileError, StoreCore};
 use farpool_pool::{EXTENT_BYTES, LeasedRegion, SessionCore};
 use futures_util::future::{Either, select};
 
+use super::broken::Chosen;
 use super::guest::AsGuest;
 use super::history::{Asked, CELL, CELLS_PER_BLOCK, Ended, Entry, filled, found};
 use super::{FILES, Numbered, Phase, Run};
@@ -26,24 +27,24 @@ const OPERATIONS_AT_THE_END: u32 = 6;
 const GIVEN_UP_PERMILLE: u32 = 110;
 
 /// Keeps the run from being over.
-struct AtWork<R: Rules>(Rc<Run<R>>);
+struct AtWork(Rc<Run>);
 
-impl<R: Rules> Drop for AtWork<R> {
+impl Drop for AtWork {
     fn drop(&mut self) {
         self.0.at_work.set(self.0.at_work.get() - 1);
     }
 }
 
-pub(super) struct Client<R: Rules> {
-    run: Rc<Run<R>>,
+pub(super) struct Client {
+    run: Rc<Run>,
     core: SessionCore,
     random: Random,
     /// How it works on files directly, if it does.
-    guest: Option<AsGuest<R>>,
+    guest: Option<AsGuest>,
 }
 
 /// Starts a client in a process of its own.
-pub(super) fn start<R: Rules>(run: &Rc<Run<R>>) {
+pub(super) fn start(run: &Rc<Run>) {
     let process = run.world.add_process(run.host);
     run.at_work.set(run.at_work.get() + 1);
     let at_work = AtWork(run.clone());
@@ -72,8 +73,8 @@ pub(super) fn start<R: Rules>(run: &Rc<Run<R>>) {
     });
 }
 
-impl<R: Rules> Client<R> {
-    pub(super) fn new(run: &Rc<Run<R>>, process: ProcessId) -> Self {
+impl Client {
+    pub(super) fn new(run: &Rc<Run>, process: ProcessId) -> Self {
         let random = run.random(run.next_name());
         Client { run: run.clone(), core: run.session(process), random, guest: None }
     }
@@ -83,7 +84,7 @@ impl<R: Rules> Client<R> {
         self.run.world.sleep_by(self.run.host, Duration::from_millis(ms)).await;
     }
 
-    fn some_file(&mut self) -> Numbered<R> {
+    fn some_file(&mut self) -> Numbered {
         self.run.files.borrow()[self.random.index(FILES)].clone()
     }
 
@@ -110,7 +111,7 @@ impl<R: Rules> Client<R> {
     }
 
     /// As when somebody opens the file who does not work on it directly.
-    async fn close_for_a_while(&mut self, number: u64, file: &Arc<FileCore<R>>) {
+    async fn close_for_a_while(&mut self, number: u64, file: &Arc<FileCore<Chosen>>) {
         if !self.run.closed.borrow_mut().insert(number) {
             return;
         }
@@ -161,7 +162,7 @@ impl<R: Rules> Client<R> {
     }
 
     /// Asks, and writes down what comes of it.
-    pub(super) async fn carry_out(&self, number: u64, file: &Arc<FileCore<R>>, asked: Asked) {
+    pub(super) async fn carry_out(&self, number: u64, file: &Arc<FileCore<Chosen>>, asked: Asked) {
         if matches!(&asked, Asked::Write(cells) | Asked::Zero(cells) | Asked::Read(cells) if cells.is_empty())
         {
             return;
@@ -179,7 +180,7 @@ impl<R: Rules> Client<R> {
         entry.ends(ended, was_lost);
     }
 
-    async fn ask(&self, number: u64, file: &FileCore<R>, asked: &Asked, entry: &Entry) -> Ended {
+    async fn ask(&self, number: u64, file: &FileCore<Chosen>, asked: &Asked, entry: &Entry) -> Ended {
         if let Some(guest) = &self.guest
             && let Some(ended) = guest.ask(number, file, asked, entry).await
         {
@@ -206,7 +207,7 @@ impl<R: Rules> Client<R> {
         done.map_or_else(Ended::Failed, |()| Ended::Done)
     }
 
-    async fn read(&self, file: &FileCore<R>, cells: &Range<u64>) -> Ended {
+    async fn read(&self, file: &FileCore<Chosen>, cells: &Range<u64>) -> Ended {
         let length = ((cells.end - cells.start) * CELL) as usize;
         match file.read(&self.core, cells.start * CELL, length).await {
             Err(error) => Ended::Failed(error),
@@ -217,14 +218,14 @@ impl<R: Rules> Client<R> {
     }
 
     /// Does a few things with one file.
-    pub(super) async fn work_on(&mut self, (number, file): &Numbered<R>) {
+    pub(super) async fn work_on(&mut self, (number, file): &Numbered) {
         for _ in 0..OPERATIONS_AT_THE_END {
             let asked = self.something();
             self.carry_out(*number, file, asked).await;
         }
     }
 
-    pub(super) async fn scrub(&self, store: &StoreCore<R>) {
+    pub(super) async fn scrub(&self, store: &StoreCore<Chosen>) {
         // What it finds, it mends; that shows when a node is lost.
         let _ = store.scrub(&self.core, || false).await;
     }
@@ -232,7 +233,7 @@ impl<R: Rules> Client<R> {
     /// Writes an extent anew until that succeeds, or there is no room.
     pub(super) async fn write_anew(
         &mut self,
-        (number, file): &Numbered<R>,
+        (number, file): &Numbered,
         extent: u64,
         tries: u32,
     ) -> Result<(), FileError> {
@@ -258,7 +259,7 @@ impl<R: Rules> Client<R> {
 }
 
 /// What a read found.
-pub(super) fn looked_at<R: Rules>(run: &Run<R>, cells: &Range<u64>, bytes: &[u8]) -> Ended {
+pub(super) fn looked_at(run: &Run, cells: &Range<u64>, bytes: &[u8]) -> Ended {
     match found(bytes) {
         Ok(words) => Ended::Found(words),
         Err(_) if run.excuses.owner_dies => Ended::Dropped,
@@ -271,7 +272,7 @@ pub(super) fn looked_at<R: Rules>(run: &Run<R>, cells: &Range<u64>, bytes: &[u8]
 }
 
 /// Where what an operation is about lies now.
-fn regions_of<R: Rules>(file: &FileCore<R>, asked: &Asked) -> Vec<Arc<LeasedRegion>> {
+fn regions_of(file: &FileCore<Chosen>, asked: &Asked) -> Vec<Arc<LeasedRegion>> {
     let cells = described(asked).1;
     let extents = cells.start / CELLS_PER_EXTENT..cells.end.div_ceil(CELLS_PER_EXTENT);
     let found = extents.filter_map(|extent| file.extent_at(extent * EXTENT_BYTES));

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use farpool_file::{FileError, Rules};
+use farpool_file::FileError;
 
 use super::client::{CELLS, Client};
 use super::history::Asked;
@@ -26,7 +26,7 @@ const EXTENTS: u64 = 3;
 /// after a while.
 const WHOLE_LOOKS: u32 = 90;
 
-pub(super) async fn conduct<R: Rules>(run: Rc<Run<R>>) {
+pub(super) async fn conduct(run: Rc<Run>) {
     run.world.sleep(Duration::from_millis(BUSY_TTLS * run.ttl.0)).await;
     while run.mishaps.get() > 0 {
         run.world.sleep(LOOK_EVERY).await;
@@ -68,7 +68,7 @@ pub(super) async fn conduct<R: Rules>(run: Rc<Run<R>>) {
 }
 
 /// Once everything that was lost is made anew, redundant files bear the loss of any node again; and are scrubbed.
-async fn lose_one_more<R: Rules>(run: &Rc<Run<R>>) {
+async fn lose_one_more(run: &Rc<Run>) {
     if !run.becomes_whole().await {
         // A wrong block in a column whose parity is in doubt stays wrong.
         let bears =
@@ -88,7 +88,7 @@ async fn lose_one_more<R: Rules>(run: &Rc<Run<R>>) {
     }
     node::crash(&run.plane, node);
     let files = run.files.borrow().clone();
-    let redundant = |file: &&super::Numbered<R>| file.1.redundancy().nodes() > 1;
+    let redundant = |file: &&super::Numbered| file.1.redundancy().nodes() > 1;
     for file in files.iter().filter(redundant) {
         client.carry_out(file.0, &file.1, Asked::Read(0..CELLS)).await;
         client.work_on(file).await;
@@ -99,7 +99,7 @@ async fn lose_one_more<R: Rules>(run: &Rc<Run<R>>) {
     run.tasks.kill(process);
 }
 
-impl<R: Rules> Run<R> {
+impl Run {
     async fn becomes_whole(&self) -> bool {
         for _ in 0..WHOLE_LOOKS {
             if self.store().is_whole() {
@@ -112,7 +112,7 @@ impl<R: Rules> Run<R> {
 }
 
 /// Where nothing can cost a lease, none is lost.
-fn judge_no_loss<R: Rules>(run: &Run<R>) {
+fn judge_no_loss(run: &Run) {
     run.note_regions();
     let held = run.stock().regions();
     for region in run.regions.borrow().iter().filter(|region| run.excuses.calm && region.node.is_lost()) {
@@ -121,7 +121,7 @@ fn judge_no_loss<R: Rules>(run: &Run<R>) {
 }
 
 /// Every file can be written again where something was lost, and then says what was written.
-async fn write_and_read_anew<R: Rules>(run: &Rc<Run<R>>, process: farpool_fabric::sim::ProcessId) {
+async fn write_and_read_anew(run: &Rc<Run>, process: farpool_fabric::sim::ProcessId) {
     let mut client = Client::new(run, process);
     let files = run.files.borrow().clone();
     for file in &files {
@@ -137,7 +137,7 @@ async fn write_and_read_anew<R: Rules>(run: &Rc<Run<R>>, process: farpool_fabric
 }
 
 /// Whatever was lent comes back.
-async fn judge_returns<R: Rules>(run: &Rc<Run<R>>) {
+async fn judge_returns(run: &Rc<Run>) {
     for _ in 0..RETURN_LOOKS {
         run.world.sleep(LOOK_EVERY).await;
         let free = run.nodes.iter().all(|node| {

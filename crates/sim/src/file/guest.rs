@@ -9,9 +9,10 @@ use std::sync::{Arc, Weak};
 
 use farpool_fabric::sim::ProcessId;
 use farpool_file::guest::{GuestFileCore, GuestId, GuestMemory, GuestPlace, GuestStore};
-use farpool_file::{FileCore, Rules, StoreCore};
+use farpool_file::{FileCore, StoreCore};
 use farpool_pool::SessionCore;
 
+use super::broken::Chosen;
 use super::client::looked_at;
 use super::history::{Asked, CELL, Ended, Entry, filled};
 use super::{Phase, Run};
@@ -29,7 +30,7 @@ impl Guest {
     }
 
     /// The owner hears of its death, some time later.
-    pub(super) fn is_buried<R: Rules>(self: Rc<Self>, run: &Rc<Run<R>>) {
+    pub(super) fn is_buried(self: Rc<Self>, run: &Rc<Run>) {
         let burying = run.clone();
         let core = run.session(run.home());
         run.tasks.spawn(run.home(), async move {
@@ -39,24 +40,24 @@ impl Guest {
 }
 
 /// How a client works on files directly.
-pub(super) struct AsGuest<R: Rules> {
+pub(super) struct AsGuest {
     pub(super) guest: Rc<Guest>,
-    run: Rc<Run<R>>,
+    run: Rc<Run>,
     core: SessionCore,
     place: GuestPlace,
     /// Files it was let into, by number.
-    files: RefCell<BTreeMap<u64, Rc<GuestFileCore<R>>>>,
+    files: RefCell<BTreeMap<u64, Rc<GuestFileCore<Chosen>>>>,
 }
 
-impl<R: Rules> AsGuest<R> {
+impl AsGuest {
     /// Lets a process in; `None`: there is no more room.
-    pub(super) fn new(run: &Rc<Run<R>>, process: ProcessId) -> Option<Self> {
+    pub(super) fn new(run: &Rc<Run>, process: ProcessId) -> Option<Self> {
         let id = run.store().add_guest().ok()?;
         let owner = run.store();
         let memory = owner.guest_memory();
         let own = |fd: std::os::fd::BorrowedFd<'_>| -> Option<OwnedFd> { fd.try_clone_to_owned().ok() };
         let memory = GuestMemory { words: own(memory.words)?, table: own(memory.table)? };
-        let owners: Weak<StoreCore<R>> = Arc::downgrade(&owner);
+        let owners: Weak<StoreCore<Chosen>> = Arc::downgrade(&owner);
         let ask = move |number| owners.upgrade()?.region_of(number);
         let clock = Arc::new(run.world.clock(run.host));
         let store =
@@ -73,11 +74,12 @@ impl<R: Rules> AsGuest<R> {
         self.core.let_go().await;
     }
 
-    fn file(&self, number: u64, file: &FileCore<R>) -> Option<Rc<GuestFileCore<R>>> {
+    fn file(&self, number: u64, file: &FileCore<Chosen>) -> Option<Rc<GuestFileCore<Chosen>>> {
         if let Some(known) = self.files.borrow().get(&number) {
             return Some(known.clone());
         }
-        let opened = GuestFileCore::open(self.guest.store.clone(), &file.guest_memory().ok()?).ok()?;
+        let opened =
+            GuestFileCore::<Chosen>::open(self.guest.store.clone(), &file.guest_memory().ok()?).ok()?;
         let opened = Rc::new(opened);
         self.files.borrow_mut().insert(number, opened.clone());
         Some(opened)
@@ -87,7 +89,7 @@ impl<R: Rules> AsGuest<R> {
     pub(super) async fn ask(
         &self,
         number: u64,
-        file: &FileCore<R>,
+        file: &FileCore<Chosen>,
         asked: &Asked,
         entry: &Entry,
     ) -> Option<Ended> {

@@ -5,7 +5,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farpool_file::Rules;
 use farpool_lease::{LeaseClass, Millis};
 use farpool_pool::{GrowthOutcome, LeasedRegion, Renewal, SessionCore, watch_nodes};
 use farpool_wire::NodeId;
@@ -23,16 +22,16 @@ const LOOK_TO_MOVE_EVERY: Duration = Duration::from_millis(250);
 pub(super) const LEASES_PER_REQUEST: usize = 3;
 
 /// Starts what looks after the leases of the process `home`.
-pub(super) fn start<R: Rules>(run: &Rc<Run<R>>) {
+pub(super) fn start(run: &Rc<Run>) {
     start_by(run, post_of(run));
 }
 
 /// How that process asks others.
-pub(super) fn post_of<R: Rules>(run: &Run<R>) -> Rc<Post> {
+pub(super) fn post_of(run: &Run) -> Rc<Post> {
     Post::open(&run.plane, run.home(), |_| Box::pin(std::future::ready(None)))
 }
 
-pub(super) fn start_by<R: Rules>(run: &Rc<Run<R>>, post: Rc<Post>) {
+pub(super) fn start_by(run: &Rc<Run>, post: Rc<Post>) {
     let keeper = Rc::new(Keeper { run: run.clone(), post });
     run.tasks.spawn(run.home(), keeper.clone().look_after_leases());
     run.tasks.spawn(run.home(), keeper.grow_when_wanted());
@@ -42,7 +41,7 @@ pub(super) fn start_by<R: Rules>(run: &Rc<Run<R>>, post: Rc<Post>) {
     run.tasks.spawn(run.home(), async move { move_out(&moving, &core).await });
 }
 
-async fn move_out<R: Rules>(run: &Run<R>, core: &SessionCore) {
+async fn move_out(run: &Run, core: &SessionCore) {
     while run.phase.get() != Phase::Leaving {
         run.world.sleep_by(run.host, LOOK_TO_MOVE_EVERY).await;
         run.store().look_after_guests();
@@ -52,12 +51,12 @@ async fn move_out<R: Rules>(run: &Run<R>, core: &SessionCore) {
     }
 }
 
-struct Keeper<R: Rules> {
-    run: Rc<Run<R>>,
+struct Keeper {
+    run: Rc<Run>,
     post: Rc<Post>,
 }
 
-impl<R: Rules> Keeper<R> {
+impl Keeper {
     async fn look_after_leases(self: Rc<Self>) {
         let run = &self.run;
         while run.phase.get() != Phase::Leaving {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use farpool_fabric::sim::Random;
 use farpool_fabric::{AccessKind, Mapping};
-use farpool_file::Rules;
+
 use farpool_pool::EXTENT_BYTES;
 use farpool_wire::control::RevokeRequest;
 
@@ -127,7 +127,7 @@ pub(super) fn draw_deaths_of_the_owner(plane: &Plane, bears: bool, random: &mut 
 }
 
 /// Turns over a bit in each of some blocks that a node holds of a file.
-fn flip_bits<R: Rules>(run: &Run<R>, index: usize) {
+fn flip_bits(run: &Run, index: usize) {
     let node = &run.nodes[index];
     let Some(shell) = node.shell() else { return };
     let mut random = run.random(run.next_name());
@@ -158,7 +158,7 @@ fn flip_bits<R: Rules>(run: &Run<R>, index: usize) {
     }
 }
 
-pub(super) fn start<R: Rules>(run: &Rc<Run<R>>, mishaps: Vec<Mishap>) {
+pub(super) fn start(run: &Rc<Run>, mishaps: Vec<Mishap>) {
     for mishap in mishaps {
         run.mishaps.set(run.mishaps.get() + 1);
         let happening = run.clone();
@@ -170,7 +170,7 @@ pub(super) fn start<R: Rules>(run: &Rc<Run<R>>, mishaps: Vec<Mishap>) {
     }
 }
 
-async fn happen<R: Rules>(run: &Rc<Run<R>>, kind: Kind, lasting: Duration) {
+async fn happen(run: &Rc<Run>, kind: Kind, lasting: Duration) {
     let now_ns = run.world.now_ns();
     let until_ns = now_ns + lasting.as_nanos() as u64;
     match kind {

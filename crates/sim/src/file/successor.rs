@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use farpool_fabric::sim::HostId;
 use farpool_fabric::{Peer, SharedMemory, create_sealed};
-use farpool_file::{KEPT_WORDS_BYTES, Rules, StoreCore};
+use farpool_file::{KEPT_WORDS_BYTES, StoreCore};
 use farpool_keep::{Kept, MemoryJournal};
 use farpool_pool::{Adoption, EXTENT_BYTES, Stock, StockConfig};
 use farpool_wire::control::NodeAddress;
@@ -73,7 +73,7 @@ pub(super) fn stock_of(
 
 /// Everybody who works on files dies; another owner begins after a while. Returns when that one has taken over, or has
 /// died itself.
-pub(super) async fn owner_dies<R: Rules>(run: &Rc<Run<R>>, lasting: Duration) {
+pub(super) async fn owner_dies(run: &Rc<Run>, lasting: Duration) {
     let Some(legacy) = &run.legacy else { return };
     if run.phase.get() != Phase::Busy {
         return;
@@ -104,7 +104,7 @@ pub(super) async fn owner_dies<R: Rules>(run: &Rc<Run<R>>, lasting: Duration) {
     }
 }
 
-async fn take_over<R: Rules>(run: &Rc<Run<R>>) {
+async fn take_over(run: &Rc<Run>) {
     let Some(legacy) = &run.legacy else { return };
     let kept = legacy.journal.borrow().kept();
     let (stock, post) = (run.stock(), keeper::post_of(run));
@@ -128,7 +128,7 @@ async fn take_over<R: Rules>(run: &Rc<Run<R>>) {
     adopt_files(run, &kept, adoption, post).await;
 }
 
-async fn adopt_files<R: Rules>(run: &Rc<Run<R>>, kept: &Kept, adoption: Adoption, post: Rc<Post>) {
+async fn adopt_files(run: &Rc<Run>, kept: &Kept, adoption: Adoption, post: Rc<Post>) {
     let Some(legacy) = &run.legacy else { return };
     run.note_regions();
     let store = Arc::new(StoreCore::keeping(run.stock(), legacy.words()).expect("a table of words"));

@@ -1,129 +1,161 @@
 //! Sessions: they read and write records as the seed says, and write down what they saw.
 
 use std::rc::Rc;
-use std::sync::Arc;
 
-use farpool_fabric::sim::{HostId, Path, ProcessId, Random};
+use farpool_fabric::sim::Random;
 use farpool_txn::judge::{Outcome, Read, Transaction as Judged, Value, Write};
-use farpool_txn::{
-    BeginError, CommitError, MemoryError, ReadError, Row, Rules, Session, SharedSlot, Transaction, Worker,
-};
-use farpool_wire::Slot;
+use farpool_txn::{CommitError, Cut, ReadError, Row, Session, SharedSlot, Table, Transaction, Worker};
+use farpool_wire::{Epoch, Slot};
 
-use super::oracle::{self, Server};
-use super::{DATA_WORDS, Run, place};
+use super::broken::Chosen;
+use super::oracle::Server;
+use super::{DATA_WORDS, Life, Run, Staying, place, recovering};
 
 /// Transactions of each session.
 const ROUNDS: u64 = 12;
 /// Records that a transaction touches at most.
 const MOST_RECORDS: u64 = 5;
 
-/// Starts the compute server of a slot, with one to three sessions.
-pub(super) fn start<R: Rules>(run: &Rc<Run>, slot: u16, random: &mut Random) {
-    let (host, path) = place(run, random);
-    let process = run.world.add_process(host);
-    let sessions = 1 + random.below(3) as u32;
+/// Starts a client in a slot whose last commit is `last`, with one to three sessions.
+pub(super) fn start(run: &Rc<Run>, slot: u16, last: u64, random: &mut Random) {
+    let place = place(run, random);
+    let process = run.world.add_process(place.0);
+    let life = Life { process, grant: run.grant(), is_dead: false };
+    run.lives.borrow_mut().insert(slot, life);
+    let sessions: Vec<_> = (0..1 + random.below(3)).map(|_| Client::new(run, slot, life.grant)).collect();
     let server = Server::draw(random);
-    *run.clients_left.borrow_mut() += sessions;
     let here = run.clone();
     run.tasks.spawn(process, async move {
-        let workers = match start_workers::<R>(&here, slot, process, (host, path), server).await {
+        let slot_of = Slot::new(slot).expect("a few slots");
+        let shared = SharedSlot::after(slot_of, here.log(slot, life.grant), last);
+        let workers = match server.start(&here, process, place, life.grant, shared).await {
             Ok(workers) => workers,
-            Err(error) => return here.complain(format!("a worker has no memory: {error}")),
+            Err(error) => return gives_up(&here, slot, life.grant, &error.to_string()),
         };
-        for number in 0..sessions {
-            let client =
-                Client { run: here.clone(), name: u32::from(slot) * 10 + number, random: here.random() };
-            let worker = workers[number as usize % workers.len()].clone();
+        for (client, worker) in sessions.into_iter().zip(workers.iter().cycle()) {
+            let worker = worker.clone();
             here.tasks.spawn(process, async move { client.live(&worker).await });
         }
     });
 }
 
-/// The workers of a compute server, each with a way to far memory of its own; and its fetch thread.
-async fn start_workers<R: Rules>(
-    run: &Rc<Run>,
-    slot: u16,
-    process: ProcessId,
-    (host, path): (HostId, Path),
-    server: Server,
-) -> Result<Vec<Rc<Worker<R>>>, MemoryError> {
-    let slot = Arc::new(SharedSlot::after(Slot::new(slot).expect("a few slots"), 0));
-    let fetched = match server.fetches {
-        true => Some(oracle::start_fetching::<R>(run, process, run.memory(process, host, path).await?)),
-        false => None,
-    };
-    let mut workers = Vec::new();
-    for _ in 0..server.workers {
-        let memory = run.memory(process, host, path).await?;
-        let worker = Worker::sharing(memory, run.oracle.clone(), slot.clone());
-        let worker = worker.expect("the oracle has the slot");
-        workers.push(Rc::new(match &fetched {
-            Some(fetched) => worker.with_fetched(fetched.clone()),
-            None => worker,
-        }));
+/// A client cannot go on: somebody has to look after its slot.
+fn gives_up(run: &Rc<Run>, slot: u16, grant: Epoch, why: &str) {
+    if run.has_mishaps.get() {
+        recovering::look_after(run, slot, grant);
+    } else {
+        run.complain(format!("the client of slot {slot} cannot go on: {why}"));
     }
-    Ok(workers)
 }
 
-struct Client {
+/// A session.
+pub(super) struct Client {
     run: Rc<Run>,
+    slot: u16,
+    grant: Epoch,
+    table: Table,
     name: u32,
     random: Random,
+    _staying: Staying,
+}
+
+/// What a transaction has done so far; it is in the history at its end, also where that is the death of its client.
+pub(super) struct Doing {
+    run: Rc<Run>,
+    pub(super) judged: Option<Judged>,
+}
+
+impl Drop for Doing {
+    fn drop(&mut self) {
+        let judged = self.judged.take().expect("it is taken once");
+        self.run.world.note("transaction", &[u64::from(judged.session), judged.begun_from.sequence()]);
+        self.run.history.borrow_mut().push(judged);
+    }
 }
 
 impl Client {
-    async fn live<R: Rules>(mut self, worker: &Worker<R>) {
+    pub(super) fn new(run: &Rc<Run>, slot: u16, grant: Epoch) -> Client {
+        let name = run.next_name() as u32;
+        let (random, table) = (run.random(), run.table(grant));
+        Client { run: run.clone(), slot, grant, table, name, random, _staying: Staying::new(run) }
+    }
+
+    async fn live(mut self, worker: &Worker<Chosen>) {
         let mut session = Session::new();
         for _ in 0..ROUNDS {
-            if !self.transact(worker, &mut session).await {
+            let is_only_reading = self.random.chance(400);
+            let records: Vec<_> = (0..1 + self.random.below(MOST_RECORDS))
+                .map(|_| {
+                    let record = self.random.below(self.table.records());
+                    (record, !is_only_reading && self.random.chance(600))
+                })
+                .collect();
+            if let Err(why) = self.transact(worker, &mut session, &records).await {
+                gives_up(&self.run, self.slot, self.grant, &why);
                 break;
             }
         }
-        *self.run.clients_left.borrow_mut() -= 1;
     }
 
-    /// Runs one transaction; false: nothing goes on.
-    async fn transact<R: Rules>(&mut self, worker: &Worker<R>, session: &mut Session) -> bool {
-        let mut transaction = match worker.begin(session).await {
-            Ok(transaction) => transaction,
-            Err(BeginError::OracleStopped) => return self.give_up("nothing is published"),
-            Err(BeginError::Memory(error)) => return self.give_up(&error.to_string()),
+    /// Runs one transaction; whether it was committed, or why nothing goes on.
+    pub(super) async fn transact(
+        &mut self,
+        worker: &Worker<Chosen>,
+        session: &mut Session,
+        records: &[(u64, bool)],
+    ) -> Result<bool, String> {
+        let table = self.table.clone();
+        let mut transaction = worker.begin(session).await.map_err(|error| error.to_string())?;
+        let mut doing = self.begins(transaction.cut().clone());
+        for &(record, writes) in records {
+            let judged = doing.judged.as_mut().expect("it goes on");
+            match self.touch(&mut transaction, &table, record, writes, judged).await {
+                Ok(()) => {}
+                // What was read before is judged all the same.
+                Err(ReadError::Conflict | ReadError::SnapshotTooOld) => return Ok(false),
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        let committing = match transaction.prepare() {
+            Ok(Some(committing)) => committing,
+            Ok(None) => return Ok(true),
+            Err(CommitError::Busy) => return Ok(false),
+            Err(error) => return Err(error.to_string()),
         };
-        let mut judged = Judged {
+        let judged = doing.judged.as_mut().expect("it goes on");
+        judged.outcome = Outcome::Unknown(committing.version());
+        match committing.commit().await {
+            Ok(version) => {
+                judged.outcome = Outcome::Committed(version);
+                Ok(true)
+            }
+            Err(CommitError::Conflict) => {
+                judged.outcome = Outcome::Aborted;
+                Ok(false)
+            }
+            Err(CommitError::Nothing(error)) => {
+                judged.outcome = Outcome::Aborted;
+                Err(error.to_string())
+            }
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn begins(&self, begun_from: Cut) -> Doing {
+        let judged = Judged {
             session: self.name,
-            begun_from: transaction.cut().clone(),
+            begun_from,
             reads: Vec::new(),
             writes: Vec::new(),
             outcome: Outcome::Aborted,
         };
-        let table = self.run.table.clone();
-        let is_only_reading = self.random.chance(400);
-        for _ in 0..1 + self.random.below(MOST_RECORDS) {
-            let record = self.random.below(table.records());
-            let writes = !is_only_reading && self.random.chance(600);
-            match self.touch(&mut transaction, &table, record, writes, &mut judged).await {
-                Ok(()) => {}
-                // What was read before is judged all the same.
-                Err(ReadError::Conflict | ReadError::SnapshotTooOld) => {
-                    drop(transaction);
-                    return self.ended(judged);
-                }
-                Err(error) => return self.give_up(&error.to_string()),
-            }
-        }
-        judged.outcome = match transaction.commit().await {
-            Ok(Some(version)) => Outcome::Committed(version),
-            Ok(None) | Err(CommitError::Conflict | CommitError::Busy) => Outcome::Aborted,
-            Err(error) => return self.give_up(&error.to_string()),
-        };
-        self.ended(judged)
+        Doing { run: self.run.clone(), judged: Some(judged) }
     }
 
-    async fn touch<'a, R: Rules>(
+    async fn touch<'a>(
         &mut self,
-        transaction: &mut Transaction<'a, R>,
-        table: &'a farpool_txn::Table,
+        transaction: &mut Transaction<'a, Chosen>,
+        table: &'a Table,
         record: u64,
         writes: bool,
         judged: &mut Judged,
@@ -156,17 +188,6 @@ impl Client {
             self.run.complain(format!("record {record} holds words of several versions"));
         }
         Some(value)
-    }
-
-    fn ended(&self, judged: Judged) -> bool {
-        self.run.world.note("transaction", &[u64::from(self.name), judged.begun_from.sequence()]);
-        self.run.history.borrow_mut().push(judged);
-        true
-    }
-
-    fn give_up(&self, why: &str) -> bool {
-        self.run.complain(format!("session {} cannot go on: {why}", self.name));
-        false
     }
 }
 

@@ -5,11 +5,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farpool_fabric::sim::{ProcessId, Random};
+use farpool_fabric::sim::{HostId, Path, ProcessId, Random};
 use farpool_txn::oracle::{fetch, publish};
-use farpool_txn::{Fetched, Memory, Oracle, Piece, Rules};
+use farpool_txn::{Fetched, MemoryError, SharedSlot, Worker};
+use farpool_wire::Epoch;
 
-use super::{Run, place};
+use super::broken::Chosen;
+use super::{Access, Run, place};
 
 /// Parts of an oracle, at most; several may lie on one node.
 const MOST_PARTS: u64 = 3;
@@ -20,24 +22,24 @@ const FETCH_PAUSE: Duration = Duration::from_micros(3);
 /// A look at all parts takes so long while nothing is late.
 const LOOK: Duration = Duration::from_micros(12);
 
-/// An oracle of so many slots, in one part or several. `piece` says where a part lies.
-pub(super) fn split(slots: u16, random: &mut Random, piece: impl Fn(u64) -> Piece) -> Oracle {
+/// How many parts the oracle of a run has.
+pub(super) fn parts(random: &mut Random, slots: u16) -> u64 {
     let parts = if random.chance(400) { 2 + random.below(MOST_PARTS - 1) } else { 1 };
-    let pieces: Vec<Piece> = (0..parts.min(slots.into())).map(piece).collect();
-    Oracle::split(slots, &pieces).expect("each part has a slot")
+    parts.min(slots.into())
 }
 
 /// Each part has a publisher, on that part's host or elsewhere.
-pub(super) fn start_publishers<R: Rules>(run: &Rc<Run>, random: &mut Random) {
-    let pace = run.oracle.pace(LOOK);
-    for part in run.oracle.parts().iter().copied() {
-        let (host, path) = place(run, random);
-        let process = run.world.add_process(host);
+pub(super) fn start_publishers(run: &Rc<Run>, random: &mut Random) {
+    for part in 0..run.parts {
+        let place = place(run, random);
+        let process = run.world.add_process(place.0);
         let here = run.clone();
         run.tasks.spawn(process, async move {
             let done = async {
-                let memory = here.memory(process, host, path).await?;
-                publish::<R>(&memory, part, pace, || *here.clients_left.borrow() == 0).await
+                let Access { memory, grant } = here.access(process, place, here.grant()).await?;
+                let oracle = here.oracle(grant);
+                let part = oracle.parts()[part as usize];
+                publish::<Chosen>(&memory, part, oracle.pace(LOOK), || here.is_over.get()).await
             };
             if let Err(error) = done.await {
                 here.complain(format!("a publisher stopped: {error}"));
@@ -50,9 +52,9 @@ pub(super) fn start_publishers<R: Rules>(run: &Rc<Run>, random: &mut Random) {
 #[derive(Clone, Copy)]
 pub(super) struct Server {
     /// Workers that share its slot.
-    pub(super) workers: u64,
+    workers: u64,
     /// Whether they begin from what a fetch thread has read.
-    pub(super) fetches: bool,
+    fetches: bool,
 }
 
 impl Server {
@@ -60,15 +62,46 @@ impl Server {
         let workers = if random.chance(400) { 2 + random.below(MOST_WORKERS - 1) } else { 1 };
         Server { workers, fetches: random.chance(400) }
     }
+
+    /// Its workers, each with a way to far memory of its own; and its fetch thread.
+    pub(super) async fn start(
+        &self,
+        run: &Rc<Run>,
+        process: ProcessId,
+        place: (HostId, Path),
+        grant: Epoch,
+        slot: SharedSlot,
+    ) -> Result<Vec<Rc<Worker<Chosen>>>, MemoryError> {
+        let slot = Arc::new(slot);
+        let fetched = match self.fetches {
+            true => Some(start_fetching(run, process, run.access(process, place, grant).await?)),
+            false => None,
+        };
+        let mut workers = Vec::new();
+        for _ in 0..self.workers {
+            let memory = run.access(process, place, grant).await?.memory;
+            let worker = Worker::sharing(memory, run.oracle(grant), slot.clone());
+            let worker = worker.expect("the oracle has the slot");
+            workers.push(Rc::new(match &fetched {
+                Some(fetched) => worker.with_fetched(fetched.clone()),
+                None => worker,
+            }));
+        }
+        Ok(workers)
+    }
 }
 
-/// Starts a process's fetch thread, on its way to far memory.
-pub(super) fn start_fetching<R: Rules>(run: &Rc<Run>, process: ProcessId, memory: Memory) -> Arc<Fetched> {
+/// Starts a process's fetch thread, which ends with it, or when all is over.
+fn start_fetching(run: &Rc<Run>, process: ProcessId, Access { memory, grant }: Access) -> Arc<Fetched> {
     let fetched = Arc::new(Fetched::new());
     let (here, into) = (run.clone(), fetched.clone());
     run.tasks.spawn(process, async move {
-        let is_over = || *here.clients_left.borrow() == 0;
-        if let Err(error) = fetch::<R>(&memory, &here.oracle, &into, FETCH_PAUSE, is_over).await {
+        let oracle = here.oracle(grant);
+        let done = fetch::<Chosen>(&memory, &oracle, &into, FETCH_PAUSE, || here.is_over.get()).await;
+        // Where it is fenced, its workers find that nothing is published any more.
+        if let Err(error) = done
+            && !here.has_mishaps.get()
+        {
             here.complain(format!("a fetch thread stopped: {error}"));
         }
     });

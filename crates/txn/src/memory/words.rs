@@ -34,11 +34,7 @@ impl Memory {
         word: u64,
     ) -> Result<ArenaBuf, MemoryError> {
         buffer.copy_from_slice(&word.to_le_bytes());
-        let queue = self.queue(piece.region.node)?;
-        Traffic::of(WORD_BYTES).count(&self.traffic);
-        let (buffer, written) = queue.write(piece.address(at), piece.epoch, buffer).await;
-        written?;
-        Ok(buffer)
+        self.write_from(buffer, piece, at).await
     }
 
     /// Adds to a word; returns what it was.

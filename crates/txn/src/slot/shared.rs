@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 
 use super::SlotCommits;
 use crate::error::CommitError;
+use crate::log::{LogAt, LogRoom};
 
 /// Looks at another thread's write before this one waits to be woken: a word in shared memory is written within some of them, and
 /// waking a thread takes a hundred times as long.
@@ -25,6 +26,7 @@ const LOOKS: u32 = 64;
 #[derive(Debug)]
 pub struct SharedSlot {
     slot: Slot,
+    log: LogAt,
     state: Mutex<State>,
     /// The slot's word says so much at least. Changed by who holds the lock; looked at without it.
     shown: AtomicU64,
@@ -35,6 +37,8 @@ pub struct SharedSlot {
 #[derive(Debug)]
 struct State {
     commits: SlotCommits,
+    /// Of the log, for the intents of these.
+    room: LogRoom,
     is_stuck: bool,
     /// Who waits for the slot to come further, by commit.
     waiting: BTreeMap<u64, Waker>,
@@ -58,12 +62,18 @@ pub(crate) enum Turn<'a> {
 }
 
 impl SharedSlot {
-    /// Of a slot whose last commit is `last`, with nothing under way.
-    pub fn after(slot: Slot, last: u64) -> SharedSlot {
-        let commits = SlotCommits::after(slot, last);
+    /// Of a slot with its log, whose last commit is `last`, with nothing under way.
+    pub fn after(slot: Slot, log: LogAt, last: u64) -> SharedSlot {
+        let state = State {
+            commits: SlotCommits::after(slot, last),
+            room: LogRoom::new(log.layout.ring_bytes()),
+            is_stuck: false,
+            waiting: BTreeMap::new(),
+        };
         SharedSlot {
             slot,
-            state: Mutex::new(State { commits, is_stuck: false, waiting: BTreeMap::new() }),
+            log,
+            state: Mutex::new(state),
             shown: AtomicU64::new(last),
             is_writing: AtomicBool::new(false),
         }
@@ -74,21 +84,41 @@ impl SharedSlot {
         self.slot
     }
 
-    /// Begins a commit.
-    pub(crate) fn begin(&self) -> Result<Version, CommitError> {
+    /// Its log, for whoever commits in it.
+    pub(crate) fn log(&self) -> LogAt {
+        self.log
+    }
+
+    /// Begins a commit with so many bytes of intents; says where in the log's ring these have room.
+    pub(crate) fn begin(&self, log_bytes: u64) -> Result<(Version, u64), CommitError> {
+        let most = self.log.layout.most_bytes();
+        if log_bytes > most {
+            return Err(CommitError::TooLarge { bytes: log_bytes, most });
+        }
         let mut state = self.state.lock();
         if state.is_stuck {
             return Err(CommitError::Stuck);
         }
-        state.commits.begin().ok_or(CommitError::Busy)
+        if !state.commits.has_room() {
+            return Err(CommitError::Busy);
+        }
+        let log_start = state.room.take(log_bytes).ok_or(CommitError::Busy)?;
+        Ok((state.commits.begin().expect("there is room"), log_start))
     }
 
     /// A commit is over, in whichever way. If the slot has come further and nobody writes, the caller does.
     pub(crate) fn end(&self, version: Version) -> Option<Writing<'_>> {
         let mut state = self.state.lock();
-        state.commits.end(version);
+        state.end(version);
         // Who waits behind this commit is woken when that write, or the one under way, is done.
         self.begin_writing(&state)
+    }
+
+    /// A commit is over of which nothing is left. Nothing has to be written for that; who waits behind it may have to.
+    pub(crate) fn vanish(&self, version: Version) {
+        let mut state = self.state.lock();
+        state.end(version);
+        self.wake(state);
     }
 
     /// For who holds the lock.
@@ -156,6 +186,15 @@ impl SharedSlot {
     }
 }
 
+impl State {
+    fn end(&mut self, version: Version) {
+        let before = self.commits.over();
+        if let Some(come) = self.commits.end(version) {
+            self.room.give_back((come - before) as usize);
+        }
+    }
+}
+
 impl Writing<'_> {
     /// What is to be written.
     pub(crate) fn come(&self) -> u64 {
@@ -185,10 +224,23 @@ mod tests {
     use std::sync::Arc;
     use std::task::Context;
 
+    use farpool_wire::{Epoch, NodeId, RegionId};
+
     use super::*;
+    use crate::log::LogLayout;
+    use crate::memory::Piece;
+
+    const LOG_BYTES: u64 = 64;
 
     fn slot() -> SharedSlot {
-        SharedSlot::after(Slot::new(3).unwrap(), 10)
+        let region = RegionId { node: NodeId(1), index: 0 };
+        let copies = [Piece { region, epoch: Epoch(1), start: 0 }; 2];
+        let log = LogAt { copies, layout: LogLayout::new(LOG_BYTES).unwrap() };
+        SharedSlot::after(Slot::new(3).unwrap(), log, 10)
+    }
+
+    fn begin(slot: &SharedSlot) -> Version {
+        slot.begin(8).unwrap().0
     }
 
     fn look<'a>(slot: &'a SharedSlot, version: Version) -> Poll<Turn<'a>> {
@@ -199,7 +251,7 @@ mod tests {
     #[test]
     fn one_writes_at_a_time_and_the_next_writes_all_that_has_ended_meanwhile() {
         let slot = slot();
-        let [first, second, third] = std::array::from_fn(|_| slot.begin().unwrap());
+        let [first, second, third] = std::array::from_fn(|_| begin(&slot));
         let writing = slot.end(first).expect("nobody else writes");
         assert_eq!(writing.come(), 11);
         assert!(slot.end(third).is_none() && slot.end(second).is_none(), "somebody writes");
@@ -216,7 +268,7 @@ mod tests {
     #[test]
     fn a_commit_behind_one_that_goes_on_waits_and_writes_once_that_is_over() {
         let slot = slot();
-        let [first, second] = std::array::from_fn(|_| slot.begin().unwrap());
+        let [first, second] = std::array::from_fn(|_| begin(&slot));
         assert!(slot.end(second).is_none() && look(&slot, second).is_pending());
         let writing = slot.end(first).unwrap();
         assert_eq!(writing.come(), 12);
@@ -225,13 +277,35 @@ mod tests {
     }
 
     #[test]
+    fn who_waits_behind_a_commit_that_vanishes_writes() {
+        let slot = slot();
+        let [first, second] = std::array::from_fn(|_| begin(&slot));
+        assert!(slot.end(second).is_none() && look(&slot, second).is_pending());
+        slot.vanish(first);
+        let Poll::Ready(Turn::Write(writing)) = look(&slot, second) else { panic!("it is its turn") };
+        assert_eq!(writing.come(), 12);
+        writing.done();
+    }
+
+    #[test]
+    fn commits_share_the_room_for_intents_that_their_slot_has() {
+        let slot = slot();
+        assert!(matches!(slot.begin(LOG_BYTES + 1), Err(CommitError::TooLarge { bytes: 65, most: 64 })));
+        let (first, start) = slot.begin(LOG_BYTES).unwrap();
+        assert_eq!(start, 0);
+        assert!(matches!(slot.begin(8), Err(CommitError::Busy)));
+        slot.end(first).unwrap().done();
+        assert!(slot.begin(8).is_ok());
+    }
+
+    #[test]
     fn nothing_is_shown_or_begun_behind_a_write_of_which_nobody_knows() {
         let slot = slot();
-        let [first, second] = std::array::from_fn(|_| slot.begin().unwrap());
+        let [first, second] = std::array::from_fn(|_| begin(&slot));
         drop(slot.end(first));
         assert!(slot.end(second).is_none());
         assert!(matches!(look(&slot, second), Poll::Ready(Turn::Stuck)));
-        assert!(matches!(slot.begin(), Err(CommitError::Stuck)));
+        assert!(matches!(slot.begin(8), Err(CommitError::Stuck)));
     }
 
     #[test]
@@ -240,7 +314,7 @@ mod tests {
         const COMMITS: u64 = 2_000;
         let (slot, word) = (Arc::new(slot()), Arc::new(AtomicU64::new(10)));
         let commit = |slot: &SharedSlot, word: &AtomicU64| {
-            let version = slot.begin().unwrap();
+            let version = begin(slot);
             let mut writing = slot.end(version);
             loop {
                 if let Some(writing) = writing.take() {

@@ -1,12 +1,12 @@
 //! Finding the version of a record that a cut sees.
 
-use farpool_wire::{RecordHeader, Version};
+use farpool_wire::RecordHeader;
 
 use super::{Row, is_absent};
 use crate::cut::Cut;
 use crate::error::ReadError;
 use crate::memory::Memory;
-use crate::record::{OldVersion, Ring};
+use crate::record::{FoundVersion, OldVersion, Ring};
 use crate::rules::Rules;
 use crate::table::Place;
 
@@ -15,13 +15,23 @@ use crate::table::Place;
 const LOOKS: u32 = 100;
 
 /// What a look at the current version has found.
-enum Look {
-    /// The cut sees it, and here it is.
-    Seen(RecordHeader, Vec<u8>),
-    /// The cut sees an older one; or this one is about to be replaced, and lies in the ring as well.
+enum Look<'a> {
+    /// The cut sees it, and here it is, with the header before it.
+    Seen(RecordHeader, FoundVersion<'a>),
+    /// The cut sees an older one; or somebody is replacing the one that was there, and that lies in the ring.
     Older,
-    /// It changed while it was read.
+    /// Header and data are of different times.
     Torn,
+}
+
+/// A record that is to be written.
+pub(super) struct ToWrite {
+    /// Its header as it was.
+    pub(super) seen: RecordHeader,
+    /// The present version, as it will lie in the ring.
+    pub(super) old: OldVersion,
+    /// Its data.
+    pub(super) data: Vec<u8>,
 }
 
 /// A record as a cut sees it.
@@ -29,7 +39,7 @@ pub(super) async fn read<R: Rules>(memory: &Memory, cut: &Cut, place: &Place<'_>
     for _ in 0..LOOKS {
         let bytes = memory.read(place.piece, place.layout.current(place.index)).await?;
         match look::<R>(cut, place, &bytes)? {
-            Look::Seen(header, data) => return Ok(row(header, data)),
+            Look::Seen(_, found) => return Ok(row(&found)),
             Look::Torn => {}
             Look::Older => {
                 if let Some(row) = read_old::<R>(memory, cut, place).await? {
@@ -42,12 +52,12 @@ pub(super) async fn read<R: Rules>(memory: &Memory, cut: &Cut, place: &Place<'_>
     Err(ReadError::Damaged)
 }
 
-/// A record that is to be written: its header, its data, and the number that they get in the ring.
+/// Reads a record that is to be written.
 pub(super) async fn read_to_write<R: Rules>(
     memory: &Memory,
     cut: &Cut,
     place: &Place<'_>,
-) -> Result<(RecordHeader, Vec<u8>, u64), ReadError> {
+) -> Result<ToWrite, ReadError> {
     let (current, ring) = (place.layout.current(place.index), place.layout.ring(place.index));
     let bytes = (current.end - current.start + ring.end - ring.start) as usize;
     for _ in 0..LOOKS {
@@ -59,10 +69,13 @@ pub(super) async fn read_to_write<R: Rules>(
         let ran = plan.run().await;
         ran.check()?;
         match look::<R>(cut, place, ran.bytes(current))? {
-            Look::Seen(header, _) if header.is_locked() => return Err(ReadError::Conflict),
-            Look::Seen(header, data) => {
+            Look::Seen(seen, found) if !R::may_be_locked(seen, found.header) => {
+                return Err(ReadError::Conflict);
+            }
+            Look::Seen(seen, found) => {
                 let ring = place.layout.decode_ring(ran.bytes(ring)).ok_or(ReadError::Damaged)?;
-                return Ok((header, data, ring.next_number()));
+                let old = OldVersion { number: ring.next_number(), header: found.header };
+                return Ok(ToWrite { seen, old, data: found.data.to_vec() });
             }
             Look::Older => return Err(ReadError::Conflict),
             Look::Torn => memory.endpoint().yield_now().await,
@@ -71,21 +84,17 @@ pub(super) async fn read_to_write<R: Rules>(
     Err(ReadError::Damaged)
 }
 
-fn look<R: Rules>(cut: &Cut, place: &Place<'_>, bytes: &[u8]) -> Result<Look, ReadError> {
-    let found = place.layout.decode_current(place.record, bytes).ok_or(ReadError::Damaged)?;
-    let (header, verified) = found;
-    if !cut.sees(header.version()) {
-        return Ok(Look::Older);
+fn look<'a, R: Rules>(cut: &Cut, place: &Place<'_>, bytes: &'a [u8]) -> Result<Look<'a>, ReadError> {
+    let (header, found) = place.layout.decode_current(place.record, bytes).ok_or(ReadError::Damaged)?;
+    // What a cut sees was installed before the cut was made.
+    let is_installed = !header.is_locked() && cut.sees(header.version());
+    if !R::takes(found.is_right) {
+        return Ok(if is_installed { Look::Torn } else { Look::Older });
     }
-    let as_found = &bytes[bytes.len() - place.layout.data_bytes()..];
-    Ok(match R::data_of(verified, as_found) {
-        Some(data) => Look::Seen(header, data.to_vec()),
-        // Nobody has written there yet, though somebody may be about to: zeros, without a checksum.
-        None if header.version() == Version::INITIAL && is_zeros(&bytes[size_of::<u64>()..]) => {
-            Look::Seen(header, as_found.to_vec())
-        }
-        None if header.is_locked() => Look::Older,
-        None => Look::Torn,
+    Ok(match cut.sees(found.header.version()) {
+        true if is_installed && found.header.version() != header.version() => Look::Torn,
+        true => Look::Seen(header, found),
+        false => Look::Older,
     })
 }
 
@@ -96,17 +105,12 @@ async fn read_old<R: Rules>(memory: &Memory, cut: &Cut, place: &Place<'_>) -> Re
     let Some(old) = ring.last_seen(cut) else {
         return if ring.next_number() == 0 { Ok(None) } else { Err(ReadError::SnapshotTooOld) };
     };
-    let OldVersion { number, header } = old;
-    let bytes = memory.read(place.piece, place.layout.old(place.index, number)).await?;
-    let as_found = &bytes[bytes.len() - place.layout.data_bytes()..];
-    let data = R::data_of(place.layout.decode_old(place.record, old, &bytes), as_found);
-    Ok(data.map(|data| row(header, data.to_vec())))
+    let bytes = memory.read(place.piece, place.layout.old(place.index, old.number)).await?;
+    let found = place.layout.decode_old(place.record, old, &bytes).ok_or(ReadError::Damaged)?;
+    Ok(R::takes(found.is_right).then(|| row(&found)))
 }
 
-fn is_zeros(bytes: &[u8]) -> bool {
-    bytes.iter().all(|&byte| byte == 0)
-}
-
-fn row(header: RecordHeader, data: Vec<u8>) -> Row {
-    Row { version: header.version(), data: (!is_absent(header)).then_some(data) }
+fn row(found: &FoundVersion<'_>) -> Row {
+    let data = (!is_absent(found.header)).then(|| found.data.to_vec());
+    Row { version: found.header.version(), data }
 }

@@ -35,11 +35,11 @@ impl<R: Rules> Worker<R> {
     /// As [`begin`](Self::begin) and [`commit`](crate::Transaction::commit).
     pub async fn stamp(&self, session: &mut Session) -> Result<Stamped, StampError> {
         let begun_from = self.begin(session).await?.cut().clone();
-        let mut under_way = self.begin_commit()?;
+        let mut under_way = self.begin_commit(0)?;
         let version = under_way.version();
-        match under_way.ended().await {
-            Ok(()) if self.is_shown(version).await => Ok(Stamped { begun_from, version }),
-            Ok(()) | Err(_) => Err(CommitError::Unknown(version).into()),
+        if !under_way.is_shown().await {
+            return Err(CommitError::Unknown(version).into());
         }
+        Ok(Stamped { begun_from, version })
     }
 }

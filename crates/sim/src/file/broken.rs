@@ -1,0 +1,121 @@
+//! Rules of files that are wrong on purpose, one in each run.
+//!
+//! All are one type, so that the files' code is compiled once for all of them; which one holds is the thread's, as a run is.
+
+use std::cell::Cell;
+
+use farpool_file::{Rules, Shipped};
+use farpool_pool::Extent;
+use farpool_wire::{BLOCK_BYTES, BlockWord};
+
+/// Any block passes.
+pub(super) const UNCHECKED: &str = "checksum-skipped";
+/// A write is done as soon as it is posted: its connection says so.
+pub(super) const UNLOCKED_EARLY: &str = "block-word-unlocked-before-the-data";
+/// A write is done, and nothing was sent: its connection says so.
+pub(super) const LOST_WRITE: &str = "lost-write-acknowledged";
+/// An extent is written again while a dead write may still land there.
+pub(super) const REUSED_EARLY: &str = "extent-reused-too-early";
+/// A file that is written past its end is not longer for it.
+pub(super) const STALE_SIZE: &str = "size-not-shared";
+/// What is cut off of a block stays there.
+pub(super) const TAIL_SHOWS: &str = "cut-tail-shows-again";
+/// A write that failed takes what the file held along, not only what lay past its end.
+pub(super) const TOO_MUCH_CLEARED: &str = "failed-write-clears-the-file";
+/// A write of which nobody knows is taken for one that never was.
+pub(super) const DOUBT_IGNORED: &str = "write-in-doubt-taken-for-none";
+/// A guest works on files that are closed to it.
+pub(super) const NOT_REVOKED: &str = "acceleration-not-revoked";
+/// A write leaves the parity as it is.
+pub(super) const STALE_PARITY: &str = "stale-parity";
+/// Others write into an extent while it is made anew elsewhere.
+pub(super) const LATE_WRITE_MISSED: &str = "rebuild-misses-a-late-write";
+/// An extent's leaving a file is not written down.
+pub(super) const FREES_UNWRITTEN: &str = "freed-extent-not-written-down";
+/// What a dead owner was writing to is used as if nothing could land there any more.
+pub(super) const LATE_FORGOTTEN: &str = "late-write-of-a-dead-owner-forgotten";
+/// Locks that a dead owner has left stay.
+pub(super) const LOCKS_LEFT: &str = "locks-of-a-dead-owner-not-settled";
+
+pub(super) const MUTATIONS: &[&str] = &[
+    UNCHECKED,
+    UNLOCKED_EARLY,
+    LOST_WRITE,
+    REUSED_EARLY,
+    STALE_SIZE,
+    TAIL_SHOWS,
+    TOO_MUCH_CLEARED,
+    DOUBT_IGNORED,
+    NOT_REVOKED,
+    STALE_PARITY,
+    LATE_WRITE_MISSED,
+    FREES_UNWRITTEN,
+    LOCKS_LEFT,
+    LATE_FORGOTTEN,
+];
+
+thread_local! {
+    static BROKEN: Cell<Option<&'static str>> = const { Cell::new(None) };
+}
+
+/// From now on that is wrong, in the runs of this thread.
+pub(super) fn set(mutation: Option<&'static str>) {
+    BROKEN.set(mutation);
+}
+
+fn is(mutation: &str) -> bool {
+    BROKEN.get() == Some(mutation)
+}
+
+/// The rules of a run: as they ship, but for the one that is wrong.
+pub(super) enum Chosen {}
+
+impl Rules for Chosen {
+    fn checksum(block: &[u8]) -> u64 {
+        if is(UNCHECKED) { 0 } else { Shipped::checksum(block) }
+    }
+
+    fn size_after_write(size: u64, end: u64) -> u64 {
+        if is(STALE_SIZE) { size } else { Shipped::size_after_write(size, end) }
+    }
+
+    fn cleared_from(size: u64) -> u64 {
+        if is(TAIL_SHOWS) { size.next_multiple_of(BLOCK_BYTES as u64) } else { Shipped::cleared_from(size) }
+    }
+
+    fn failed_write_cleared_from(size: u64, offset: u64) -> u64 {
+        if is(TOO_MUCH_CLEARED) { offset } else { Shipped::failed_write_cleared_from(size, offset) }
+    }
+
+    fn may_still_change(extent: &Extent) -> bool {
+        !is(REUSED_EARLY) && Shipped::may_still_change(extent)
+    }
+
+    fn guests_may_enter(is_open: bool) -> bool {
+        is(NOT_REVOKED) || Shipped::guests_may_enter(is_open)
+    }
+
+    fn updates_parity() -> bool {
+        !is(STALE_PARITY) && Shipped::updates_parity()
+    }
+
+    fn rebuild_keeps_locks() -> bool {
+        !is(LATE_WRITE_MISSED) && Shipped::rebuild_keeps_locks()
+    }
+
+    fn journals_frees() -> bool {
+        !is(FREES_UNWRITTEN) && Shipped::journals_frees()
+    }
+
+    fn doubts_what_was_left() -> bool {
+        !is(LATE_FORGOTTEN) && Shipped::doubts_what_was_left()
+    }
+
+    fn settles_locks() -> bool {
+        !is(LOCKS_LEFT) && Shipped::settles_locks()
+    }
+
+    fn in_doubt(before: BlockWord) -> BlockWord {
+        if is(DOUBT_IGNORED) { before } else { Shipped::in_doubt(before) }
+    }
+}

@@ -1,0 +1,68 @@
+//! Comes when all clients have gone: every record must be free, and hold what the judge expects.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use farpool_txn::{Session, Worker};
+use farpool_wire::Slot;
+
+use super::broken::Chosen;
+use super::client::Client;
+use super::recovering::learn_fates;
+use super::{Run, Staying, place};
+
+/// Between two looks at whether all have gone, and between two tries.
+const PAUSE: Duration = Duration::from_micros(50);
+/// The last commits may not be published yet.
+const TRIES: u32 = 40;
+
+/// Waits for the clients to go, then writes and reads everything.
+pub(super) fn start(run: &Rc<Run>) {
+    let mut random = run.random();
+    let place = place(run, &mut random);
+    let process = run.world.add_process(place.0);
+    let here = run.clone();
+    run.tasks.spawn(process, async move {
+        while here.clients_left.get() > 0 {
+            here.world.sleep(PAUSE).await;
+        }
+        here.is_quiet.set(true);
+        let staying = Staying::new(&here);
+        if let Err(why) = audit(&here, process, place).await {
+            here.complain(format!("the auditor finds that {why}"));
+        }
+        here.is_over.set(true);
+        drop(staying);
+    });
+}
+
+async fn audit(
+    run: &Rc<Run>,
+    process: farpool_fabric::sim::ProcessId,
+    place: (farpool_fabric::sim::HostId, farpool_fabric::sim::Path),
+) -> Result<(), String> {
+    let grant = run.grant();
+    let access = run.access(process, place, grant).await.map_err(|error| error.to_string())?;
+    let oracle = run.oracle(grant);
+    learn_fates(run, &access, &oracle, |_| true).await.map_err(|error| error.to_string())?;
+    let slot = Slot::new(run.slots).expect("a few slots");
+    let worker = Worker::<Chosen>::new(access.memory, oracle, run.log(run.slots, grant), slot, 0);
+    let worker = worker.expect("the oracle has a slot for the auditor");
+    let mut auditor = Client::new(run, run.slots, grant);
+    let mut session = Session::new();
+    for record in 0..run.table(grant).records() {
+        let mut is_written = false;
+        for _ in 0..TRIES {
+            is_written = auditor.transact(&worker, &mut session, &[(record, true)]).await?;
+            if is_written {
+                break;
+            }
+            run.world.sleep(PAUSE).await;
+        }
+        if !is_written {
+            return Err(format!("record {record} stays locked"));
+        }
+    }
+    let all: Vec<_> = (0..run.table(grant).records()).map(|record| (record, false)).collect();
+    auditor.transact(&worker, &mut session, &all).await.map(drop)
+}

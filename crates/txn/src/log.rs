@@ -1,0 +1,83 @@
+//! A slot's private log (paper 3, section 6.2): what its client is about to replace, by which whoever finds its locks undoes them.
+//!
+//! L1. An intent is whole in both copies before anything of it is locked. So where a record says that a commit has locked it, either
+//!     copy tells what was there before.
+//! L2. A commit's head lies at its count modulo [`MAX_COMMITS_UNDER_WAY`](crate::MAX_COMMITS_UNDER_WAY): the one that lay there is over by
+//!     then. Its intents lie in a ring of bytes, where nothing is overwritten of which the commit is not over.
+//! L3. What was read of it is known by checksums; bytes that a transaction writes to records are never taken for a head.
+
+mod entry;
+mod room;
+
+pub use entry::{Head, Intent};
+pub use room::LogRoom;
+
+use std::ops::Range;
+
+use farpool_wire::{MAX_TRANSFER_BYTES, Version};
+
+use crate::memory::Piece;
+use crate::slot::MAX_COMMITS_UNDER_WAY;
+
+const WORD_BYTES: u64 = 8;
+
+/// Where a slot's log lies: two copies, on two nodes where there are two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LogAt {
+    /// The memory of each copy.
+    pub copies: [Piece; 2],
+    /// The layout of each.
+    pub layout: LogLayout,
+}
+
+/// The layout of a log: heads of commits, then the ring of their intents.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LogLayout {
+    ring_bytes: u64,
+}
+
+impl LogLayout {
+    /// With so many bytes for intents, a multiple of eight: that is the most that the transactions of one slot write at a time.
+    pub fn new(ring_bytes: u64) -> Option<LogLayout> {
+        let fits = ring_bytes > 0 && ring_bytes.is_multiple_of(WORD_BYTES) && ring_bytes <= u64::MAX / 2;
+        fits.then_some(LogLayout { ring_bytes })
+    }
+
+    /// Bytes that a copy takes, from a multiple of eight on.
+    pub fn bytes(&self) -> u64 {
+        self.heads().end + self.ring_bytes
+    }
+
+    /// Bytes for intents.
+    pub fn ring_bytes(&self) -> u64 {
+        self.ring_bytes
+    }
+
+    /// Most bytes of intents that one commit may have: they are written by one transfer.
+    pub fn most_bytes(&self) -> u64 {
+        self.ring_bytes.min(MAX_TRANSFER_BYTES as u64)
+    }
+
+    /// Where all heads lie.
+    pub fn heads(&self) -> Range<u64> {
+        0..(MAX_COMMITS_UNDER_WAY * Head::PLACE_BYTES) as u64
+    }
+
+    /// Where the head of a commit lies, without its verdict.
+    pub fn head(&self, version: Version) -> Range<u64> {
+        let start = version.count() % MAX_COMMITS_UNDER_WAY as u64 * Head::PLACE_BYTES as u64;
+        start..start + Head::BYTES as u64
+    }
+
+    /// Where it is written that a commit was rolled back, by whoever did it: the commit's word, see [`Head::verdict_on`].
+    pub fn verdict(&self, version: Version) -> Range<u64> {
+        let start = self.head(version).end;
+        start..start + WORD_BYTES
+    }
+
+    /// Where the intents lie that a head names; `None`: it names a place outside the ring.
+    pub fn intents(&self, head: &Head) -> Option<Range<u64>> {
+        let end = head.start.checked_add(head.length).filter(|end| *end <= self.ring_bytes)?;
+        Some(self.heads().end + head.start..self.heads().end + end)
+    }
+}
