@@ -20,7 +20,9 @@ use crate::log::{LogAt, LogRoom};
 
 /// Looks at another thread's write before this one waits to be woken: a word in shared memory is written within some of them, and
 /// waking a thread takes a hundred times as long.
-const LOOKS: u32 = 64;
+const LOOKS: u32 = 128;
+/// Looks from one yield to the next: if who writes was preempted, it may be by this very thread.
+const LOOKS_PER_YIELD: u32 = 16;
 
 /// A slot, for all workers that share it.
 #[derive(Debug)]
@@ -136,7 +138,7 @@ impl SharedSlot {
     /// Waits until a commit that is over is shown, or it is the caller's turn to write.
     pub(crate) async fn turn(&self, version: Version) -> Turn<'_> {
         let count = version.count();
-        for _ in 0..LOOKS {
+        for look in 1..=LOOKS {
             // Acquire: pairs with the release of who wrote it, whose commits are complete for the caller's session from here on.
             if self.shown.load(Ordering::Acquire) >= count {
                 return Turn::Shown;
@@ -145,7 +147,11 @@ impl SharedSlot {
             if !self.is_writing.load(Ordering::Relaxed) {
                 break;
             }
-            std::hint::spin_loop();
+            if look % LOOKS_PER_YIELD == 0 {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
         }
         std::future::poll_fn(|context| self.poll_turn(count, context.waker())).await
     }
@@ -180,9 +186,11 @@ impl SharedSlot {
 
     /// Lets all who wait look again.
     fn wake(&self, mut state: parking_lot::MutexGuard<'_, State>) {
-        let waiting = std::mem::take(&mut state.waiting);
-        drop(state);
-        waiting.into_values().for_each(Waker::wake);
+        if !state.waiting.is_empty() {
+            let waiting = std::mem::take(&mut state.waiting);
+            drop(state);
+            waiting.into_values().for_each(Waker::wake);
+        }
     }
 }
 
