@@ -6,13 +6,16 @@
 //! - A [`Cut`] is a read timestamp: how many commits of each slot a transaction sees.
 //! - [`oracle`] makes cuts: each transaction begins from a published one, and published ones are totally ordered.
 //! - [`judge`] tells whether a history of transactions is snapshot isolation.
+//! - A [`hash::Index`] says which record has which key; a [`KeyedTable`] is a table with one.
 //! - [`SlotCommits`] numbers the commits of one slot, and says how far they are over without a gap.
 //!
 //! `docs/src/txn.md` has the argument for each ordering. Not here: threads, sockets, clocks but the endpoint's; who leases the memory.
 
 mod cut;
 mod error;
+pub mod hash;
 pub mod judge;
+mod keyed;
 mod memory;
 pub mod oracle;
 mod record;
@@ -24,6 +27,7 @@ mod worker;
 
 pub use cut::Cut;
 pub use error::{BeginError, CommitError, ReadError};
+pub use keyed::{KeyError, KeyedTable};
 pub use memory::{Memory, MemoryError, Piece};
 pub use record::{MOST_OLD_VERSIONS, MOST_RECORD_BYTES, OldVersion, RecordId, RecordLayout, Ring};
 pub use rules::{Rules, Shipped};

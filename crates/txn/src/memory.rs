@@ -93,6 +93,28 @@ impl Memory {
         Ok(written?)
     }
 
+    /// Puts `new` in place of `expected` at a word of a piece; says what was there.
+    pub(crate) async fn compare_and_swap(
+        &self,
+        piece: &Piece,
+        at: u64,
+        expected: u64,
+        new: u64,
+    ) -> Result<u64, MemoryError> {
+        let queue = self.queue(piece.region.node)?;
+        Ok(queue.compare_and_swap(piece.address(at), piece.epoch, expected, new).await?)
+    }
+
+    /// Adds to a word of a piece; says what was there.
+    pub(crate) async fn fetch_and_add(
+        &self,
+        piece: &Piece,
+        at: u64,
+        addend: u64,
+    ) -> Result<u64, MemoryError> {
+        Ok(self.queue(piece.region.node)?.fetch_and_add(piece.address(at), piece.epoch, addend).await?)
+    }
+
     /// Operations on one node, with one doorbell.
     pub(crate) fn plan(&self, node: NodeId, bytes: usize) -> Result<Plan<'_>, MemoryError> {
         let buffer = self.endpoint.arena().take(bytes)?;
@@ -160,6 +182,11 @@ impl Ran {
         let failed = || self.batch.results().iter().filter_map(|result| result.as_ref().err());
         let unknown = failed().find(|error| matches!(error, OpError::Unknown { .. }));
         unknown.or_else(|| failed().next()).map_or(Ok(()), |error| Err((*error).into()))
+    }
+
+    /// The word before the plan's last operation, an atomic, if all was done.
+    pub(crate) fn last_word(&self) -> Result<u64, MemoryError> {
+        Ok(self.words()?.last().copied().unwrap_or_default())
     }
 
     /// The words before the plan's atomics, in its order, if all was done. For plans of nothing else.
