@@ -6,6 +6,7 @@ mod client;
 mod judge;
 mod keys;
 mod nemesis;
+mod transactions;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -24,6 +25,7 @@ use crate::lending::LendingHost;
 use crate::runner::{RunReport, Scenario, run_to_end};
 use judge::History;
 use keys::Keys;
+use transactions::Transactions;
 
 /// The scenario of hash tables.
 pub const HASH: Scenario = Scenario { name: "hash", mutations: MUTATIONS, run };
@@ -44,12 +46,18 @@ const RUN_NS: u64 = 10_000_000_000;
 const DEADLINE: Duration = Duration::from_micros(150);
 /// Nothing takes so long once nothing goes wrong any more.
 const LAST_DEADLINE: Duration = Duration::from_millis(50);
-const ARENA_BYTES: usize = 16 * 4096;
+const ARENA_BYTES: usize = 64 * 4096;
 const REGION_BYTES: u64 = 512 << 10;
-const REGION: u32 = 0;
+/// Regions of each node.
+const INDEX: u32 = 0;
+const RECORDS: u32 = 1;
+const ORACLE: u32 = 2;
+const REGIONS: u32 = 3;
 const EPOCH: Epoch = Epoch(7);
 /// In each piece, so that a table is never full, whatever clients take with them when they die.
 const ROOMY: u64 = 2_000;
+/// The same, where nobody dies, and every record has its versions.
+const ROOMY_WITH_VERSIONS: u64 = 500;
 
 /// What all parts of one run share.
 struct Run {
@@ -59,6 +67,8 @@ struct Run {
     nodes: Vec<Node>,
     layout: IndexLayout,
     pieces: Vec<Piece>,
+    /// Clients run transactions on a table with keys, and nobody dies.
+    is_of_transactions: bool,
     keys: Keys,
     /// There is room for everything: *full* is no answer.
     is_roomy: bool,
@@ -138,11 +148,17 @@ impl Run {
         self.tasks.adopt(process, endpoint.clone());
         let mut memory = Memory::new(endpoint);
         for node in &self.nodes {
-            let region = RegionId { node: node.peer.node, index: REGION };
-            memory.attach(&node.peer, region, EPOCH, key()).await?;
+            for index in if self.is_of_transactions { 0..REGIONS } else { INDEX..INDEX + 1 } {
+                let region = RegionId { node: node.peer.node, index };
+                memory.attach(&node.peer, region, EPOCH, key()).await?;
+            }
         }
         Ok(memory)
     }
+}
+
+fn piece(node: NodeId, index: u32, start: u64) -> Piece {
+    Piece { region: RegionId { node, index }, epoch: EPOCH, start }
 }
 
 fn key() -> AccessKey {
@@ -169,23 +185,30 @@ fn run_by<R: IndexRules>(seed: u64, trace: bool) -> RunReport {
     let run = Rc::new(setting(world.clone(), executor.tasks(), seed, &mut random));
     let places: Vec<Place> = (0..2 + random.index(3)).map(|index| place(&run, index, &mut random)).collect();
     run.clients.replace(places.iter().map(|place| run.world.add_process(place.host)).collect());
-    for place in &places {
-        client::start::<R>(&run, *place);
+    let transactions = run.is_of_transactions.then(|| Transactions::start::<R>(&run, &places, &mut random));
+    if transactions.is_none() {
+        places.iter().for_each(|place| client::start::<R>(&run, *place));
+        nemesis::start::<R>(&run, &places, &mut random);
+        client::start_last::<R>(&run, &places);
     }
-    nemesis::start::<R>(&run, &places, &mut random);
-    client::start_last::<R>(&run, &places);
     let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.left.get());
     trouble.into_iter().for_each(|what| run.complain(what));
     let history = run.history.take();
     let mut violations = run.complaints.take();
     violations.extend(history.judge());
+    let mut operations = history.operations();
+    if let Some(transactions) = transactions {
+        let (count, judged) = transactions.judge();
+        operations += count;
+        violations.extend(judged.err().map(|violation| violation.to_string()));
+    }
     RunReport {
         seed,
         panicked,
         violations,
         trace_hash: world.trace_hash(),
         events: world.trace_events(),
-        operations: history.operations(),
+        operations,
         virtual_us: world.now_ns() / 1_000,
         trace: world.trace_lines(),
     }
@@ -210,31 +233,30 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
     let nodes: Vec<Node> = (0..1 + random.below(3))
         .map(|index| {
             let host = world.add_host(1_000_000);
-            let memory = Arc::new(LendingHost::new(NodeId(index + 1), 1, REGION_BYTES));
-            memory.open(REGION, EPOCH, key());
+            let memory = Arc::new(LendingHost::new(NodeId(index + 1), REGIONS, REGION_BYTES));
+            (0..REGIONS).for_each(|region| memory.open(region, EPOCH, key()));
             let service = if random.chance(400) { Service::Whole } else { Service::Torn };
             Node { host, peer: world.serve(host, memory, service) }
         })
         .collect();
     let pieces_each = 1 + random.below(2);
-    let is_roomy = random.chance(900);
+    let is_of_transactions = random.chance(300);
+    let is_roomy = is_of_transactions || random.chance(900);
+    let room = if is_of_transactions { ROOMY_WITH_VERSIONS } else { ROOMY };
     let shape = IndexShape {
         homes: 1 + random.below(2),
-        pairs: if is_roomy { ROOMY } else { random.below(30) },
-        records: if is_roomy { ROOMY } else { 1 + random.below(120) },
+        pairs: if is_roomy { room } else { random.below(30) },
+        records: if is_roomy { room } else { 1 + random.below(120) },
         key_bytes: 4 + random.index(14),
         entries: 1 + random.index(4),
         seed: random.bits(),
     };
     let layout = IndexLayout::new(shape, nodes.len() * pieces_each as usize).expect("a small index");
     assert!(pieces_each * layout.bytes() <= REGION_BYTES);
-    let piece = |node: &Node, number: u64| Piece {
-        region: RegionId { node: node.peer.node, index: REGION },
-        epoch: EPOCH,
-        start: number * layout.bytes(),
-    };
-    let pieces =
-        nodes.iter().flat_map(|node| (0..pieces_each).map(move |number| piece(node, number))).collect();
+    let mut pieces = Vec::new();
+    for node in &nodes {
+        pieces.extend((0..pieces_each).map(|number| piece(node.peer.node, INDEX, number * layout.bytes())));
+    }
     Run {
         keys: Keys::choose(&layout, random),
         world,
@@ -243,6 +265,7 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
         nodes,
         layout,
         pieces,
+        is_of_transactions,
         is_roomy,
         history: RefCell::default(),
         complaints: RefCell::default(),

@@ -1,6 +1,6 @@
 //! Rules of indexes that are wrong on purpose.
 
-use farpool_txn::hash::{Again, Bucket, IndexRules};
+use farpool_txn::hash::{Again, Bucket, IndexRules, KeyHash};
 
 /// Who leaves one entry empty splits the bucket, though others may be filling that.
 pub(super) enum SplitUnclosed {}
@@ -33,10 +33,10 @@ impl IndexRules for BlindAfterLosing {
 pub(super) enum AnyEntry {}
 
 impl IndexRules for AnyEntry {
-    fn place(bucket: &Bucket) -> Option<usize> {
-        let filled = bucket.entries().count();
+    fn place(bucket: &Bucket, hash: KeyHash) -> Option<usize> {
         let empty: Vec<usize> = bucket.empty_places().collect();
-        empty.get(filled % empty.len().max(1)).copied()
+        let any = hash.0 as usize % empty.len().max(1);
+        empty.get(any).copied()
     }
 }
 

@@ -118,7 +118,7 @@ impl<R: IndexRules> Index<R> {
             if looks && let Some(number) = self.look(memory, &bucket, hash, key).await? {
                 return Ok(Numbered::Found(number));
             }
-            if let Some(place) = R::place(&bucket) {
+            if let Some(place) = R::place(&bucket, hash) {
                 if let Some(entry) = self.put(memory, at, place, hash, key).await? {
                     if R::splits_ahead(bucket.empty_places().count() - 1) {
                         self.split(memory, at, &bucket.with(place, entry)).await?;

@@ -4,6 +4,7 @@
 //! of a right one and sees that its judge notices. Production is compiled with [`Shipped`] alone.
 
 use super::bucket::Bucket;
+use super::key::KeyHash;
 use crate::rules::Shipped;
 
 /// After what a key's place is looked at once more.
@@ -23,7 +24,7 @@ pub trait IndexRules: 'static {
     }
 
     /// Which entry a new key gets: the first that is empty. `None`: the bucket has to be split.
-    fn place(bucket: &Bucket) -> Option<usize> {
+    fn place(bucket: &Bucket, _hash: KeyHash) -> Option<usize> {
         bucket.empty_places().next()
     }
 
