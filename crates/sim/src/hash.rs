@@ -6,6 +6,8 @@ mod client;
 mod judge;
 mod keys;
 mod nemesis;
+#[cfg(test)]
+mod tests;
 mod transactions;
 
 use std::cell::{Cell, RefCell};

@@ -46,10 +46,19 @@ impl<I: IndexRules> KeyedTable<I> {
     /// # Errors
     /// As [`Transaction::read`]; or when the index is not to be had.
     pub async fn get<R: Rules>(&self, transaction: &Transaction<'_, R>, key: &[u8]) -> Result<Row, KeyError> {
-        match self.index.find(transaction.memory(), key).await? {
-            Some(number) => Ok(transaction.read(&self.table, number).await?),
-            None => Ok(Row { version: Version::INITIAL, data: None }),
-        }
+        let found = self.find(transaction, key).await?;
+        Ok(found.map_or(Row { version: Version::INITIAL, data: None }, |(_, row)| row))
+    }
+
+    /// The number of a key's record, and the record: read together.
+    async fn find<R: Rules>(
+        &self,
+        transaction: &Transaction<'_, R>,
+        key: &[u8],
+    ) -> Result<Option<(u64, Row)>, KeyError> {
+        let read = async |number| transaction.read(&self.table, number).await;
+        let found = self.index.find_with(transaction.memory(), key, read).await?;
+        Ok(found.map(|(number, row)| row.map(|row| (number, row))).transpose()?)
     }
 
     /// Will make a record for a key that has none. Returns how that was for this transaction: absent, or deleted.
@@ -102,11 +111,9 @@ impl<I: IndexRules> KeyedTable<I> {
         key: &[u8],
         data: Option<&[u8]>,
     ) -> Result<Row, KeyError> {
-        let number = self.index.find(transaction.memory(), key).await?.ok_or(KeyError::NoSuchKey)?;
         // Read first: what is only looked at must not be among the writes, where others would conflict with it.
-        if transaction.read(&self.table, number).await?.data.is_none() {
-            return Err(KeyError::NoSuchKey);
-        }
+        let found = self.find(transaction, key).await?.filter(|(_, row)| row.data.is_some());
+        let (number, _) = found.ok_or(KeyError::NoSuchKey)?;
         Ok(transaction.write(&self.table, number, data).await?)
     }
 }

@@ -4,6 +4,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 
+use futures_util::future::join;
+
 use super::bucket::{Bucket, Entry, MOST_DEPTH, Position, children, children_word};
 use super::key::{KeyHash, decode_key, encode_key};
 use super::layout::{IndexLayout, MOST_ENTRIES, NUMBERS_AT, PAIRS_AT, Spot};
@@ -99,10 +101,22 @@ impl<R: IndexRules> Index<R> {
     /// # Errors
     /// When far memory is not to be had.
     pub async fn find(&self, memory: &Memory, key: &[u8]) -> Result<Option<u64>, IndexError> {
+        let found = self.find_with(memory, key, async |_| ()).await?;
+        Ok(found.map(|(number, ())| number))
+    }
+
+    /// The number of a key's record, if it has one, and what was done with that meanwhile: `beside` begins when the number is likely,
+    /// together with the READ of the key.
+    pub(crate) async fn find_with<T>(
+        &self,
+        memory: &Memory,
+        key: &[u8],
+        beside: impl AsyncFn(u64) -> T,
+    ) -> Result<Option<(u64, T)>, IndexError> {
         let hash = self.hash(key)?;
         let mut at = Position::home(self.layout.home(hash));
         let bucket = self.bucket(memory, &mut at, hash).await?;
-        self.look(memory, &bucket, hash, key).await
+        self.look(memory, &bucket, hash, key, beside).await
     }
 
     /// The number of a key's record; a key that has none gets one.
@@ -115,7 +129,7 @@ impl<R: IndexRules> Index<R> {
         let mut looks = true;
         for _ in 0..MOST_LOOKS {
             let bucket = self.bucket(memory, &mut at, hash).await?;
-            if looks && let Some(number) = self.look(memory, &bucket, hash, key).await? {
+            if looks && let Some((number, ())) = self.look(memory, &bucket, hash, key, async |_| ()).await? {
                 return Ok(Numbered::Found(number));
             }
             if let Some(place) = R::place(&bucket, hash) {
@@ -172,21 +186,24 @@ impl<R: IndexRules> Index<R> {
         Ok(())
     }
 
-    /// The record in a bucket that has this key.
-    async fn look(
+    /// The record in a bucket that has this key, and what `beside` came to.
+    async fn look<T>(
         &self,
         memory: &Memory,
         bucket: &Bucket,
         hash: KeyHash,
         key: &[u8],
-    ) -> Result<Option<u64>, IndexError> {
+        beside: impl AsyncFn(u64) -> T,
+    ) -> Result<Option<(u64, T)>, IndexError> {
         for entry in bucket.entries().filter(|entry| entry.fits(hash)) {
             let number = entry.number();
             let spot = self.layout.key(number).ok_or(IndexError::Damaged)?;
-            let bytes = memory.read(&self.pieces[spot.piece], spot.range).await?;
+            let (bytes, beside) =
+                join(memory.read(&self.pieces[spot.piece], spot.range), beside(number)).await;
+            let bytes = bytes?;
             let found = decode_key(number, key.len(), &bytes).ok_or(IndexError::Damaged)?;
             if R::is_key(found, key) {
-                return Ok(Some(number));
+                return Ok(Some((number, beside)));
             }
         }
         Ok(None)
