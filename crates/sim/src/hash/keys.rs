@@ -27,18 +27,20 @@ impl Keys {
         let mut alike = Vec::new();
         for number in 0..CANDIDATES {
             let hash = hash(number);
-            by_entry.entry((layout.home(hash), Entry::new(hash, 0).word())).or_default().push(number);
+            let of_entry = by_entry.entry((layout.home(hash), Entry::new(hash, 0).word())).or_default();
+            // No split parts them: a bucket has to hold them all.
+            if of_entry.len() == shape.entries {
+                continue;
+            }
+            of_entry.push(number);
             if (hash.0 ^ wanted).is_multiple_of(1 << alike_bits) {
                 alike.push(number);
             }
         }
         random.shuffle(&mut alike);
         alike.truncate(KEYS.start + random.index(KEYS.len()));
-        // A bucket holds them only if it has room for both.
-        if shape.entries > 1 {
-            let pairs = by_entry.into_values().filter(|numbers| numbers.len() == 2);
-            alike.extend(pairs.take(1 + random.index(2)).flatten());
-        }
+        let pairs = by_entry.into_values().filter(|numbers| numbers.len() > 1);
+        alike.extend(pairs.take(1 + random.index(2)).flatten());
         alike.sort_unstable();
         alike.dedup();
         random.shuffle(&mut alike);
