@@ -87,6 +87,17 @@ Mutations:
   partitions-read-one-after-another  several parts of an oracle are read once, whatever was published meanwhile
   publish-out-of-order               a publisher's next cut has less of some slots than the one before")]
     Txn(SeedArgs),
+    /// Hash tables over one-sided operations: keys inserted and found while buckets split and clients die
+    #[command(after_help = "\
+Mutations:
+  bucket-split-without-closing    a bucket is split while others may still put something into it
+  duplicate-insert-across-a-split who has looked for a key in a bucket does not look in what it was split into
+  lost-entry-not-read-again       who was not the first to fill an entry takes the next, whoever it was
+  any-empty-entry-taken           a key is put into any empty entry, not the first
+  entry-before-its-key            an entry names a record before its key is written
+  hash-taken-for-the-key          what fits the hash is the key
+  number-in-doubt-used-again      a number of which nobody knows whether it was named is used for another key")]
+    Hash(SeedArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -116,6 +127,7 @@ pub fn run(args: SimArgs) -> Result<()> {
         What::Pool(args) => ("pool", args),
         What::File(args) => ("file", args),
         What::Txn(args) => ("txn", args),
+        What::Hash(args) => ("hash", args),
     };
     let scenario = find_scenario(name).expect("every subcommand has its scenario");
     let mutations = chosen(scenario, args.mutation.as_deref())?;

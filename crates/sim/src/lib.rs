@@ -10,6 +10,7 @@
 
 mod fabric;
 mod file;
+mod hash;
 mod lending;
 mod plane;
 mod pool;
@@ -19,6 +20,7 @@ mod txn;
 
 pub use fabric::FABRIC;
 pub use file::FILE;
+pub use hash::HASH;
 pub use pool::POOL;
 pub use runner::{Catch, RunReport, Scenario, Sweep, find_scenario, hunt, run_guarded, sweep};
 pub use txn::TXN;

@@ -49,7 +49,7 @@ pub struct Scenario {
 }
 
 /// All scenarios.
-const SCENARIOS: &[Scenario] = &[crate::FABRIC, crate::POOL, crate::FILE, crate::TXN];
+const SCENARIOS: &[Scenario] = &[crate::FABRIC, crate::POOL, crate::FILE, crate::TXN, crate::HASH];
 
 /// The scenario of a name.
 pub fn find_scenario(name: &str) -> Option<&'static Scenario> {

@@ -5,6 +5,7 @@
 //! - [`oracle`] makes cuts: each transaction begins from a published one, and published ones are totally ordered.
 //! - [`judge`] tells whether a history of transactions is snapshot isolation.
 //! - [`log`] holds what commits are about to replace; with it, [`recovery`] undoes what a client has left that died.
+//! - A [`hash::Index`] says which record has which key; a [`KeyedTable`] is a table with one.
 //! - [`SlotCommits`] numbers the commits of one slot, and says how far they are over without a gap; a [`SharedSlot`] is that for
 //!   several threads of a compute server.
 //!
@@ -12,7 +13,9 @@
 
 mod cut;
 mod error;
+pub mod hash;
 pub mod judge;
+mod keyed;
 pub mod log;
 mod memory;
 pub mod oracle;
@@ -26,6 +29,7 @@ mod worker;
 
 pub use cut::Cut;
 pub use error::{BeginError, CommitError, ReadError};
+pub use keyed::{KeyError, KeyedTable};
 pub use memory::{Memory, MemoryError, Piece, Traffic};
 pub use oracle::{Fetched, Oracle, OracleAt};
 pub use record::{

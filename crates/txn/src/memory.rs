@@ -184,6 +184,25 @@ impl Memory {
         Ok(words.first().copied().expect("one operation, one word"))
     }
 
+    /// Adds to a word of a piece; says what was there. If its memory moves meanwhile, it may be added twice.
+    pub(crate) async fn fetch_and_add(
+        &self,
+        piece: &Piece,
+        at: u64,
+        addend: u64,
+    ) -> Result<u64, MemoryError> {
+        let queue = self.queue(piece.region.node)?;
+        Traffic::of(size_of::<u64>()).count(&self.traffic);
+        let mut moving = Moving::default();
+        loop {
+            match queue.fetch_and_add(piece.address(at), piece.epoch, addend).await {
+                Ok(before) => return Ok(before),
+                Err(error) if is_moved(&error) && self.follow(piece.region, &mut moving).await => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
     /// Operations on one node, with one doorbell.
     pub(crate) fn plan(&self, node: NodeId, bytes: usize) -> Result<Plan<'_>, MemoryError> {
         let buffer = self.endpoint.arena().take(bytes)?;
@@ -224,15 +243,22 @@ pub(crate) struct Plan<'a> {
     asked: Traffic,
     /// Those that it goes to.
     regions: Vec<RegionId>,
-    /// What its compare-and-swaps expect, and what they write.
-    swaps: Vec<(u64, u64)>,
+    swaps: Vec<Swap>,
 }
 
 /// What became of a plan.
 pub(crate) struct Ran {
     batch: Batch,
-    /// Of the compare-and-swaps, if they were tried before.
-    tried: Vec<(u64, u64)>,
+    /// The compare-and-swaps, if they were tried before.
+    tried: Vec<Swap>,
+}
+
+/// A compare-and-swap of a plan.
+struct Swap {
+    /// Which of its operations.
+    place: usize,
+    expected: u64,
+    new: u64,
 }
 
 impl Plan<'_> {
@@ -264,7 +290,7 @@ impl Plan<'_> {
     pub(crate) fn compare_and_swap(&mut self, piece: &Piece, at: u64, expected: u64, new: u64) {
         self.place(piece, 0);
         self.asked.bytes += size_of::<u64>() as u64;
-        self.swaps.push((expected, new));
+        self.swaps.push(Swap { place: self.batch.len(), expected, new });
         self.batch.compare_and_swap(piece.address(at), piece.epoch, expected, new);
     }
 
@@ -310,13 +336,18 @@ impl Ran {
         unknown.or_else(|| failed().next()).map_or(Ok(()), |error| Err((*error).into()))
     }
 
-    /// The words before the plan's atomics, in its order, if all was done. For plans of nothing else.
+    /// The word before the plan's last operation, an atomic, if all was done.
+    pub(crate) fn last_word(&self) -> Result<u64, MemoryError> {
+        Ok(self.words()?.last().copied().unwrap_or_default())
+    }
+
+    /// The words before the plan's atomics, in its order and with zeros for its transfers, if all was done.
     pub(crate) fn words(&self) -> Result<Vec<u64>, MemoryError> {
         self.check()?;
         let mut words: Vec<u64> = self.batch.results().iter().flatten().copied().collect();
-        for (word, &(expected, new)) in words.iter_mut().zip(&self.tried) {
-            if *word == new {
-                *word = expected; // an earlier try was it
+        for swap in &self.tried {
+            if words[swap.place] == swap.new {
+                words[swap.place] = swap.expected; // an earlier try was it
             }
         }
         Ok(words)

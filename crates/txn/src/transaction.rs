@@ -16,6 +16,7 @@ use farpool_wire::{RecordHeader, Version};
 
 use crate::cut::Cut;
 use crate::error::ReadError;
+use crate::memory::Memory;
 use crate::record::RecordId;
 use crate::rules::Rules;
 use crate::table::{Place, Table};
@@ -56,6 +57,11 @@ impl<'a, R: Rules> Transaction<'a, R> {
     /// Its snapshot.
     pub fn cut(&self) -> &Cut {
         &self.cut
+    }
+
+    /// Far memory, for indexes.
+    pub(crate) fn memory(&self) -> &'a Memory {
+        &self.worker.memory
     }
 
     /// Reads a record: as the transaction has written it, else as its snapshot has it.

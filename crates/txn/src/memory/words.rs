@@ -2,7 +2,7 @@
 
 use farpool_fabric::ArenaBuf;
 
-use super::{Memory, MemoryError, Piece, Traffic};
+use super::{Memory, MemoryError, Piece};
 
 const WORD_BYTES: usize = size_of::<u64>();
 
@@ -35,17 +35,5 @@ impl Memory {
     ) -> Result<ArenaBuf, MemoryError> {
         buffer.copy_from_slice(&word.to_le_bytes());
         self.write_from(buffer, piece, at).await
-    }
-
-    /// Adds to a word; returns what it was.
-    pub(crate) async fn fetch_and_add(
-        &self,
-        piece: &Piece,
-        at: u64,
-        addend: u64,
-    ) -> Result<u64, MemoryError> {
-        let queue = self.queue(piece.region.node)?;
-        Traffic::of(WORD_BYTES).count(&self.traffic);
-        Ok(queue.fetch_and_add(piece.address(at), piece.epoch, addend).await?)
     }
 }

@@ -1,0 +1,287 @@
+//! `sim hash`: clients find keys in a hash table in the memory of several nodes, and give them record numbers, while buckets split all
+//! the time, operations end in doubt and clients die anywhere (`docs/src/txn.md`, *keys*).
+
+mod broken;
+mod client;
+mod judge;
+mod keys;
+mod nemesis;
+#[cfg(test)]
+mod tests;
+mod transactions;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farpool_fabric::sim::{
+    Executor, Faults, HostId, Network, Path, ProcessId, Random, Service, Span, Tasks, World, WorldConfig,
+};
+use farpool_fabric::{Endpoint, EndpointConfig, Peer};
+use farpool_txn::hash::{Index, IndexLayout, IndexRules, IndexShape};
+use farpool_txn::{Memory, MemoryError, Piece, Shipped};
+use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, SessionId};
+
+use crate::lending::LendingHost;
+use crate::runner::{RunReport, Scenario, run_to_end};
+use judge::History;
+use keys::Keys;
+use transactions::Transactions;
+
+/// The scenario of hash tables.
+pub const HASH: Scenario = Scenario { name: "hash", mutations: MUTATIONS, run };
+
+const UNCLOSED: &str = "bucket-split-without-closing";
+const ACROSS_SPLIT: &str = "duplicate-insert-across-a-split";
+const LOST_ENTRY: &str = "lost-entry-not-read-again";
+const ANY_ENTRY: &str = "any-empty-entry-taken";
+const ENTRY_FIRST: &str = "entry-before-its-key";
+const HASH_ALONE: &str = "hash-taken-for-the-key";
+const IN_DOUBT: &str = "number-in-doubt-used-again";
+const MUTATIONS: &[&str] =
+    &[UNCLOSED, ACROSS_SPLIT, LOST_ENTRY, ANY_ENTRY, ENTRY_FIRST, HASH_ALONE, IN_DOUBT];
+
+/// Far more than any run takes: whoever has not ended by then hangs.
+const RUN_NS: u64 = 10_000_000_000;
+/// From posting to *unknown*, while things go wrong: some packets are later.
+const DEADLINE: Duration = Duration::from_micros(150);
+/// Nothing takes so long once nothing goes wrong any more.
+const LAST_DEADLINE: Duration = Duration::from_millis(50);
+const ARENA_BYTES: usize = 64 * 4096;
+const REGION_BYTES: u64 = 512 << 10;
+/// Regions of each node.
+const INDEX: u32 = 0;
+const RECORDS: u32 = 1;
+const ORACLE: u32 = 2;
+const REGIONS: u32 = 3;
+const EPOCH: Epoch = Epoch(7);
+/// In each piece, so that a table is never full, whatever clients take with them when they die.
+const ROOMY: u64 = 2_000;
+/// The same, where nobody dies, and every record has its versions.
+const ROOMY_WITH_VERSIONS: u64 = 500;
+
+/// What all parts of one run share.
+struct Run {
+    world: World,
+    tasks: Tasks,
+    seed: u64,
+    nodes: Vec<Node>,
+    layout: IndexLayout,
+    pieces: Vec<Piece>,
+    /// Clients run transactions on a table with keys, and nobody dies.
+    is_of_transactions: bool,
+    keys: Keys,
+    /// There is room for everything: *full* is no answer.
+    is_roomy: bool,
+    history: RefCell<History>,
+    complaints: RefCell<Vec<String>>,
+    /// The present process of each client.
+    clients: RefCell<Vec<ProcessId>>,
+    /// Tasks that have not ended, of clients and of what goes wrong.
+    left: Cell<u32>,
+    /// Names sessions and streams of randomness.
+    names: Cell<u64>,
+}
+
+struct Node {
+    host: HostId,
+    peer: Peer,
+}
+
+/// Where a client lives, and how it reaches the nodes.
+#[derive(Clone, Copy)]
+struct Place {
+    index: usize,
+    host: HostId,
+    path: Path,
+}
+
+/// Keeps the run from being over.
+struct Staying(Rc<Run>);
+
+impl Staying {
+    fn new(run: &Rc<Run>) -> Self {
+        run.left.set(run.left.get() + 1);
+        Staying(run.clone())
+    }
+}
+
+impl Drop for Staying {
+    fn drop(&mut self) {
+        self.0.left.set(self.0.left.get() - 1);
+    }
+}
+
+impl Run {
+    fn next_name(&self) -> u64 {
+        self.names.set(self.names.get() + 1);
+        self.names.get()
+    }
+
+    fn random(&self) -> Random {
+        Random::new(self.seed, 1_000 + self.next_name())
+    }
+
+    fn complain(&self, what: String) {
+        self.world.note("violation", &[]);
+        self.complaints.borrow_mut().push(what);
+    }
+
+    fn index<R: IndexRules>(&self) -> Index<R> {
+        Index::new(self.layout, self.pieces.clone()).expect("the layout is of these pieces")
+    }
+
+    /// New connections of a process to all nodes.
+    async fn memory(
+        self: &Rc<Self>,
+        process: ProcessId,
+        place: Place,
+        deadline: Duration,
+    ) -> Result<Memory, MemoryError> {
+        let run = self.clone();
+        let endpoint = Endpoint::new(EndpointConfig {
+            transport: self.world.transport(process, place.path),
+            clock: Rc::new(self.world.clock(place.host)),
+            session_ids: Box::new(move || SessionId(run.next_name())),
+            arena_bytes: ARENA_BYTES,
+            deadline,
+        });
+        self.tasks.adopt(process, endpoint.clone());
+        let mut memory = Memory::new(endpoint);
+        for node in &self.nodes {
+            for index in if self.is_of_transactions { 0..REGIONS } else { INDEX..INDEX + 1 } {
+                let region = RegionId { node: node.peer.node, index };
+                memory.attach(&node.peer, region, EPOCH, key()).await?;
+            }
+        }
+        Ok(memory)
+    }
+}
+
+fn piece(node: NodeId, index: u32, start: u64) -> Piece {
+    Piece { region: RegionId { node, index }, epoch: EPOCH, start }
+}
+
+fn key() -> AccessKey {
+    AccessKey::from_bytes([9; 16])
+}
+
+fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
+    match mutation {
+        Some(UNCLOSED) => run_by::<broken::SplitUnclosed>(seed, trace),
+        Some(ACROSS_SPLIT) => run_by::<broken::BlindAcrossSplits>(seed, trace),
+        Some(LOST_ENTRY) => run_by::<broken::BlindAfterLosing>(seed, trace),
+        Some(ANY_ENTRY) => run_by::<broken::AnyEntry>(seed, trace),
+        Some(ENTRY_FIRST) => run_by::<broken::EntryFirst>(seed, trace),
+        Some(HASH_ALONE) => run_by::<broken::HashAlone>(seed, trace),
+        Some(IN_DOUBT) => run_by::<broken::DoubtIgnored>(seed, trace),
+        _ => run_by::<Shipped>(seed, trace),
+    }
+}
+
+fn run_by<R: IndexRules>(seed: u64, trace: bool) -> RunReport {
+    let mut random = Random::new(seed, 10);
+    let world = world_of(seed, trace, &mut random);
+    let executor = Executor::new(world.clone());
+    let run = Rc::new(setting(world.clone(), executor.tasks(), seed, &mut random));
+    let places: Vec<Place> = (0..2 + random.index(3)).map(|index| place(&run, index, &mut random)).collect();
+    run.clients.replace(places.iter().map(|place| run.world.add_process(place.host)).collect());
+    let transactions = run.is_of_transactions.then(|| Transactions::start::<R>(&run, &places, &mut random));
+    if transactions.is_none() {
+        places.iter().for_each(|place| client::start::<R>(&run, *place));
+        nemesis::start::<R>(&run, &places, &mut random);
+        client::start_last::<R>(&run, &places);
+    }
+    let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.left.get());
+    trouble.into_iter().for_each(|what| run.complain(what));
+    let history = run.history.take();
+    let mut violations = run.complaints.take();
+    violations.extend(history.judge());
+    let mut operations = history.operations();
+    if let Some(transactions) = transactions {
+        let (count, judged) = transactions.judge();
+        operations += count;
+        violations.extend(judged.err().map(|violation| violation.to_string()));
+    }
+    RunReport {
+        seed,
+        panicked,
+        violations,
+        trace_hash: world.trace_hash(),
+        events: world.trace_events(),
+        operations,
+        virtual_us: world.now_ns() / 1_000,
+        trace: world.trace_lines(),
+    }
+}
+
+/// Any subset of faults, so that some seeds look at one alone.
+fn world_of(seed: u64, trace: bool, random: &mut Random) -> World {
+    let mut some = |permille: u32| if random.chance(600) { permille } else { 0 };
+    let faults = Faults {
+        late_permille: some(35),
+        late: Some(Span::new(10_000, 400_000)),
+        stall_permille: some(25),
+        stall: Some(Span::new(2_000, 100_000)),
+        silent_permille: some(300),
+        ..Faults::default()
+    };
+    World::new(WorldConfig { network: Network::default(), faults, trace, ..WorldConfig::new(seed) })
+}
+
+/// One to three nodes with one or two pieces of the index each.
+fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
+    let nodes: Vec<Node> = (0..1 + random.below(3))
+        .map(|index| {
+            let host = world.add_host(1_000_000);
+            let memory = Arc::new(LendingHost::new(NodeId(index + 1), REGIONS, REGION_BYTES));
+            (0..REGIONS).for_each(|region| memory.open(region, EPOCH, key()));
+            let service = if random.chance(400) { Service::Whole } else { Service::Torn };
+            Node { host, peer: world.serve(host, memory, service) }
+        })
+        .collect();
+    let pieces_each = 1 + random.below(2);
+    let is_of_transactions = random.chance(300);
+    let is_roomy = is_of_transactions || random.chance(900);
+    let room = if is_of_transactions { ROOMY_WITH_VERSIONS } else { ROOMY };
+    let shape = IndexShape {
+        homes: 1 + random.below(2),
+        pairs: if is_roomy { room } else { random.below(30) },
+        records: if is_roomy { room } else { 1 + random.below(120) },
+        key_bytes: 4 + random.index(14),
+        entries: 1 + random.index(4),
+        seed: random.bits(),
+    };
+    let layout = IndexLayout::new(shape, nodes.len() * pieces_each as usize).expect("a small index");
+    assert!(pieces_each * layout.bytes() <= REGION_BYTES);
+    let mut pieces = Vec::new();
+    for node in &nodes {
+        pieces.extend((0..pieces_each).map(|number| piece(node.peer.node, INDEX, number * layout.bytes())));
+    }
+    Run {
+        keys: Keys::choose(&layout, random),
+        world,
+        tasks,
+        seed,
+        nodes,
+        layout,
+        pieces,
+        is_of_transactions,
+        is_roomy,
+        history: RefCell::default(),
+        complaints: RefCell::default(),
+        clients: RefCell::default(),
+        left: Cell::default(),
+        names: Cell::default(),
+    }
+}
+
+/// With a single node's memory in his hands, or across the network.
+fn place(run: &Run, index: usize, random: &mut Random) -> Place {
+    if run.nodes.len() == 1 && random.chance(400) {
+        Place { index, host: run.nodes[0].host, path: Path::Shared }
+    } else {
+        Place { index, host: run.world.add_host(950_000 + random.below(100_000)), path: Path::Checked }
+    }
+}

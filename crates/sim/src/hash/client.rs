@@ -1,0 +1,155 @@
+//! Clients: they look for keys and insert them as the seed says, and write down what they were answered.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use farpool_fabric::sim::{ProcessId, Random};
+use farpool_txn::Memory;
+use farpool_txn::hash::{Index, IndexError, IndexRules};
+
+use super::judge::Question;
+use super::keys::STRANGERS;
+use super::{DEADLINE, LAST_DEADLINE, Place, Run, Staying};
+
+/// Questions of each task.
+const ROUNDS: u64 = 14;
+/// Tries to connect to all nodes: nobody is cut off for so long.
+const MOST_TRIES: u32 = 1_000;
+/// Between two looks whether all others have ended.
+const PAUSE: Duration = Duration::from_micros(100);
+
+/// Starts the tasks of a client's present process. They share what they remember of the index.
+pub(super) fn start<R: IndexRules>(run: &Rc<Run>, place: Place) {
+    let process = run.clients.borrow()[place.index];
+    let index = Rc::new(run.index::<R>());
+    let mut random = run.random();
+    for _ in 0..1 + random.below(3) {
+        let mut client = Client::new(run, &index, process, place, DEADLINE);
+        let staying = Staying::new(run);
+        run.tasks.spawn(process, async move {
+            client.live().await;
+            drop(staying);
+        });
+    }
+}
+
+/// Once all others have ended, and nothing goes wrong any more: everything can be inserted and found.
+pub(super) fn start_last<R: IndexRules>(run: &Rc<Run>, places: &[Place]) {
+    let finder_place = places[0];
+    let finder = run.world.add_process(finder_place.host);
+    let (here, places) = (run.clone(), places.to_vec());
+    run.tasks.spawn(finder, async move {
+        while here.left.get() > 0 {
+            here.world.sleep(PAUSE).await;
+        }
+        here.world.note("nothing goes wrong any more", &[]);
+        for place in places {
+            let process = here.world.add_process(place.host);
+            let mut client = Client::new(&here, &Rc::new(here.index::<R>()), process, place, LAST_DEADLINE);
+            let staying = Staying::new(&here);
+            here.tasks.spawn(process, async move {
+                client.ask_for_all(Question::Insert).await;
+                drop(staying);
+            });
+        }
+        while here.left.get() > 0 {
+            here.world.sleep(PAUSE).await;
+        }
+        let index = Rc::new(here.index::<R>());
+        Client::new(&here, &index, finder, finder_place, LAST_DEADLINE).ask_for_all(Question::Find).await;
+    });
+}
+
+struct Client<R> {
+    run: Rc<Run>,
+    index: Rc<Index<R>>,
+    process: ProcessId,
+    place: Place,
+    deadline: Duration,
+    random: Random,
+    /// Its connections, until one of them fails.
+    memory: Option<Memory>,
+}
+
+impl<R: IndexRules> Client<R> {
+    fn new(
+        run: &Rc<Run>,
+        index: &Rc<Index<R>>,
+        process: ProcessId,
+        place: Place,
+        deadline: Duration,
+    ) -> Self {
+        let random = run.random();
+        Client { run: run.clone(), index: index.clone(), process, place, deadline, random, memory: None }
+    }
+
+    async fn live(&mut self) {
+        for _ in 0..ROUNDS {
+            let key = self.random.index(self.run.keys.count());
+            let is_stranger = key < STRANGERS;
+            let question =
+                if is_stranger || self.random.chance(450) { Question::Find } else { Question::Insert };
+            self.ask(key, question).await;
+        }
+    }
+
+    /// In an order of its own.
+    async fn ask_for_all(&mut self, question: Question) {
+        let mut keys: Vec<usize> = (0..self.run.keys.count()).collect();
+        self.random.shuffle(&mut keys);
+        for key in keys {
+            if !self.ask(key, question).await && self.run.is_roomy {
+                self.run.complain(format!("key {key} cannot be asked for though nothing goes wrong"));
+            }
+        }
+    }
+
+    /// Asks once; false: there was no answer.
+    async fn ask(&mut self, key: usize, question: Question) -> bool {
+        let memory = match self.memory.take() {
+            Some(memory) => memory,
+            None => match self.connect().await {
+                Some(memory) => memory,
+                None => return false,
+            },
+        };
+        let numbers = [self.place.index as u64, key as u64];
+        let number = match question {
+            Question::Find => {
+                self.run.world.note("client {} looks for key {}", &numbers);
+                let place = self.run.history.borrow_mut().begin(key, question);
+                (place, self.index.find(&memory, self.run.keys.get(key)).await)
+            }
+            Question::Insert => {
+                self.run.world.note("client {} inserts key {}", &numbers);
+                let place = self.run.history.borrow_mut().begin(key, question);
+                let found = self.index.find_or_insert(&memory, self.run.keys.get(key)).await;
+                (place, found.map(|found| Some(found.number())))
+            }
+        };
+        match number {
+            (place, Ok(number)) => {
+                self.run.history.borrow_mut().end(place, number);
+                let told = [numbers[0], numbers[1], number.map_or(0, |number| number + 1)];
+                self.run.world.note("client {} is answered about key {}: number {}, from one on", &told);
+            }
+            // Nobody knows: the connections are of no use any more.
+            (_, Err(IndexError::Memory(_))) => return false,
+            (_, Err(IndexError::Full)) if !self.run.is_roomy => {}
+            (_, Err(error)) => self.run.complain(format!("key {key}: {error}")),
+        }
+        self.memory = Some(memory);
+        true
+    }
+
+    async fn connect(&mut self) -> Option<Memory> {
+        for _ in 0..MOST_TRIES {
+            match self.run.memory(self.process, self.place, self.deadline).await {
+                Ok(memory) => return Some(memory),
+                Err(_) => self.run.world.sleep(Duration::from_nanos(1_000 + self.random.below(50_000))).await,
+            }
+        }
+        self.run.complain(format!("client {} is never let in", self.place.index));
+        None
+    }
+}

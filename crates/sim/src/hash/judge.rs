@@ -1,0 +1,153 @@
+//! What became of keys: judged from what clients asked and were answered, and nothing of the index's own.
+//!
+//! J1. A key has one number: all answers about it are the same.
+//! J2. A number is one key's.
+//! J3. A key that had a number when somebody asked has one for him.
+//! J4. A key that is found was being inserted by somebody.
+
+use std::collections::BTreeMap;
+
+/// What was asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Question {
+    /// Has it a number?
+    Find,
+    /// Give it one.
+    Insert,
+}
+
+/// A question about a key. Moments are the places of beginnings and ends among all of them.
+#[derive(Clone, Copy, Debug)]
+struct Operation {
+    key: usize,
+    question: Question,
+    begun: u64,
+    /// When it was answered, if it was, and the number.
+    answered: Option<(u64, Option<u64>)>,
+}
+
+#[derive(Default)]
+pub(super) struct History {
+    operations: Vec<Operation>,
+    now: u64,
+}
+
+impl History {
+    /// Somebody asks; returns the place of the question.
+    pub(super) fn begin(&mut self, key: usize, question: Question) -> usize {
+        self.now += 1;
+        self.operations.push(Operation { key, question, begun: self.now, answered: None });
+        self.operations.len() - 1
+    }
+
+    /// The question at this place is answered.
+    pub(super) fn end(&mut self, place: usize, number: Option<u64>) {
+        self.now += 1;
+        self.operations[place].answered = Some((self.now, number));
+    }
+
+    pub(super) fn operations(&self) -> u64 {
+        self.operations.len() as u64
+    }
+
+    /// Whether the key of a place has a number by now, as far as somebody was told.
+    pub(super) fn judge(&self) -> Vec<String> {
+        let mut complaints = Vec::new();
+        let mut keys: BTreeMap<usize, Vec<&Operation>> = BTreeMap::new();
+        for operation in &self.operations {
+            keys.entry(operation.key).or_default().push(operation);
+        }
+        let mut owners: BTreeMap<u64, usize> = BTreeMap::new();
+        for (&key, operations) in &keys {
+            complaints.extend(judge_key(key, operations));
+            for number in numbers(operations).map(|(_, number)| number) {
+                let owner = *owners.entry(number).or_insert(key);
+                if owner != key {
+                    complaints.push(format!("keys {owner} and {key} both have number {number}"));
+                    break;
+                }
+            }
+        }
+        complaints
+    }
+}
+
+/// All numbers that were told, and when.
+fn numbers<'a>(operations: &'a [&Operation]) -> impl Iterator<Item = (u64, u64)> + 'a {
+    operations.iter().filter_map(|operation| {
+        let (at, number) = operation.answered?;
+        Some((at, number?))
+    })
+}
+
+fn judge_key(key: usize, operations: &[&Operation]) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let Some((known_at, number)) = numbers(operations).min() else { return complaints };
+    if let Some((_, other)) = numbers(operations).find(|told| told.1 != number) {
+        complaints.push(format!("key {key} has numbers {number} and {other}"));
+    }
+    let is_missed = |operation: &&&Operation| {
+        operation.begun > known_at && operation.answered.is_some_and(|(_, number)| number.is_none())
+    };
+    if operations.iter().any(|operation| is_missed(&operation)) {
+        complaints.push(format!("key {key} had number {number} and was not found"));
+    }
+    let inserts = operations.iter().filter(|operation| operation.question == Question::Insert);
+    if inserts.map(|operation| operation.begun).min().is_none_or(|first| first > known_at) {
+        complaints.push(format!("key {key} was found before anybody inserted it"));
+    }
+    complaints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(script: &[(usize, Question, Option<u64>)]) -> Vec<String> {
+        let mut history = History::default();
+        for &(key, question, number) in script {
+            let place = history.begin(key, question);
+            history.end(place, number);
+        }
+        history.judge()
+    }
+
+    #[test]
+    fn a_key_with_one_number_that_all_find_is_right() {
+        let script = [
+            (1, Question::Find, None),
+            (1, Question::Insert, Some(5)),
+            (1, Question::Find, Some(5)),
+            (2, Question::Insert, Some(6)),
+            (1, Question::Insert, Some(5)),
+            (3, Question::Find, None),
+        ];
+        assert_eq!(judged(&script), [""; 0]);
+    }
+
+    #[test]
+    fn what_goes_wrong_is_found() {
+        let insert = |key, number| (key, Question::Insert, Some(number));
+        let two_numbers = judged(&[insert(1, 5), insert(1, 6)]);
+        assert_eq!(two_numbers, ["key 1 has numbers 5 and 6"]);
+        let two_keys = judged(&[insert(1, 5), insert(2, 5)]);
+        assert_eq!(two_keys, ["keys 1 and 2 both have number 5"]);
+        let missed = judged(&[insert(1, 5), (1, Question::Find, None)]);
+        assert_eq!(missed, ["key 1 had number 5 and was not found"]);
+        let from_nowhere = judged(&[(1, Question::Find, Some(5)), insert(1, 5)]);
+        assert_eq!(from_nowhere, ["key 1 was found before anybody inserted it"]);
+    }
+
+    #[test]
+    fn what_is_under_way_may_have_happened_or_not() {
+        let mut history = History::default();
+        let insert = history.begin(1, Question::Insert);
+        let find = history.begin(1, Question::Find);
+        let other = history.begin(1, Question::Find);
+        history.end(find, Some(5));
+        history.end(other, None);
+        assert_eq!(history.judge(), [""; 0]);
+        history.end(insert, Some(5));
+        assert_eq!(history.judge(), [""; 0]);
+    }
+}

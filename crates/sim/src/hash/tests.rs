@@ -1,0 +1,178 @@
+//! Indexes in memory that holds anything, or too little.
+
+use std::time::Duration;
+
+use farpool_fabric::AccessKind;
+use farpool_txn::hash::IndexError;
+use farpool_txn::oracle::{Board, publish};
+use farpool_txn::{
+    KeyError, KeyedTable, OracleAt, ReadError, RecordId, RecordLayout, Session, Table, Worker,
+};
+use farpool_wire::Slot;
+
+use super::*;
+
+const SHAPE: IndexShape = IndexShape { homes: 2, pairs: 8, records: 16, key_bytes: 8, entries: 3, seed: 5 };
+
+/// Somebody on the host of a node that has all of an index.
+struct Alone {
+    run: Rc<Run>,
+    process: ProcessId,
+    place: Place,
+}
+
+impl Alone {
+    async fn memory(&self) -> Memory {
+        self.run.memory(self.process, self.place, LAST_DEADLINE).await.expect("the node is there")
+    }
+}
+
+/// Runs something in a world of its own, over an index whose words are as `word` says, and returns what that comes to.
+fn alone<T: 'static>(
+    seed: u64,
+    mut word: impl FnMut(&mut Random) -> u64,
+    task: impl AsyncFnOnce(&Alone) -> T + 'static,
+) -> T {
+    let mut random = Random::new(seed, 1);
+    let world = World::new(WorldConfig::new(seed));
+    let executor = Executor::new(world.clone());
+    let host = world.add_host(1_000_000);
+    let layout = IndexLayout::new(SHAPE, 1).unwrap();
+    let memory = Arc::new(LendingHost::new(NodeId(1), REGIONS, REGION_BYTES));
+    (0..REGIONS).for_each(|region| memory.open(region, EPOCH, key()));
+    let filled = memory.regions.with_region(INDEX, EPOCH, AccessKind::Write, &mut |memory| {
+        (0..layout.bytes() / 8).try_for_each(|place| memory.store(8 * place, word(&mut random)))
+    });
+    assert_eq!(filled, Ok(()));
+    let peer = world.serve(host, memory, Service::Whole);
+    let process = world.add_process(host);
+    let run = Rc::new(Run {
+        keys: Keys::choose(&layout, &mut random),
+        nodes: vec![Node { host, peer }],
+        pieces: vec![piece(NodeId(1), INDEX, 0)],
+        world,
+        tasks: executor.tasks(),
+        seed,
+        layout,
+        is_of_transactions: true,
+        is_roomy: false,
+        history: RefCell::default(),
+        complaints: RefCell::default(),
+        clients: RefCell::default(),
+        left: Cell::new(1),
+        names: Cell::default(),
+    });
+    let came_to = Rc::new(RefCell::new(None));
+    let (there, told) = (run.clone(), came_to.clone());
+    run.tasks.spawn(process, async move {
+        let alone = Alone { run: there, process, place: Place { index: 0, host, path: Path::Shared } };
+        let what = task(&alone).await;
+        *told.borrow_mut() = Some(what);
+        alone.run.left.set(0);
+    });
+    let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.left.get());
+    assert!(!panicked && trouble.is_none(), "seed {seed}: {trouble:?}");
+    came_to.take().expect("the task has ended")
+}
+
+/// Asks for some keys and inserts them, in memory whose words are as `word` says.
+fn answers(seed: u64, word: impl FnMut(&mut Random) -> u64) -> Vec<Result<Option<u64>, IndexError>> {
+    alone(seed, word, async |alone| {
+        let memory = alone.memory().await;
+        let index = alone.run.index::<Shipped>();
+        let mut told = Vec::new();
+        for number in 0..50_u64 {
+            let key = number.to_le_bytes();
+            told.push(index.find(&memory, &key).await);
+            told.push(index.find_or_insert(&memory, &key).await.map(|found| Some(found.number())));
+        }
+        told
+    })
+}
+
+#[test]
+fn damaged_memory_is_an_error_or_an_answer_and_never_a_panic() {
+    let mut damaged = 0;
+    for seed in 0..60 {
+        // From words that name nearly anything to such as name what there is.
+        let bits = 5 + seed % 12 * 5;
+        let told = answers(seed, |random| random.bits() & random.bits() >> (64 - bits));
+        assert_eq!(told.len(), 100);
+        damaged += told.iter().filter(|answer| matches!(answer, Err(IndexError::Damaged))).count();
+        let is_told = |answer: &_| matches!(answer, Ok(_) | Err(IndexError::Damaged | IndexError::Full));
+        assert!(told.iter().all(is_told), "seed {seed}: {told:?}");
+    }
+    assert!(damaged > 1_000, "{damaged}");
+}
+
+#[test]
+fn a_table_that_is_full_says_so_and_finds_what_it_has() {
+    let told = answers(1, |_| 0);
+    let (sought, inserted): (Vec<_>, Vec<_>) = told.chunks(2).map(|both| (&both[0], &both[1])).unzip();
+    assert!(sought.iter().all(|answer| matches!(answer, Ok(None))), "{sought:?}");
+    let mut numbers: Vec<u64> = inserted.iter().filter_map(|answer| *answer.as_ref().ok()?).collect();
+    assert!(inserted.iter().all(|answer| matches!(answer, Ok(Some(_)) | Err(IndexError::Full))));
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers, (0..SHAPE.records).collect::<Vec<_>>(), "each is some key's");
+}
+
+const DATA: [[u8; 8]; 3] = [[1; 8], [2; 8], [3; 8]];
+
+#[test]
+fn what_is_there_is_no_insert_and_what_is_not_is_no_update() {
+    alone(
+        2,
+        |_| 0,
+        async |alone| {
+            let layout = RecordLayout::new(SHAPE.records, DATA[0].len(), 4).unwrap();
+            let table = Table::new(RecordId(0), layout, vec![piece(NodeId(1), RECORDS, 0)]);
+            let oracle = OracleAt { piece: piece(NodeId(1), ORACLE, 0), board: Board::new(1).unwrap() };
+            let (publishing, run) = (alone.memory().await, alone.run.clone());
+            alone.run.tasks.spawn(alone.process, async move {
+                publish::<Shipped>(&publishing, oracle, Duration::ZERO, || run.left.get() == 0)
+                    .await
+                    .expect("the node is there");
+            });
+            let log = transactions::log_at(&alone.run, 0);
+            let slot = Slot::new(0).unwrap();
+            let worker: Worker = Worker::new(alone.memory().await, oracle, log, slot, 0).unwrap();
+            let table = KeyedTable::new(table, alone.run.index::<Shipped>()).unwrap();
+            script(&worker, &table, b"some key").await;
+            alone.run.left.set(0);
+        },
+    );
+}
+
+async fn script(worker: &Worker, table: &KeyedTable, key: &[u8]) {
+    let (mut session, mut other) = (Session::new(), Session::new());
+    let mut late = worker.begin(&mut other).await.unwrap();
+
+    let mut first = worker.begin(&mut session).await.unwrap();
+    assert!(matches!(table.update(&mut first, key, &DATA[0]).await, Err(KeyError::NoSuchKey)));
+    assert_eq!(table.insert(&mut first, key, &DATA[0]).await.unwrap().data, None);
+    assert!(matches!(table.insert(&mut first, key, &DATA[1]).await, Err(KeyError::Duplicate)), "its own");
+    assert_eq!(table.get(&first, key).await.unwrap().data, Some(DATA[0].to_vec()));
+    assert!(first.commit().await.unwrap().is_some());
+
+    assert_eq!(table.get(&late, key).await.unwrap().data, None, "not of its cut");
+    let conflict = table.insert(&mut late, key, &DATA[1]).await;
+    assert!(matches!(conflict, Err(KeyError::Record(ReadError::Conflict))), "{conflict:?}");
+    drop(late);
+
+    let mut second = worker.begin(&mut session).await.unwrap();
+    assert!(matches!(table.insert(&mut second, key, &DATA[1]).await, Err(KeyError::Duplicate)));
+    assert_eq!(table.update(&mut second, key, &DATA[1]).await.unwrap().data, Some(DATA[0].to_vec()));
+    assert_eq!(table.delete(&mut second, key).await.unwrap().data, Some(DATA[1].to_vec()));
+    assert!(matches!(table.delete(&mut second, key).await, Err(KeyError::NoSuchKey)), "its own deed");
+    second.commit().await.unwrap();
+
+    let mut third = worker.begin(&mut session).await.unwrap();
+    assert_eq!(table.get(&third, key).await.unwrap().data, None);
+    assert_eq!(table.insert(&mut third, key, &DATA[2]).await.unwrap().data, None, "deleted, so not there");
+    third.commit().await.unwrap();
+    let fourth = worker.begin(&mut session).await.unwrap();
+    assert_eq!(table.get(&fourth, key).await.unwrap().data, Some(DATA[2].to_vec()));
+    let wrong = table.get(&fourth, b"short").await;
+    assert!(matches!(wrong, Err(KeyError::Index(IndexError::WrongKeySize { wanted: 8, found: 5 }))));
+}

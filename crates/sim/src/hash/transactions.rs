@@ -1,0 +1,258 @@
+//! Transactions by key: sessions insert, read, update and delete while the index splits. Nobody dies. What they saw is judged as
+//! snapshot isolation, with keys for records.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use farpool_fabric::sim::Random;
+use farpool_txn::hash::IndexRules;
+use farpool_txn::judge::{Outcome, Read, Transaction as Judged, Violation, Write, judge};
+use farpool_txn::log::{LogAt, LogLayout};
+use farpool_txn::oracle::{Board, publish};
+use farpool_txn::{
+    BeginError, CommitError, KeyError, KeyedTable, OracleAt, ReadError, RecordId, RecordLayout, Row, Session,
+    Shipped, Table, Transaction, Worker,
+};
+use farpool_wire::Slot;
+
+use super::{LAST_DEADLINE, ORACLE, Place, RECORDS, REGION_BYTES, Run, Staying, piece};
+
+/// Transactions of each session.
+const ROUNDS: u64 = 10;
+/// Keys that a transaction touches at most.
+const MOST_KEYS: u64 = 5;
+/// Words of a record's data, all alike.
+const DATA_WORDS: usize = 3;
+
+/// Where the slots' logs start, in the region of the oracle, and bytes for the intents of each.
+const LOGS_START: u64 = 64 << 10;
+const LOG_BYTES: u64 = 4 << 10;
+
+/// What the sessions of a run share.
+pub(super) struct Transactions {
+    run: Rc<Run>,
+    oracle: OracleAt,
+    table: Table,
+    history: RefCell<Vec<Judged>>,
+    values: Cell<u64>,
+}
+
+impl Transactions {
+    /// Starts workers, one at each place, and the publisher at the first.
+    pub(super) fn start<R: IndexRules>(run: &Rc<Run>, places: &[Place], random: &mut Random) -> Rc<Self> {
+        let board = Board::new(places.len() as u16).expect("a few slots");
+        let old_versions = 2 + random.index(7);
+        let records = run.layout.shape().records;
+        let layout = RecordLayout::new(records, DATA_WORDS * 8, old_versions).expect("small records");
+        let pieces_each = run.pieces.len() as u64 / run.nodes.len() as u64;
+        assert!(pieces_each * layout.bytes() <= REGION_BYTES && board.bytes() as u64 <= LOGS_START);
+        let pieces = (0..).zip(&run.pieces).map(|(place, of_index)| {
+            let start = place % pieces_each * layout.bytes();
+            piece(of_index.region.node, RECORDS, start)
+        });
+        let here = Rc::new(Transactions {
+            run: run.clone(),
+            oracle: OracleAt { piece: piece(run.nodes[0].peer.node, ORACLE, 0), board },
+            table: Table::new(RecordId(100), layout, pieces.collect()),
+            history: RefCell::default(),
+            values: Cell::default(),
+        });
+        here.start_publisher(places[0]);
+        for (slot, place) in places.iter().enumerate() {
+            here.start_worker::<R>(*place, slot as u16);
+        }
+        here
+    }
+
+    /// How many transactions there were, and what was wrong with them.
+    pub(super) fn judge(&self) -> (u64, Result<(), Violation>) {
+        let history = self.history.borrow();
+        (history.len() as u64, judge(&history))
+    }
+
+    fn start_publisher(self: &Rc<Self>, place: Place) {
+        let process = self.run.world.add_process(place.host);
+        let here = self.clone();
+        self.run.tasks.spawn(process, async move {
+            let done = async {
+                let memory = here.run.memory(process, place, LAST_DEADLINE).await?;
+                publish::<Shipped>(&memory, here.oracle, Duration::ZERO, || here.run.left.get() == 0).await
+            };
+            if let Err(error) = done.await {
+                here.run.complain(format!("the publisher stopped: {error}"));
+            }
+        });
+    }
+
+    fn start_worker<R: IndexRules>(self: &Rc<Self>, place: Place, slot: u16) {
+        let process = self.run.clients.borrow()[place.index];
+        let sessions = 1 + self.run.random().below(3) as u32;
+        let staying: Vec<Staying> = (0..sessions).map(|_| Staying::new(&self.run)).collect();
+        let here = self.clone();
+        self.run.tasks.spawn(process, async move {
+            let memory = match here.run.memory(process, place, LAST_DEADLINE).await {
+                Ok(memory) => memory,
+                Err(error) => return here.run.complain(format!("a worker has no memory: {error}")),
+            };
+            let slot_of = Slot::new(slot).expect("a few slots");
+            let worker = Worker::new(memory, here.oracle, log_at(&here.run, slot), slot_of, 0);
+            let worker: Worker = worker.expect("the oracle has it");
+            let table = KeyedTable::new(here.table.clone(), here.run.index::<R>()).expect("of one shape");
+            let shared = Rc::new((worker, table));
+            for (number, staying) in (0..).zip(staying) {
+                let name = u32::from(slot) * 10 + number;
+                let mut client = Client { here: here.clone(), name, random: here.run.random() };
+                let shared = shared.clone();
+                here.run.tasks.spawn(process, async move {
+                    client.live(&shared.0, &shared.1).await;
+                    drop(staying);
+                });
+            }
+        });
+    }
+}
+
+/// Where a slot's log lies: behind the oracle, on two nodes where there are two.
+pub(super) fn log_at(run: &Run, slot: u16) -> LogAt {
+    let layout = LogLayout::new(LOG_BYTES).expect("whole words");
+    let copies = [0, 1].map(|copy| {
+        let node = &run.nodes[usize::from(slot + copy) % run.nodes.len()];
+        piece(node.peer.node, ORACLE, LOGS_START + u64::from(2 * slot + copy) * layout.bytes())
+    });
+    LogAt { copies, layout }
+}
+
+struct Client {
+    here: Rc<Transactions>,
+    name: u32,
+    random: Random,
+}
+
+/// What a transaction does with a key.
+#[derive(Clone, Copy)]
+enum Deed {
+    Get,
+    Insert,
+    Update,
+    Delete,
+}
+
+impl Client {
+    async fn live<R: IndexRules>(&mut self, worker: &Worker, table: &KeyedTable<R>) {
+        let mut session = Session::new();
+        for _ in 0..ROUNDS {
+            if let Err(why) = self.transact(worker, table, &mut session).await {
+                return self.here.run.complain(format!("session {} cannot go on: {why}", self.name));
+            }
+        }
+    }
+
+    async fn transact<R: IndexRules>(
+        &mut self,
+        worker: &Worker,
+        table: &KeyedTable<R>,
+        session: &mut Session,
+    ) -> Result<(), String> {
+        let mut transaction = worker.begin(session).await.map_err(|error: BeginError| error.to_string())?;
+        let mut judged = Judged {
+            session: self.name,
+            begun_from: transaction.cut().clone(),
+            reads: Vec::new(),
+            writes: Vec::new(),
+            outcome: Outcome::Aborted,
+        };
+        for _ in 0..1 + self.random.below(MOST_KEYS) {
+            let key = self.random.index(self.here.run.keys.count());
+            let deed = match self.random.below(10) {
+                0..4 => Deed::Get,
+                4..7 => Deed::Insert,
+                7..9 => Deed::Update,
+                _ => Deed::Delete,
+            };
+            match self.touch(&mut transaction, table, key, deed, &mut judged).await {
+                Ok(()) => {}
+                // What was read before is judged all the same.
+                Err(KeyError::Record(ReadError::Conflict | ReadError::SnapshotTooOld)) => {
+                    self.ended(judged);
+                    return Ok(());
+                }
+                Err(error) => return Err(format!("key {key}: {error}")),
+            }
+        }
+        judged.outcome = match transaction.commit().await {
+            Ok(Some(version)) => Outcome::Committed(version),
+            Ok(None) | Err(CommitError::Conflict | CommitError::Busy) => Outcome::Aborted,
+            Err(error) => return Err(error.to_string()),
+        };
+        self.ended(judged);
+        Ok(())
+    }
+
+    async fn touch<'a, R: IndexRules>(
+        &mut self,
+        transaction: &mut Transaction<'a, Shipped>,
+        table: &'a KeyedTable<R>,
+        key: usize,
+        deed: Deed,
+        judged: &mut Judged,
+    ) -> Result<(), KeyError> {
+        let run = self.here.run.clone();
+        let bytes = run.keys.get(key);
+        let value = self.here.values.get() + 1;
+        self.here.values.set(value);
+        let data = value.to_le_bytes().repeat(DATA_WORDS);
+        let (done, written) = match deed {
+            Deed::Get => (table.get(transaction, bytes).await, None),
+            Deed::Insert => (table.insert(transaction, bytes, &data).await, Some(Some(value))),
+            Deed::Update => (table.update(transaction, bytes, &data).await, Some(Some(value))),
+            Deed::Delete => (table.delete(transaction, bytes).await, Some(None)),
+        };
+        let row = match done {
+            Ok(row) => row,
+            // That there is such a record, or none, is something that was read: it has to be true for this transaction.
+            Err(error @ (KeyError::Duplicate | KeyError::NoSuchKey)) => {
+                let row = table.get(transaction, bytes).await?;
+                if row.data.is_some() != matches!(error, KeyError::Duplicate) {
+                    run.complain(format!("key {key}: {error}, which is not so"));
+                }
+                self.saw(key, &row, judged);
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        if row.data.is_some() && matches!(deed, Deed::Insert) {
+            run.complain(format!("key {key} was inserted though it was there"));
+        }
+        self.saw(key, &row, judged);
+        if let Some(value) = written {
+            let key = key as u64;
+            match judged.writes.iter_mut().find(|write| write.record == key) {
+                Some(write) => write.value = value,
+                None => judged.writes.push(Write { record: key, replaced: row.version, value }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Unless the transaction has written it itself.
+    fn saw(&self, key: usize, row: &Row, judged: &mut Judged) {
+        let record = key as u64;
+        if judged.writes.iter().any(|write| write.record == record) {
+            return;
+        }
+        let value = row.data.as_ref().map(|data| {
+            let (words, _) = data.as_chunks::<8>();
+            if words.iter().any(|word| *word != words[0]) {
+                self.here.run.complain(format!("key {key} has words of several versions"));
+            }
+            u64::from_le_bytes(words[0])
+        });
+        judged.reads.push(Read { record, version: row.version, value });
+    }
+
+    fn ended(&self, judged: Judged) {
+        self.here.run.world.note("transaction", &[u64::from(self.name), judged.begun_from.sequence()]);
+        self.here.history.borrow_mut().push(judged);
+    }
+}

@@ -1,0 +1,320 @@
+//! Finding keys and giving them record numbers.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+
+use futures_util::future::join;
+
+use super::bucket::{Bucket, Entry, MOST_DEPTH, Position, children, children_word};
+use super::key::{KeyHash, decode_key, encode_key};
+use super::layout::{IndexLayout, MOST_ENTRIES, NUMBERS_AT, PAIRS_AT, Spot};
+use super::rules::{Again, IndexRules};
+use super::spares::Spares;
+use crate::memory::{Memory, MemoryError, Piece};
+use crate::rules::Shipped;
+
+const WORD_BYTES: u64 = size_of::<u64>() as u64;
+/// Record numbers that a client takes at once: a small part of what an insert costs, and little to lose when it dies.
+const NUMBERS_AT_ONCE: u64 = 32;
+/// Pairs of buckets that it takes at once. There is one split for several inserts.
+const PAIRS_AT_ONCE: u64 = 8;
+/// Splits that a client remembers: some ten megabytes at most, for a few million keys.
+const MOST_SPLITS_KNOWN: usize = 1 << 18;
+/// Looks at buckets before an insert is given up. At each level others can be first in each entry, and then in splitting.
+const MOST_LOOKS: u32 = (MOST_DEPTH + 1) * (MOST_ENTRIES as u32 + 2);
+
+/// Why a key is not found, or gets no record.
+#[derive(Debug, thiserror::Error)]
+pub enum IndexError {
+    /// A key of another length than the table's.
+    #[error("{found} bytes for a key of {wanted}")]
+    WrongKeySize {
+        /// What a key has.
+        wanted: usize,
+        /// What was given.
+        found: usize,
+    },
+    /// The index has no room for another key: all its numbers or buckets are taken.
+    #[error("the table is full")]
+    Full,
+    /// The bytes there are not those of an index: memory was damaged.
+    #[error("an index holds what nobody has written there")]
+    Damaged,
+    /// Far memory does not answer. An insert may have happened: asking again tells.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
+/// The record of a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Numbered {
+    /// It had one.
+    Found(u64),
+    /// It has just got it. Others may know of it already.
+    New(u64),
+}
+
+impl Numbered {
+    /// The record's number.
+    pub fn number(self) -> u64 {
+        let (Numbered::Found(number) | Numbered::New(number)) = self;
+        number
+    }
+}
+
+/// An index, as one thread works with it. What it remembers is never wrong, only incomplete.
+pub struct Index<R = Shipped> {
+    layout: IndexLayout,
+    pieces: Vec<Piece>,
+    state: RefCell<State>,
+    rules: PhantomData<R>,
+}
+
+struct State {
+    numbers: Spares,
+    pairs: Spares,
+    /// Buckets that are split, with the first of their children. They stay split.
+    splits: BTreeMap<u64, u64>,
+}
+
+impl<R: IndexRules> Index<R> {
+    /// An index whose memory is zeros, or what others have left there. `None`: the layout is for another number of pieces.
+    pub fn new(layout: IndexLayout, pieces: Vec<Piece>) -> Option<Self> {
+        let count = pieces.len();
+        let state = State {
+            numbers: Spares::new(count, layout.shape().records, NUMBERS_AT, NUMBERS_AT_ONCE),
+            pairs: Spares::new(count, layout.shape().pairs, PAIRS_AT, PAIRS_AT_ONCE),
+            splits: BTreeMap::new(),
+        };
+        let is_right = count as u64 == layout.pieces();
+        is_right.then(|| Index { layout, pieces, state: RefCell::new(state), rules: PhantomData })
+    }
+
+    /// How it lies.
+    pub fn layout(&self) -> &IndexLayout {
+        &self.layout
+    }
+
+    /// The number of a key's record, if it has one.
+    ///
+    /// # Errors
+    /// When far memory is not to be had.
+    pub async fn find(&self, memory: &Memory, key: &[u8]) -> Result<Option<u64>, IndexError> {
+        let found = self.find_with(memory, key, async |_| ()).await?;
+        Ok(found.map(|(number, ())| number))
+    }
+
+    /// The number of a key's record, if it has one, and what was done with that meanwhile: `beside` begins when the number is likely,
+    /// together with the READ of the key.
+    pub(crate) async fn find_with<T>(
+        &self,
+        memory: &Memory,
+        key: &[u8],
+        beside: impl AsyncFn(u64) -> T,
+    ) -> Result<Option<(u64, T)>, IndexError> {
+        let hash = self.hash(key)?;
+        let mut at = Position::home(self.layout.home(hash));
+        let bucket = self.bucket(memory, &mut at, hash).await?;
+        self.look(memory, &bucket, hash, key, beside).await
+    }
+
+    /// The number of a key's record; a key that has none gets one.
+    ///
+    /// # Errors
+    /// [`IndexError::Full`]; or when far memory is not to be had: then asking again tells whether the key has a number.
+    pub async fn find_or_insert(&self, memory: &Memory, key: &[u8]) -> Result<Numbered, IndexError> {
+        let hash = self.hash(key)?;
+        let mut at = Position::home(self.layout.home(hash));
+        let mut looks = true;
+        for _ in 0..MOST_LOOKS {
+            let bucket = self.bucket(memory, &mut at, hash).await?;
+            if looks && let Some((number, ())) = self.look(memory, &bucket, hash, key, async |_| ()).await? {
+                return Ok(Numbered::Found(number));
+            }
+            if let Some(place) = R::place(&bucket, hash) {
+                if let Some(entry) = self.put(memory, at, place, hash, key).await? {
+                    if R::splits_ahead(bucket.empty_places().count() - 1) {
+                        self.split(memory, at, &bucket.with(place, entry)).await?;
+                    }
+                    return Ok(Numbered::New(entry.number()));
+                }
+                looks = R::looks_again(Again::LostEntry);
+            } else {
+                self.split(memory, at, &bucket).await?;
+                looks = R::looks_again(Again::Split);
+            }
+        }
+        Err(IndexError::Damaged)
+    }
+
+    fn hash(&self, key: &[u8]) -> Result<KeyHash, IndexError> {
+        let shape = self.layout.shape();
+        if key.len() != shape.key_bytes {
+            return Err(IndexError::WrongKeySize { wanted: shape.key_bytes, found: key.len() });
+        }
+        Ok(KeyHash::of(shape.seed, key))
+    }
+
+    /// Goes down to the bucket that was not split when it was read, and says what it holds.
+    async fn bucket(&self, memory: &Memory, at: &mut Position, hash: KeyHash) -> Result<Bucket, IndexError> {
+        loop {
+            while let Some(children) = self.known_children(at.bucket) {
+                *at = at.child(children, hash).ok_or(IndexError::Damaged)?;
+            }
+            let spot = self.layout.buckets_from(at.bucket, 1).ok_or(IndexError::Damaged)?;
+            let bytes = memory.read(&self.pieces[spot.piece], spot.range).await?;
+            let bucket = Bucket::decode(&bytes).ok_or(IndexError::Damaged)?;
+            let Some(children) = bucket.children() else { return Ok(bucket) };
+            self.is_split(at.bucket, children)?;
+            *at = at.child(children, hash).ok_or(IndexError::Damaged)?;
+        }
+    }
+
+    fn known_children(&self, bucket: u64) -> Option<u64> {
+        self.state.borrow().splits.get(&bucket).copied()
+    }
+
+    fn is_split(&self, bucket: u64, children: u64) -> Result<(), IndexError> {
+        if !self.layout.is_pair(children) {
+            return Err(IndexError::Damaged);
+        }
+        let splits = &mut self.state.borrow_mut().splits;
+        if splits.len() < MOST_SPLITS_KNOWN {
+            splits.insert(bucket, children);
+        }
+        Ok(())
+    }
+
+    /// The record in a bucket that has this key, and what `beside` came to.
+    async fn look<T>(
+        &self,
+        memory: &Memory,
+        bucket: &Bucket,
+        hash: KeyHash,
+        key: &[u8],
+        beside: impl AsyncFn(u64) -> T,
+    ) -> Result<Option<(u64, T)>, IndexError> {
+        for entry in bucket.entries().filter(|entry| entry.fits(hash)) {
+            let number = entry.number();
+            let spot = self.layout.key(number).ok_or(IndexError::Damaged)?;
+            let (bytes, beside) =
+                join(memory.read(&self.pieces[spot.piece], spot.range), beside(number)).await;
+            let bytes = bytes?;
+            let found = decode_key(number, key.len(), &bytes).ok_or(IndexError::Damaged)?;
+            if R::is_key(found, key) {
+                return Ok(Some((number, beside)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Puts a key into an entry that was empty (H2); `None`: somebody was first.
+    async fn put(
+        &self,
+        memory: &Memory,
+        at: Position,
+        place: usize,
+        hash: KeyHash,
+        key: &[u8],
+    ) -> Result<Option<Entry>, IndexError> {
+        let bucket = self.layout.buckets_from(at.bucket, 1).ok_or(IndexError::Damaged)?;
+        let (piece, within) = self.take(memory, |state| &mut state.numbers, bucket.piece).await?;
+        let number = piece as u64 * self.layout.shape().records + within;
+        let entry = Entry::new(hash, number);
+        let entry_at = bucket.range.start + (1 + place as u64) * WORD_BYTES;
+        let found = self.publish(memory, (bucket.piece, entry_at), entry, key).await;
+        if is_unknown_to_others(&found) || found.is_err() && R::uses_again_what_is_in_doubt() {
+            self.state.borrow_mut().numbers.give_back(piece, within);
+        }
+        Ok((found? == 0).then_some(entry))
+    }
+
+    /// Writes a key and then its entry (H3), if that is empty; says what was there.
+    async fn publish(
+        &self,
+        memory: &Memory,
+        (piece, entry_at): (usize, u64),
+        entry: Entry,
+        key: &[u8],
+    ) -> Result<u64, MemoryError> {
+        let area = self.layout.key(entry.number()).expect("numbers are handed out within the layout");
+        let bytes = encode_key(entry.number(), key);
+        let (of_key, of_entry) = (&self.pieces[area.piece], &self.pieces[piece]);
+        if !R::writes_keys_first() {
+            let found = memory.compare_and_swap(of_entry, entry_at, 0, entry.word()).await?;
+            memory.write(of_key, area.range.start, &bytes).await?;
+            return Ok(found);
+        }
+        if area.piece == piece {
+            // On one queue they take effect in this order; and under one grant, so that the second is not done where the first is refused.
+            let mut plan = memory.plan(of_key.region.node, bytes.len())?;
+            plan.write(of_key, area.range.start, &bytes);
+            plan.compare_and_swap(of_entry, entry_at, 0, entry.word());
+            return plan.run().await.last_word();
+        }
+        memory.write(of_key, area.range.start, &bytes).await?;
+        memory.compare_and_swap(of_entry, entry_at, 0, entry.word()).await
+    }
+
+    /// Splits a bucket that is full (H4), unless somebody is first. Either way it is known afterwards to be split.
+    async fn split(&self, memory: &Memory, at: Position, bucket: &Bucket) -> Result<(), IndexError> {
+        if at.depth == MOST_DEPTH {
+            return Err(IndexError::Full);
+        }
+        let spot = self.layout.buckets_from(at.bucket, 1).ok_or(IndexError::Damaged)?;
+        let (piece, within) = self.take(memory, |state| &mut state.pairs, spot.piece).await?;
+        let pair = self.layout.pair(piece, within);
+        let Spot { range, .. } =
+            self.layout.buckets_from(pair, 2).expect("pairs are handed out within the layout");
+        let found = async {
+            memory.write(&self.pieces[piece], range.start, &bucket.halves(at.depth)).await?;
+            memory.compare_and_swap(&self.pieces[spot.piece], spot.range.start, 0, children_word(pair)).await
+        };
+        let found = found.await;
+        if is_unknown_to_others(&found) || found.is_err() && R::uses_again_what_is_in_doubt() {
+            self.state.borrow_mut().pairs.give_back(piece, within);
+        }
+        let first = children(found?).ok_or(IndexError::Damaged)?;
+        self.is_split(at.bucket, first.unwrap_or(pair))
+    }
+
+    /// A spare of a piece, or where that has none, of the next: which piece, and its place there.
+    async fn take(
+        &self,
+        memory: &Memory,
+        of: impl Fn(&mut State) -> &mut Spares,
+        preferred: usize,
+    ) -> Result<(usize, u64), IndexError> {
+        for step in 0..self.pieces.len() {
+            let piece = (preferred + step) % self.pieces.len();
+            let (spare, wanted) = {
+                let mut state = self.state.borrow_mut();
+                let spares = of(&mut state);
+                let wanted = (!spares.is_used_up(piece)).then_some((spares.counter_at, spares.at_once));
+                (spares.take(piece), wanted)
+            };
+            if let Some(spare) = spare {
+                return Ok((piece, spare));
+            }
+            let Some((counter_at, at_once)) = wanted else { continue };
+            let first = memory.fetch_and_add(&self.pieces[piece], counter_at, at_once).await?;
+            let mut state = self.state.borrow_mut();
+            let spares = of(&mut state);
+            spares.refill(piece, first);
+            if let Some(spare) = spares.take(piece) {
+                return Ok((piece, spare));
+            }
+        }
+        Err(IndexError::Full)
+    }
+}
+
+/// Whether nobody else can come to know of what was to be named (H5): another was named instead, or nothing was sent.
+fn is_unknown_to_others(found: &Result<u64, MemoryError>) -> bool {
+    match found {
+        Ok(found) => *found != 0,
+        Err(MemoryError::Short(_) | MemoryError::NotConnected(_)) => true,
+        Err(MemoryError::Failed(_)) => false,
+    }
+}
