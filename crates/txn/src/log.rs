@@ -2,15 +2,15 @@
 //!
 //! L1. An intent is whole in both copies before anything of it is locked. So where a record says that a commit has locked it, either
 //!     copy tells what was there before.
-//! L2. A commit's head lies at its count modulo [`MAX_COMMITS_UNDER_WAY`](crate::MAX_COMMITS_UNDER_WAY): the one that lay there is over by
-//!     then. Its intents lie in a ring of bytes, where nothing is overwritten of which the commit is not over.
+//! L2. A commit's head lies at its count modulo [`MAX_COMMITS_UNDER_WAY`](crate::MAX_COMMITS_UNDER_WAY): the one that lay there is shown
+//!     by then, or nothing of it is left. So are those whose intents, in a ring of bytes, are overwritten.
 //! L3. What was read of it is known by checksums; bytes that a transaction writes to records are never taken for a head.
 
 mod entry;
 mod room;
 
 pub use entry::{Head, Intent};
-pub use room::LogRoom;
+pub(crate) use room::LogRoom;
 
 use std::ops::Range;
 

@@ -2,8 +2,8 @@
 //!
 //! Where several processes of a host share memory, the fence of one moves the memory from under the others: what they have under way is
 //! in doubt until they attach again, and nothing of it takes effect from then on. So it is done again here. That is safe for READs; for
-//! WRITEs of who alone writes there; and for a compare-and-swap to a word that nobody else writes: if it is found there, the
-//! first try has succeeded.
+//! WRITEs of who alone writes there; and for a compare-and-swap to a word that nobody else writes, nor replaces before
+//! this is over: if it is found there, the first try has succeeded.
 
 mod traffic;
 mod words;
@@ -60,13 +60,24 @@ pub struct Memory {
     queues: BTreeMap<NodeId, Queue>,
     /// Under which grant each region was attached.
     grants: BTreeMap<RegionId, (Epoch, AccessKey)>,
+    /// Plans with WRITEs that were posted and are not over.
+    writing: Cell<u32>,
+    /// How many wait to attach a region again.
+    following: Cell<u32>,
     traffic: Cell<Traffic>,
 }
 
 impl Memory {
     /// No node yet.
     pub fn new(endpoint: Endpoint) -> Memory {
-        Memory { endpoint, queues: BTreeMap::new(), grants: BTreeMap::new(), traffic: Cell::default() }
+        Memory {
+            endpoint,
+            queues: BTreeMap::new(),
+            grants: BTreeMap::new(),
+            writing: Cell::new(0),
+            following: Cell::new(0),
+            traffic: Cell::default(),
+        }
     }
 
     /// The endpoint that has to be polled.
@@ -154,13 +165,20 @@ impl Memory {
     }
 
     /// Attaches a region again whose memory has moved; false: it is not ours any more, or does not come to rest.
+    ///
+    /// Only once no plan with WRITEs is under way: of one whose first WRITEs were refused, the last must not take effect.
     async fn follow(&self, region: RegionId, moving: &mut Moving) -> bool {
         let now = self.endpoint.now_ns();
         let give_up_at = *moving.give_up_at_ns.get_or_insert(now + MOVE_PATIENCE.as_nanos() as u64);
         let (Some(&(epoch, key)), Ok(queue)) = (self.grants.get(&region), self.queue(region.node)) else {
             return false;
         };
+        let _following = Following::new(self);
         while self.endpoint.now_ns() < give_up_at {
+            if self.writing.get() > 0 {
+                self.endpoint.sleep(MOVE_PAUSE).await;
+                continue;
+            }
             match queue.attach(region, epoch, key).await {
                 Ok(()) => return true,
                 Err(OpError::Refused(Refusal::Busy)) => self.endpoint.sleep(MOVE_PAUSE).await,
@@ -170,7 +188,7 @@ impl Memory {
         false
     }
 
-    /// Replaces a word if it is what is expected; returns what it was. Nobody else writes `new` there.
+    /// Replaces a word if it is what is expected; returns what it was. Nobody else writes `new` there, nor replaces it before this returns.
     pub(crate) async fn compare_and_swap(
         &self,
         piece: &Piece,
@@ -213,6 +231,7 @@ impl Memory {
             batch: Batch::new(buffer),
             used: 0,
             asked: Traffic::default(),
+            writes: false,
             regions: Vec::new(),
             swaps: Vec::new(),
         })
@@ -223,6 +242,22 @@ impl Memory {
 #[derive(Default)]
 struct Moving {
     give_up_at_ns: Option<u64>,
+}
+
+/// Somebody waits to attach a region again: no plan with WRITEs is posted meanwhile.
+struct Following<'a>(&'a Cell<u32>);
+
+impl<'a> Following<'a> {
+    fn new(memory: &'a Memory) -> Self {
+        memory.following.set(memory.following.get() + 1);
+        Following(&memory.following)
+    }
+}
+
+impl Drop for Following<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 /// Whether attaching again tells what became of an operation, and makes it safe to do it again.
@@ -241,6 +276,8 @@ pub(crate) struct Plan<'a> {
     batch: Batch,
     used: usize,
     asked: Traffic,
+    /// It has WRITEs.
+    writes: bool,
     /// Those that it goes to.
     regions: Vec<RegionId>,
     swaps: Vec<Swap>,
@@ -281,6 +318,7 @@ impl Plan<'_> {
 
     /// Adds a WRITE, to where nobody else writes.
     pub(crate) fn write(&mut self, piece: &Piece, at: u64, bytes: &[u8]) {
+        self.writes = true;
         let place = self.place(piece, bytes.len());
         self.batch.buffer_mut()[place.clone()].copy_from_slice(bytes);
         self.batch.write(piece.address(at), piece.epoch, place);
@@ -301,11 +339,21 @@ impl Plan<'_> {
 
     /// Posts all of it, and waits for all of it.
     pub(crate) async fn run(self) -> Ran {
-        let Plan { memory, queue, mut batch, regions, swaps, asked, .. } = self;
+        let Plan { memory, queue, mut batch, regions, swaps, asked, writes, .. } = self;
         asked.count(&memory.traffic);
         let (mut moving, mut is_again) = (Moving::default(), false);
         loop {
+            if writes {
+                while memory.following.get() > 0 {
+                    memory.endpoint.sleep(MOVE_PAUSE).await;
+                }
+                // Stays so if this future is dropped meanwhile: nobody may attach again then.
+                memory.writing.set(memory.writing.get() + 1);
+            }
             batch = queue.run(batch).await;
+            if writes {
+                memory.writing.set(memory.writing.get() - 1);
+            }
             let mut failed = batch.results().iter().filter_map(|result| result.as_ref().err()).peekable();
             if failed.peek().is_none() || !failed.all(is_moved) {
                 break;

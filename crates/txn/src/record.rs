@@ -4,9 +4,9 @@
 //!     current version, or the headers of all old ones.
 //! R2. Every version's data carry a checksum over them, the record and the version: a READ that found words of several versions is
 //!     found out, and so is one that found another record's.
+//! R3. The ring's counter says how many versions were ever put there; the *n*-th has place *n* modulo its size.
 //! R4. The current version's data say themselves which version they are. The header before them is for writers: it says the same,
 //!     or, locked, whose commit is about to replace them.
-//! R3. The ring's counter says how many versions were ever put there; the *n*-th has place *n* modulo its size.
 
 use std::ops::Range;
 
@@ -169,7 +169,9 @@ impl RecordLayout {
         let (words, []) = bytes.as_chunks::<WORD_BYTES>() else { return None };
         let (counter, headers) = words.split_first()?;
         let headers: Vec<_> = headers.iter().map(|word| RecordHeader(u64::from_le_bytes(*word))).collect();
-        (headers.len() == self.old_versions).then(|| Ring { counter: u64::from_le_bytes(*counter), headers })
+        // The last number stands for the current version.
+        let counter = Some(u64::from_le_bytes(*counter)).filter(|&counter| counter < CURRENT)?;
+        (headers.len() == self.old_versions).then_some(Ring { counter, headers })
     }
 }
 

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use farpool_wire::{RegionId, Slot, Version, next_generation};
+use farpool_wire::{RecordHeader, RegionId, Slot, Version, next_generation};
 
 use crate::log::{Head, Intent, LogAt};
 use crate::memory::{Memory, MemoryError, Piece};
@@ -25,7 +25,8 @@ const WORD_BYTES: u64 = 8;
 pub struct Recovered {
     /// The slot's word: behind it, its next client begins.
     pub last: u64,
-    /// Commits that will never be seen: they were undone, or had not come so far that anything had to be.
+    /// Commits that will never be seen: they were undone, or had not come so far that anything had to be. Of those that had not even come
+    /// into the log nothing is known.
     pub rolled_back: Vec<Version>,
 }
 
@@ -44,7 +45,8 @@ pub enum RecoveryError {
     /// What a record held before is neither in its place nor in its ring.
     #[error("what record {} held before a commit that has to be undone is not to be found", .0.0)]
     Damaged(RecordId),
-    /// Far memory does not answer. Try again: what was done is not done twice.
+    /// Far memory does not answer. Try again with another [`Memory`], behind the fence of this one's grants: what it has sent may still
+    /// land, until then.
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }
@@ -66,7 +68,7 @@ pub enum Fate {
 /// to do the same, and `memory` must have all regions attached that a transaction may have written to.
 ///
 /// # Errors
-/// Then the slot stays as it is, locks and all: call it again.
+/// Then the slot's word stays, and with it what could not be undone. Everything else was undone.
 pub async fn recover(
     memory: &Memory,
     oracle: &Oracle,
@@ -75,22 +77,28 @@ pub async fn recover(
 ) -> Result<Recovered, RecoveryError> {
     let (piece, word) = oracle.word(slot).ok_or(RecoveryError::NoSuchSlot(slot.index()))?;
     let shown = memory.read_word(&piece, word).await?;
+    let (mut rolled_back, mut trouble) = (Vec::new(), None);
+    for (version, (head, intents)) in in_doubt(memory, log, slot, shown).await? {
+        for intent in head.intents(&intents).unwrap_or_default() {
+            // One record that cannot be helped does not keep the others locked.
+            trouble = undo(memory, &intent, version).await.err().or(trouble);
+        }
+        rolled_back.push((version, head));
+    }
+    if let Some(trouble) = trouble {
+        return Err(trouble);
+    }
+    for (version, head) in &rolled_back {
+        // With the head: a copy may never have had it, and what it has there instead must not lose its own verdict.
+        let place = [&head.encode()[..], &Head::verdict_on(*version).to_le_bytes()].concat();
+        for copy in &log.copies {
+            memory.write(copy, log.layout.head(*version).start, &place).await?;
+        }
+    }
     let last = next_generation(shown.saturating_add(MAX_COMMITS_UNDER_WAY as u64))
         .ok_or(RecoveryError::UsedUp(slot.index()))?;
-    let in_doubt = in_doubt(memory, log, slot, shown).await?;
-    let mut rolled_back = Vec::new();
-    for (version, (head, intents)) in in_doubt {
-        for intent in head.intents(&intents).unwrap_or_default() {
-            undo(memory, &intent, version).await?;
-        }
-        for copy in &log.copies {
-            let verdict = Head::verdict_on(version).to_le_bytes();
-            memory.write(copy, log.layout.verdict(version).start, &verdict).await?;
-        }
-        rolled_back.push(version);
-    }
     memory.write_word(&piece, word, last).await?;
-    Ok(Recovered { last, rolled_back })
+    Ok(Recovered { last, rolled_back: rolled_back.into_iter().map(|(version, _)| version).collect() })
 }
 
 /// All commits that are not shown. Where the intents are whole in neither copy, nothing was locked.
@@ -134,8 +142,10 @@ async fn undo(memory: &Memory, intent: &Intent<'_>, version: Version) -> Result<
         let body = layout.encode_body(intent.record, before.header, kept.ok_or_else(damaged)?.data);
         memory.write(&region, intent.current + WORD_BYTES, &body).await?;
     }
-    let unlocked = memory.compare_and_swap(&region, intent.current, header.0, intent.seen.0).await?;
-    if unlocked == header.0 { Ok(()) } else { Err(damaged()) }
+    // Done before, where another has locked the record since: the memory has moved, and it was tried twice.
+    let found = memory.compare_and_swap(&region, intent.current, header.0, intent.seen.0).await?;
+    let is_free = found == header.0 || RecordHeader(found).version() != version;
+    if is_free { Ok(()) } else { Err(damaged()) }
 }
 
 /// Bytes at `start`, as many as in `like`; `None`: no memory has so many bytes.
@@ -165,10 +175,17 @@ pub async fn fate(
         return Ok(Fate::NotYetKnown);
     }
     let start = log.layout.head(version).start;
-    let place = memory.read(&log.copies[0], start..start + Head::PLACE_BYTES as u64).await?;
-    Ok(match Head::decode(&place) {
-        Some((head, is_rolled_back)) if head.version == version && !is_rolled_back => Fate::Committed,
-        Some((head, _)) if head.version.count() > version.count() => Fate::Forgotten,
-        _ => Fate::RolledBack, // or its intents were never written
-    })
+    let mut is_torn = false;
+    for copy in &log.copies {
+        let place = memory.read(copy, start..start + Head::PLACE_BYTES as u64).await?;
+        match Head::decode(&place) {
+            Some((head, true)) if head.version == version => return Ok(Fate::RolledBack),
+            Some((head, false)) if head.version == version => return Ok(Fate::Committed),
+            Some((head, _)) if head.version.count() > version.count() => return Ok(Fate::Forgotten),
+            Some(_) => {} // of an earlier one
+            None => is_torn |= place.iter().any(|&byte| byte != 0),
+        }
+    }
+    // A later commit's head is being written there; or its intents never were.
+    Ok(if is_torn { Fate::Forgotten } else { Fate::RolledBack })
 }

@@ -56,11 +56,24 @@ impl SlotCommits {
         let is_over = place.and_then(|place| self.later.get_mut(place));
         *is_over.expect("a commit ends once, after it has begun") = true;
         let before = self.over;
+        self.go_on();
+        (self.over > before).then_some(self.over)
+    }
+
+    /// Leaves no commit at the front that is over.
+    fn go_on(&mut self) {
         while self.later.front() == Some(&true) {
             self.later.pop_front();
             self.over += 1;
         }
-        (self.over > before).then_some(self.over)
+    }
+
+    /// All commits up to a count are over, whether they were said to be or not.
+    pub fn end_up_to(&mut self, count: u64) {
+        while self.over < count && self.later.pop_front().is_some() {
+            self.over += 1;
+        }
+        self.go_on();
     }
 
     /// How far the slot has come.
@@ -97,6 +110,17 @@ mod tests {
         assert_eq!(commits.begin(), None, "used up");
         assert_eq!(commits.end(version), Some(last + 1));
         assert_eq!(commits.begin(), None);
+    }
+
+    #[test]
+    fn all_up_to_a_count_are_over_and_those_behind_it_that_were_before() {
+        let mut commits = SlotCommits::after(slot(), 0);
+        let [_, _, third, _] = std::array::from_fn(|_| commits.begin().unwrap());
+        assert_eq!(commits.end(third), None);
+        commits.end_up_to(2);
+        assert_eq!(commits.over(), 3);
+        commits.end_up_to(9);
+        assert_eq!(commits.over(), 4, "no more were begun");
     }
 
     proptest! {

@@ -4,11 +4,13 @@ mod stamping;
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::ArenaBuf;
 use farpool_wire::{Slot, Version};
+use futures_util::future::{Either, select};
 
 use crate::cut::Cut;
 use crate::error::{BeginError, CommitError};
@@ -22,6 +24,8 @@ pub use stamping::{StampError, Stamped};
 
 /// How long a transaction waits for a cut that it can begin from; they are published within far less.
 const BEGIN_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a commit that is installed waits for earlier ones of its slot: longer than memory takes to move.
+const SHOW_PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks at what was published.
 const BEGIN_PAUSE: Duration = Duration::from_micros(5);
 
@@ -143,10 +147,13 @@ impl<R: Rules> Worker<R> {
             let _ = self.write(writing).await;
         }
         loop {
-            match self.slot.turn(version).await {
-                Turn::Shown => return true,
-                Turn::Stuck => return false,
-                Turn::Write(writing) => drop(self.write(writing).await),
+            let patience = pin!(self.memory.endpoint().sleep(SHOW_PATIENCE));
+            match select(pin!(self.slot.turn(version)), patience).await {
+                Either::Left((Turn::Shown, _)) => return true,
+                Either::Left((Turn::Stuck, _)) => return false,
+                Either::Left((Turn::Write(writing), _)) => drop(self.write(writing).await),
+                // An earlier commit of the slot does not go on: this one is in doubt with it.
+                Either::Right(_) => self.slot.is_stuck(),
             }
         }
     }
@@ -184,8 +191,9 @@ impl<R: Rules> UnderWay<'_, R> {
 
     /// It is installed whole: shows it, with those that waited for it. False: nobody knows any more whether it is shown.
     pub(crate) async fn is_shown(&mut self) -> bool {
+        let is_shown = self.worker.show(self.version).await;
         self.is_over = true;
-        self.worker.show(self.version).await
+        is_shown
     }
 }
 

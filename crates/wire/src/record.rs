@@ -81,8 +81,8 @@ impl fmt::Debug for Version {
 /// The first count of the generation after the one that a slot was last in; `None`: there are no more, and the slot is used up
 /// for good.
 pub const fn next_generation(last_count: u64) -> Option<u64> {
-    let first = ((last_count >> TIMESTAMP_BITS) + 1) << TIMESTAMP_BITS;
-    if first > COUNT_MASK { None } else { Some(first) }
+    let generation = (last_count >> TIMESTAMP_BITS) + 1;
+    if generation > COUNT_MASK >> TIMESTAMP_BITS { None } else { Some(generation << TIMESTAMP_BITS) }
 }
 
 /// The word that stands before a record (paper 3, 5.1: 29 + 32 + 3 bits), changed by compare-and-swap.
@@ -105,7 +105,7 @@ impl RecordHeader {
         Version(self.0 >> FLAG_BITS)
     }
 
-    /// A transaction is about to put another version in its place.
+    /// The commit that the header names is about to put its version there.
     pub const fn is_locked(self) -> bool {
         self.0 & LOCKED != 0
     }
@@ -126,7 +126,7 @@ impl RecordHeader {
         RecordHeader(self.0 & !(LOCKED | MOVED))
     }
 
-    /// The same, locked: it still tells the old version.
+    /// The same, locked: of the commit that is about to be installed.
     #[must_use]
     pub const fn locked(self) -> RecordHeader {
         RecordHeader(self.0 | LOCKED)
@@ -182,7 +182,7 @@ mod tests {
     fn the_last_generation_has_no_next_one() {
         assert_eq!(next_generation(0), Some(1 << 32));
         assert_eq!(next_generation((1 << 32) + 5), Some(2 << 32));
-        assert_eq!(next_generation(COUNT_MASK), None);
+        assert_eq!((next_generation(COUNT_MASK), next_generation(u64::MAX)), (None, None));
         assert_eq!(Version::new(slot(0), COUNT_MASK + 1), None);
         assert_eq!(Slot::new(Slot::MOST), None);
     }

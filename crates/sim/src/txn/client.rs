@@ -9,7 +9,7 @@ use farpool_wire::{Epoch, Slot};
 
 use super::broken::Chosen;
 use super::oracle::Server;
-use super::{DATA_WORDS, Life, Run, Staying, place, recovering};
+use super::{DATA_WORDS, Life, Run, Staying, place};
 
 /// Transactions of each session.
 const ROUNDS: u64 = 12;
@@ -39,11 +39,10 @@ pub(super) fn start(run: &Rc<Run>, slot: u16, last: u64, random: &mut Random) {
     });
 }
 
-/// A client cannot go on: somebody has to look after its slot.
-fn gives_up(run: &Rc<Run>, slot: u16, grant: Epoch, why: &str) {
-    if run.has_mishaps.get() {
-        recovering::look_after(run, slot, grant);
-    } else {
+/// A client cannot go on: that is right only if somebody looks after its slot, or has.
+fn gives_up(run: &Run, slot: u16, grant: Epoch, why: &str) {
+    let is_dead = run.lives.borrow().get(&slot).is_some_and(|life| life.grant != grant || life.is_dead);
+    if !is_dead {
         run.complain(format!("the client of slot {slot} cannot go on: {why}"));
     }
 }

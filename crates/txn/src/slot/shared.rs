@@ -6,6 +6,7 @@
 //!     no order among each other.
 //! H3. Once nobody knows what became of a commit or of a write of the word, nothing more is shown: whatever comes later stands
 //!     behind it.
+//! H4. What the log has of a commit stays there until the word has it, or nothing of it is left: till then it may have to be undone.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -39,7 +40,9 @@ pub struct SharedSlot {
 #[derive(Debug)]
 struct State {
     commits: SlotCommits,
-    /// Of the log, for the intents of these.
+    /// The same commits, each until its place in the log is free (H4).
+    logged: SlotCommits,
+    /// Of the log, for their intents.
     room: LogRoom,
     is_stuck: bool,
     /// Who waits for the slot to come further, by commit.
@@ -68,6 +71,7 @@ impl SharedSlot {
     pub fn after(slot: Slot, log: LogAt, last: u64) -> SharedSlot {
         let state = State {
             commits: SlotCommits::after(slot, last),
+            logged: SlotCommits::after(slot, last),
             room: LogRoom::new(log.layout.ring_bytes()),
             is_stuck: false,
             waiting: BTreeMap::new(),
@@ -101,17 +105,18 @@ impl SharedSlot {
         if state.is_stuck {
             return Err(CommitError::Stuck);
         }
-        if !state.commits.has_room() {
+        if !state.logged.has_room() {
             return Err(CommitError::Busy);
         }
         let log_start = state.room.take(log_bytes).ok_or(CommitError::Busy)?;
-        Ok((state.commits.begin().expect("there is room"), log_start))
+        state.logged.begin().expect("there is room");
+        Ok((state.commits.begin().expect("what is logged is no less than what is under way"), log_start))
     }
 
-    /// A commit is over, in whichever way. If the slot has come further and nobody writes, the caller does.
+    /// A commit is installed. If the slot has come further and nobody writes, the caller does.
     pub(crate) fn end(&self, version: Version) -> Option<Writing<'_>> {
         let mut state = self.state.lock();
-        state.end(version);
+        state.commits.end(version);
         // Who waits behind this commit is woken when that write, or the one under way, is done.
         self.begin_writing(&state)
     }
@@ -119,7 +124,10 @@ impl SharedSlot {
     /// A commit is over of which nothing is left. Nothing has to be written for that; who waits behind it may have to.
     pub(crate) fn vanish(&self, version: Version) {
         let mut state = self.state.lock();
-        state.end(version);
+        state.commits.end(version);
+        state.forget(|logged| {
+            logged.end(version);
+        });
         self.wake(state);
     }
 
@@ -195,11 +203,11 @@ impl SharedSlot {
 }
 
 impl State {
-    fn end(&mut self, version: Version) {
-        let before = self.commits.over();
-        if let Some(come) = self.commits.end(version) {
-            self.room.give_back((come - before) as usize);
-        }
+    /// The log does not need some of the commits any more.
+    fn forget(&mut self, end: impl FnOnce(&mut SlotCommits)) {
+        let before = self.logged.over();
+        end(&mut self.logged);
+        self.room.give_back((self.logged.over() - before) as usize);
     }
 }
 
@@ -211,7 +219,8 @@ impl Writing<'_> {
 
     /// It has taken effect.
     pub(crate) fn done(self) {
-        let state = self.slot.state.lock();
+        let mut state = self.slot.state.lock();
+        state.forget(|logged| logged.end_up_to(self.come));
         // Release: pairs with the acquire in `turn`.
         self.slot.shown.store(self.come, Ordering::Release);
         self.slot.is_writing.store(false, Ordering::Relaxed); // under the lock
@@ -304,6 +313,18 @@ mod tests {
         assert!(matches!(slot.begin(8), Err(CommitError::Busy)));
         slot.end(first).unwrap().done();
         assert!(slot.begin(8).is_ok());
+    }
+
+    #[test]
+    fn the_log_s_room_is_taken_until_the_commit_is_shown_or_has_vanished() {
+        let slot = slot();
+        let (first, _) = slot.begin(LOG_BYTES).unwrap();
+        let writing = slot.end(first).unwrap();
+        assert!(matches!(slot.begin(LOG_BYTES), Err(CommitError::Busy)), "it is installed, and not shown");
+        writing.done();
+        let (second, _) = slot.begin(LOG_BYTES).unwrap();
+        slot.vanish(second);
+        assert!(slot.begin(LOG_BYTES).is_ok());
     }
 
     #[test]
