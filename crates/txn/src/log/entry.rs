@@ -16,7 +16,8 @@ const DELETED: u64 = 1 << 32;
 pub struct Head {
     /// Which commit.
     pub version: Version,
-    /// The number of the cut from which its transaction began: intents of several slots are replayed in this order.
+    /// The number of the cut from which its transaction began. Nobody reads it yet, nor the new data of intents: both are for the
+    /// recovery of a lost node, which will replay the logs of several slots in this order.
     pub begun_from: u64,
     /// Where in the ring its intents start.
     pub start: u64,
