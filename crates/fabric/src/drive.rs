@@ -12,10 +12,14 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use crate::descriptors::Descriptor;
 use crate::endpoint::Endpoint;
-use crate::spin::Spinner;
+use crate::spin::{Spinner, may_spin};
 
 /// Longest sleep in one go: a bound on how late a deadline can be noticed if all else fails.
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+
+/// The kernel wakes a sleeper some fifty microseconds later than asked (prctl(2), timer slack): what is due within this is looked
+/// for instead, while whoever else wants the processor has it.
+const TOO_SHORT_TO_SLEEP: Duration = Duration::from_micros(10);
 
 /// Runs `future` to its end, polling `endpoint`, spinning a little and then sleeping while nothing happens.
 ///
@@ -37,6 +41,8 @@ pub fn block_on<F: Future>(endpoint: &Endpoint, future: F) -> F::Output {
         }
         if endpoint.poll() > 0 || parker.woken.load(Ordering::Relaxed) {
             SPINNER.with_borrow_mut(Spinner::progressed);
+        } else if is_due_soon(endpoint) {
+            std::thread::yield_now();
         } else if !endpoint.is_waiting() || !SPINNER.with_borrow_mut(Spinner::spin_again) {
             sleep_until_ready(endpoint, &parker);
         }
@@ -81,6 +87,11 @@ impl Wake for Parker {
             let _ = rustix::io::write(event, &1u64.to_ne_bytes()); // a full counter wakes as well
         }
     }
+}
+
+fn is_due_soon(endpoint: &Endpoint) -> bool {
+    let soon = |at: u64| at.saturating_sub(endpoint.now_ns()) <= TOO_SHORT_TO_SLEEP.as_nanos() as u64;
+    may_spin() && endpoint.next_deadline_ns().is_some_and(soon)
 }
 
 /// Waits until a busy link's descriptor is ready, a waker is called, or the next deadline is there.

@@ -24,7 +24,7 @@ use farpool_wire::SessionId;
 use crate::arena::Arena;
 use crate::clock::Clock;
 use crate::seam::{Peer, Readiness, Transport};
-pub use batch::Batch;
+pub use batch::{Batch, Running};
 pub use queue::{ChangingWord, Queue, Transferring};
 use sleep::Sleep;
 use table::{QueueState, Table};

@@ -39,7 +39,7 @@ pub use clock::{Clock, MonotonicClock};
 pub use descriptors::{Descriptor, leaves_room, raise_limit};
 pub use drive::block_on;
 pub use endpoint::{
-    Batch, ChangingWord, Endpoint, EndpointConfig, MAX_BATCH, MAX_IN_FLIGHT, Queue, Transferring,
+    Batch, ChangingWord, Endpoint, EndpointConfig, MAX_BATCH, MAX_IN_FLIGHT, Queue, Running, Transferring,
 };
 pub use host::{AccessKind, Cut, Host, HostIdentity, LentMemory, SharedRegion, access_refusal};
 pub use memory::{

@@ -125,6 +125,44 @@ pub enum GrantError {
     },
 }
 
+/// Why a process holds no leases together with others.
+#[derive(Debug, thiserror::Error)]
+pub enum JointError {
+    /// The pool cannot be reached.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// Mend the address or the certificates.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// A node does not answer, or not as it should.
+    #[error(transparent)]
+    Node(#[from] GrantError),
+    /// Lend more memory, or ask for less.
+    #[error("{wanted} regions of {region_bytes} bytes were wanted, and {found} are to be had: {reason}")]
+    NoSpace {
+        /// How many were asked for.
+        wanted: u32,
+        /// How many there were.
+        found: u32,
+        /// The size of each.
+        region_bytes: u64,
+        /// What the broker says.
+        reason: String,
+    },
+    /// Nobody renewed it: what lay there is gone.
+    #[error("the lease of region {region} has ended: what lay there is gone")]
+    Ended {
+        /// Which.
+        region: RegionId,
+    },
+    /// The keys are not what a holder has written.
+    #[error("the keys of the leases are damaged")]
+    Damaged,
+    /// The limit on threads or descriptors is too low.
+    #[error("cannot start the thread that renews leases: {0}; raise the limits on processes and open files")]
+    Start(#[source] std::io::Error),
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

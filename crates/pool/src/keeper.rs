@@ -32,7 +32,7 @@ use crate::stock::Stock;
 /// Size of regions unless the nodes say otherwise.
 pub(crate) const DEFAULT_REGION_BYTES: u64 = 64 << 20;
 /// How often leases are looked at.
-const TICK: Duration = Duration::from_millis(100);
+pub(crate) const TICK: Duration = Duration::from_millis(100);
 /// How long a broker without nodes is asked for its first: a node registers within a moment of saying that it is ready.
 const FIRST_NODE_WITHIN: Duration = Duration::from_secs(3);
 /// How often.
@@ -41,7 +41,7 @@ const FIRST_NODE_POLL: Duration = Duration::from_millis(50);
 const VIEW_INTERVAL: Duration = Duration::from_secs(1);
 /// For asking for regions: the broker may wait for its turn and for several nodes that do not answer, and what it then
 /// grants should not go unused.
-const ACQUIRE_DEADLINE: Duration = Duration::from_secs(8);
+pub(crate) const ACQUIRE_DEADLINE: Duration = Duration::from_secs(8);
 /// For any other request; a lease's renewal is asked again several times within its life.
 pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(3);
 /// How long nodes are asked about leases of an earlier process: most of what a lease can have left. A node that was

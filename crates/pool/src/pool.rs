@@ -216,7 +216,7 @@ fn ended(node: NodeId) -> GrantError {
 }
 
 /// Where a node's data plane is reached from here.
-fn peer_of(address: &NodeAddress, transport: TransportChoice) -> Peer {
+pub(crate) fn peer_of(address: &NodeAddress, transport: TransportChoice) -> Peer {
     let same_host = !address.host.is_empty() && address.host == this_host();
     let shm = match transport {
         TransportChoice::Shm => true,

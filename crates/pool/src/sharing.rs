@@ -4,10 +4,11 @@
 
 use std::sync::Arc;
 
-use farpool_control::dial;
+use farpool_control::{Tls, dial};
 use farpool_lease::Millis;
 use farpool_wire::control::node_client::NodeClient;
-use farpool_wire::{Epoch, GrantMode};
+use farpool_wire::control::{AddGrantRequest, AddGrantResponse, FenceGrantRequest};
+use farpool_wire::{Epoch, GrantMode, NodeId, RegionId};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
@@ -29,9 +30,7 @@ pub(crate) async fn add_grant(
     let lost = GrantError::LeaseLost { region: region.id };
     let request = shared.stock.with_holder(|holder| holder.add_grant(shared.stock.now(), region.id, mode));
     let request = request.ok_or(lost.clone())?;
-    let mut node = client(shared, region)?;
-    let asked = tokio::time::timeout(REQUEST_DEADLINE, node.add_grant(request.clone())).await;
-    let answer = asked.map_err(|_| late(region))?.map_err(|status| refused(region, &status))?.into_inner();
+    let answer = ask_for_grant(client(shared, region)?, region.id.node, request.clone()).await?;
     let now = shared.stock.now();
     let granted = shared.stock.with_holder(|holder| {
         let grant = holder.grant_added(now, region.id, &request, &answer);
@@ -40,41 +39,67 @@ pub(crate) async fn add_grant(
     granted.ok_or(lost)
 }
 
-/// Fences a grant. Asked again while the node has not answered: copying a region of many GiB lasts longer than an answer
-/// may, and who asks again learns when it is done.
+/// Fences a grant.
 pub(crate) async fn fence_grant(
     shared: &Arc<Shared>,
     region: &LeasedRegion,
     grant: Epoch,
 ) -> Result<(), GrantError> {
-    let mut node = client(shared, region)?;
+    let question =
+        || shared.stock.with_holder(|holder| holder.fence_grant(shared.stock.now(), region.id, grant));
+    ask_for_fence(client(shared, region)?, region.id, question).await
+}
+
+/// Asks a node for a grant.
+pub(crate) async fn ask_for_grant(
+    mut client: NodeClient<Channel>,
+    node: NodeId,
+    request: AddGrantRequest,
+) -> Result<AddGrantResponse, GrantError> {
+    let asked = tokio::time::timeout(REQUEST_DEADLINE, client.add_grant(request)).await;
+    Ok(asked.map_err(|_| late(node))?.map_err(|status| refused(node, &status))?.into_inner())
+}
+
+/// Asks a node to fence a grant, by what `question` says until the lease is over. Asked again while the node has not answered: copying a
+/// region of many GiB lasts longer than an answer may, and who asks again learns when it is done.
+pub(crate) async fn ask_for_fence(
+    mut client: NodeClient<Channel>,
+    region: RegionId,
+    question: impl Fn() -> Option<FenceGrantRequest>,
+) -> Result<(), GrantError> {
     for _ in 0..FENCE_TRIES {
-        let request =
-            shared.stock.with_holder(|holder| holder.fence_grant(shared.stock.now(), region.id, grant));
-        let request = request.ok_or(GrantError::LeaseLost { region: region.id })?;
-        if let Ok(answer) = tokio::time::timeout(REQUEST_DEADLINE, node.fence_grant(request)).await {
-            return answer.map(drop).map_err(|status| refused(region, &status));
+        let request = question().ok_or(GrantError::LeaseLost { region })?;
+        if let Ok(answer) = tokio::time::timeout(REQUEST_DEADLINE, client.fence_grant(request)).await {
+            return answer.map(drop).map_err(|status| refused(region.node, &status));
         }
     }
-    Err(late(region))
+    Err(late(region.node))
 }
 
 fn client(shared: &Shared, region: &LeasedRegion) -> Result<NodeClient<Channel>, GrantError> {
-    let channel = dial(&region.node.control, shared.config.tls.as_ref());
-    let no_way = |error| GrantError::NoAnswer { node: region.id.node, reason: format!("{error}") };
-    channel.map(NodeClient::new).map_err(no_way)
+    dial_node(region.id.node, &region.node.control, shared.config.tls.as_ref())
 }
 
-fn late(region: &LeasedRegion) -> GrantError {
+/// The way to a node's control service.
+pub(crate) fn dial_node(
+    node: NodeId,
+    control: &str,
+    tls: Option<&Tls>,
+) -> Result<NodeClient<Channel>, GrantError> {
+    let no_way = |error| GrantError::NoAnswer { node, reason: format!("{error}") };
+    dial(control, tls).map(NodeClient::new).map_err(no_way)
+}
+
+fn late(node: NodeId) -> GrantError {
     let reason = format!(
         "no answer within {} s; ask again: until it answers, nothing is certain",
         REQUEST_DEADLINE.as_secs()
     );
-    GrantError::NoAnswer { node: region.id.node, reason }
+    GrantError::NoAnswer { node, reason }
 }
 
-fn refused(region: &LeasedRegion, status: &Status) -> GrantError {
-    let (node, reason) = (region.id.node, status.message().to_owned());
+fn refused(node: NodeId, status: &Status) -> GrantError {
+    let reason = status.message().to_owned();
     match status.code() {
         Code::FailedPrecondition | Code::InvalidArgument => GrantError::Refused { node, reason },
         _ => GrantError::NoAnswer { node, reason },

@@ -1,10 +1,12 @@
 //! Batches: posted together, and each operation as if alone.
 
+use std::sync::atomic::Ordering;
+
 use farpool_wire::{MAX_TRANSFER_BYTES, Refusal};
 use futures_util::future::join_all;
 
 use super::Carrier;
-use super::rig::{EPOCH, REGION_BYTES, Rig, at, pattern, refused};
+use super::rig::{EPOCH, KEY, REGION_BYTES, Rig, at, pattern, refused, region};
 use crate::{Batch, MAX_BATCH, OpError, block_on};
 
 /// Blocks large enough to be received straight into their place.
@@ -70,6 +72,27 @@ pub fn a_refusal_within_a_batch_spoils_no_neighbour(carrier: &dyn Carrier) {
         assert!(batch.buffer()[into(place)] == blocks[block], "block {block}");
     }
     assert_eq!(batch.buffer()[5 * BLOCK..5 * BLOCK + 100], blocks[3][..100]);
+}
+
+pub fn what_is_behind_an_operation_refused_as_busy_waits_for_an_attachment(carrier: &dyn Carrier) {
+    let rig = Rig::new(carrier);
+    let queue = rig.attached();
+    let mut batch = Batch::new(rig.buffer(&[1; 16]));
+    batch.write(at(0), EPOCH, 0..8);
+    batch.write(at(8), EPOCH, 8..16);
+    rig.host.moving.store(1, Ordering::Relaxed); // nothing is under way
+    let batch = block_on(&rig.endpoint, queue.run(batch));
+    let results = batch.results();
+    if rig.host.moving.swap(0, Ordering::Relaxed) == 1 {
+        assert_eq!(results, [Ok(0), Ok(0)], "the memory is in the client's hands: nobody was asked");
+        return;
+    }
+    assert_eq!(results, [Err(refused(Refusal::Busy)), Err(refused(Refusal::NotAttached))]);
+    assert_eq!((rig.far_byte(0), rig.far_byte(8)), (0, 0));
+    assert_eq!(rig.write(&queue, 8, &[2; 8]).unwrap_err(), refused(Refusal::NotAttached));
+    block_on(&rig.endpoint, queue.attach(region(0), EPOCH, KEY)).expect("it has come to rest");
+    assert!(rig.write(&queue, 8, &[3; 8]).is_ok());
+    assert_eq!(rig.far_byte(8), 3);
 }
 
 pub fn batches_wait_for_places_and_all_come_through(carrier: &dyn Carrier) {

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use farpool_wire::{AccessKey, Epoch, NodeId, Refusal, RegionId, RemoteAddr, SessionId};
@@ -30,6 +30,8 @@ pub struct SuiteHost {
     pub(crate) regions: RegionSet,
     /// While set, calls wait: stands for a node that has stopped.
     pub(super) stalled: AtomicBool,
+    /// So many accesses are refused as if their memory was being moved.
+    pub(super) moving: AtomicU32,
     rejected: AtomicU64,
 }
 
@@ -39,7 +41,8 @@ impl SuiteHost {
     pub fn new() -> Arc<Self> {
         let regions = RegionSet::create(REGIONS, REGION_BYTES, false, |_| {}).expect("a few MiB of memory");
         regions.open(0, EPOCH, KEY);
-        Arc::new(SuiteHost { regions, stalled: AtomicBool::new(false), rejected: AtomicU64::new(0) })
+        let (stalled, moving) = (AtomicBool::new(false), AtomicU32::new(0));
+        Arc::new(SuiteHost { regions, stalled, moving, rejected: AtomicU64::new(0) })
     }
 
     /// Whether calls wait for now.
@@ -69,6 +72,11 @@ impl Host for SuiteHost {
         kind: AccessKind,
         access: &mut dyn FnMut(&Mapping) -> Result<(), AccessError>,
     ) -> Result<(), Refusal> {
+        // Relaxed: a count of the test, ordered by what it does otherwise.
+        let one_less = |moving: u32| moving.checked_sub(1);
+        if self.moving.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
+            return Err(Refusal::Busy);
+        }
         self.regions.with_region(region, epoch, kind, access)
     }
 

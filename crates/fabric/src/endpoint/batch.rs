@@ -157,13 +157,14 @@ impl Queue {
     ///
     /// They are posted in the order added. When the queue is closed, all are [`OpError::NotSent`].
     /// Dropping the future keeps the batch's buffer until nothing of it is in flight.
-    pub fn run(&self, batch: Batch) -> impl Future<Output = Batch> {
+    pub fn run(&self, batch: Batch) -> Running<'_> {
         Running { queue: self, stage: Stage::Unposted(Some(batch), None) }
     }
 }
 
-/// A batch from before it is posted until all of it has ended.
-struct Running<'a> {
+/// A batch from before it is posted, when it is first polled, until all of it has ended.
+#[must_use = "nothing is posted before it is polled"]
+pub struct Running<'a> {
     queue: &'a Queue,
     stage: Stage,
 }

@@ -29,6 +29,8 @@ struct Page {
 
 pub(super) struct Attachment {
     epoch: Epoch,
+    /// An access was refused since the memory was being moved: none is carried out until the client attaches again.
+    is_shut: bool,
     /// Where the memory lay when it was last accessed. Only ever prefetched from, which touches nothing: the memory
     /// may have moved since.
     hint: *const u8,
@@ -40,7 +42,7 @@ unsafe impl Send for Attachment {}
 
 impl Attachment {
     pub(super) fn new(epoch: Epoch) -> Self {
-        Attachment { epoch, hint: std::ptr::null(), hint_bytes: 0 }
+        Attachment { epoch, is_shut: false, hint: std::ptr::null(), hint_bytes: 0 }
     }
 }
 
@@ -65,13 +67,24 @@ impl Attached {
         self.get(region).is_some()
     }
 
-    /// Whether the region was opened under this epoch.
+    /// Whether the region was opened under this epoch, and not [shut](Self::shut) since.
     #[inline]
     pub(super) fn check(&self, region: u32, epoch: Epoch) -> Result<(), Refusal> {
         match self.get(region) {
             None => Err(Refusal::NotAttached),
             Some(attached) if attached.epoch != epoch => Err(Refusal::StaleEpoch),
+            Some(attached) if attached.is_shut => Err(Refusal::NotAttached),
             Some(_) => Ok(()),
+        }
+    }
+
+    /// Refuses everything of the region until it is opened again. It still counts: the client will come back for it.
+    pub(super) fn shut(&mut self, region: u32) {
+        let (page, place) = split(region);
+        if let Some(Some(page)) = self.pages.get_mut(page)
+            && let Some(attached) = &mut page.regions[place]
+        {
+            attached.is_shut = true;
         }
     }
 

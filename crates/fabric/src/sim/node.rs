@@ -6,6 +6,7 @@
 //! N2. A greeting of a newer incarnation ends the older connection, and all it has under way, before it is answered.
 //! N3. Each part is carried out inside [`Host::with_region`], so that a fence falls between parts. If it does, the
 //!     connection ends and the operation is unknown; if it falls before the first, nothing has happened.
+//! N4. Behind an access that was refused since the memory was being moved, all of its region are refused until it is attached again.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -184,7 +185,13 @@ impl State {
             self.events.at(self.now_ns + STALLED_RETRY_NS, Event::Part { node: id, connection, operation });
             return;
         }
-        let (result, shared) = served.carry_out(&*node.served, place, same_host(&self.links, connection));
+        let busy_shuts = self.config.mutation != Some(Mutation::BusyForgotten);
+        let hands_out = same_host(&self.links, connection);
+        let (result, shared) = served.carry_out(&*node.served, place, hands_out);
+        let order = &served.pipeline[place].order;
+        if result == Err(Refusal::Busy) && busy_shuts && !matches!(order.op, Op::Attach(_)) {
+            served.attached.remove(&order.region); // N4
+        }
         let running = &mut served.pipeline[place];
         let slot = running.order.slot;
         let touched = std::mem::replace(&mut running.touched, true);
@@ -262,10 +269,10 @@ impl Served {
     fn carry_out(&mut self, host: &dyn Host, place: usize, hands_out: bool) -> Carried {
         let running = &mut self.pipeline[place];
         let order = &running.order;
+        let (region, epoch) = (order.region, order.epoch);
         match order.op {
             Op::Attach(_) => {
                 running.parts.clear();
-                let (region, epoch) = (order.region, order.epoch);
                 match attach(host, order, hands_out) {
                     Ok(handed) => {
                         self.attached.insert(region, epoch);
@@ -276,7 +283,7 @@ impl Served {
             }
             Op::Detach => {
                 running.parts.clear();
-                self.attached.remove(&order.region);
+                self.attached.remove(&region);
                 (Ok(0), None)
             }
             Op::Call { .. } => {
@@ -290,9 +297,9 @@ impl Served {
                 }
                 (answered, None)
             }
-            _ => match self.attached.get(&order.region) {
+            _ => match self.attached.get(&region) {
                 None => (Err(Refusal::NotAttached), None),
-                Some(&epoch) if epoch != order.epoch => (Err(Refusal::StaleEpoch), None),
+                Some(&attached) if attached != epoch => (Err(Refusal::StaleEpoch), None),
                 Some(_) => (running.access(host), None),
             },
         }

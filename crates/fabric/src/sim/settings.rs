@@ -93,6 +93,8 @@ pub enum Mutation {
     DuplicateCompletion,
     /// A node lets fenced operations pass READs and atomics.
     FenceFlagIgnored,
+    /// A node carries out what follows an access that it has refused since the memory was being moved.
+    BusyForgotten,
 }
 
 /// What a world is made of.

@@ -93,7 +93,7 @@ impl Connection {
         let kind = if header.opcode == Opcode::Read { AccessKind::Read } else { AccessKind::Write };
         let (unsent, attached) = (&mut self.answers.bytes, &mut self.attached);
         let mut value = 0;
-        host.with_region(header.region, header.epoch, kind, &mut |memory| {
+        let accessed = host.with_region(header.region, header.epoch, kind, &mut |memory| {
             attached.remember(header.region, memory);
             value = match header.opcode {
                 Opcode::Read => {
@@ -116,7 +116,11 @@ impl Connection {
                 _ => unreachable!("served elsewhere"),
             };
             Ok(())
-        })?;
-        Ok(value)
+        });
+        if accessed == Err(Refusal::Busy) {
+            // What comes behind it may find that the memory has moved: it must not take effect without this one.
+            self.attached.shut(header.region);
+        }
+        accessed.map(|()| value)
     }
 }

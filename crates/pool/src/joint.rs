@@ -1,0 +1,423 @@
+//! Leases that several processes hold together: each has all their keys, renews them, and may let others in and shut them out. So what
+//! lies there is kept as long as one of them lives, whichever (`docs/src/leases.md`, *held together*).
+//!
+//! J1. Whoever has the keys is an owner like any other: none of them is the first, and none has to outlive the rest.
+//! J2. Nobody works on the memory under the leases themselves: each process has a grant of its own for each region, which the others can
+//!     fence.
+//! J3. A lease that ends is lost to all, and is not replaced: what lay there is gone.
+//!
+//! What to ask and what the answers mean is [`Holder`]'s to say; the thread that asks is here. Not here: who is to be shut out, and when.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use farpool_control::Tls;
+use farpool_control::dial;
+use farpool_control::limits::MAX_LEASES_PER_REQUEST;
+use farpool_fabric::{Clock, Endpoint, EndpointConfig, MonotonicClock, Negotiated, Peer, Transports};
+use farpool_lease::{LeaseClass, Millis};
+use farpool_wire::control::broker_client::BrokerClient;
+use farpool_wire::control::node_client::NodeClient;
+use farpool_wire::control::{Lease, ReleaseRequest};
+use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, OwnerId, RegionId, SessionId};
+use parking_lot::Mutex;
+use prost::Message;
+use tokio::runtime::{Handle, Runtime};
+use tonic::transport::Channel;
+
+use crate::NODE_DEADLINE;
+use crate::error::{GrantError, JointError};
+use crate::holder::{ClientGrant, Holder, Renewal};
+use crate::keeper::{ACQUIRE_DEADLINE, REQUEST_DEADLINE, TICK, first_view};
+use crate::pool::{PoolConfig, peer_of, random_id};
+use crate::sharing::{ask_for_fence, ask_for_grant, dial_node};
+
+/// A request for regions takes so many at most; a broker answers with what one turn gives.
+const MOST_PER_REQUEST: u32 = 256;
+
+/// What a process needs to be one of the holders: whoever has it can do all that an owner can.
+#[derive(Clone, PartialEq, Message)]
+pub struct JointKeys {
+    /// Under which name the leases are held.
+    #[prost(fixed64, tag = "1")]
+    owner: u64,
+    /// Size of each region.
+    #[prost(uint64, tag = "2")]
+    region_bytes: u64,
+    /// The leases, in the order in which their regions are known.
+    #[prost(message, repeated, tag = "3")]
+    leases: Vec<Lease>,
+}
+
+impl JointKeys {
+    /// Size of each region.
+    pub fn region_bytes(&self) -> u64 {
+        self.region_bytes
+    }
+
+    /// All regions, in an order that is the same for all holders. `None`: the keys were damaged.
+    pub fn regions(&self) -> Option<Vec<RegionId>> {
+        self.leases.iter().map(Lease::region_id).collect()
+    }
+}
+
+/// Leases of several holders, as this one has them. Dropping it leaves the leases to the others, or to their end.
+pub struct JointLeases {
+    shared: Arc<Shared>,
+    runtime: Handle,
+    /// Ends with the value, and with it the thread that renews.
+    _renewing: Renewing,
+}
+
+struct Shared {
+    keys: JointKeys,
+    peers: BTreeMap<RegionId, Peer>,
+    holder: Mutex<Holder>,
+    clients: BTreeMap<NodeId, NodeClient<Channel>>,
+    transport: Transports,
+    tls: Option<Tls>,
+}
+
+struct Renewing {
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl JointLeases {
+    /// Size of the regions that a pool lends.
+    ///
+    /// # Errors
+    /// When no broker answers.
+    pub fn region_bytes_of(config: &PoolConfig) -> Result<u64, JointError> {
+        Ok(first_view(config)?.region_bytes)
+    }
+
+    /// Leases so many regions, as few of them on one node as the pool allows, until they are given back or nobody renews them.
+    ///
+    /// # Errors
+    /// When there are not so many. Nothing is held then.
+    pub fn acquire(config: &PoolConfig, regions: u32) -> Result<JointLeases, JointError> {
+        let view = first_view(config)?;
+        let runtime = runtime()?;
+        let owner = random_id();
+        let mut keys = JointKeys { owner, region_bytes: view.region_bytes, leases: Vec::new() };
+        let mut holder = Holder::new(OwnerId(owner), view.region_bytes);
+        let acquired = runtime.block_on(acquire_all(config, regions, &mut holder, &mut keys));
+        if let Err(error) = acquired {
+            runtime.block_on(release_all(&keys, config.tls.as_ref()));
+            return Err(error);
+        }
+        Self::start(runtime, keys, holder, config.transport, config.tls.clone())
+    }
+
+    /// Becomes one of the holders.
+    ///
+    /// # Errors
+    /// When a lease has ended, or its node does not answer.
+    pub fn join(keys: JointKeys, transport: Transports, tls: Option<Tls>) -> Result<JointLeases, JointError> {
+        let runtime = runtime()?;
+        let mut holder = Holder::new(OwnerId(keys.owner), keys.region_bytes);
+        runtime.block_on(adopt_all(&keys, &mut holder, tls.as_ref()))?;
+        Self::start(runtime, keys, holder, transport, tls)
+    }
+
+    fn start(
+        runtime: Runtime,
+        keys: JointKeys,
+        holder: Holder,
+        transport: Transports,
+        tls: Option<Tls>,
+    ) -> Result<JointLeases, JointError> {
+        let (mut peers, mut clients) = (BTreeMap::new(), BTreeMap::new());
+        {
+            let _inside = runtime.enter(); // channels belong to a runtime
+            for lease in &keys.leases {
+                let (Some(region), Some(address)) = (lease.region_id(), &lease.address) else {
+                    return Err(JointError::Damaged);
+                };
+                peers.insert(region, peer_of(address, transport.choice));
+                if let std::collections::btree_map::Entry::Vacant(place) = clients.entry(region.node) {
+                    place.insert(dial_node(region.node, &address.control, tls.as_ref())?);
+                }
+            }
+        }
+        let shared = Arc::new(Shared { keys, peers, holder: Mutex::new(holder), clients, transport, tls });
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        let (handle, renewed) = (runtime.handle().clone(), shared.clone());
+        let thread = std::thread::Builder::new()
+            .name("leases".into())
+            .spawn(move || runtime.block_on(renew_until(renewed, stopped)))
+            .map_err(JointError::Start)?;
+        let renewing = Renewing { stop: Some(stop), thread: Some(thread) };
+        Ok(JointLeases { shared, runtime: handle, _renewing: renewing })
+    }
+
+    /// What another process needs to become a holder.
+    pub fn keys(&self) -> &JointKeys {
+        &self.shared.keys
+    }
+
+    /// Where a region is reached. `None`: it is not one of these.
+    pub fn peer(&self, region: RegionId) -> Option<&Peer> {
+        self.shared.peers.get(&region)
+    }
+
+    /// The regions whose leases have ended: what lay there is gone for all.
+    pub fn lost(&self) -> Vec<RegionId> {
+        let holder = self.shared.holder.lock();
+        let held = |region: &RegionId| holder.usable(now(), *region).is_some();
+        self.shared.peers.keys().filter(|region| !held(region)).copied().collect()
+    }
+
+    /// An endpoint with the transports that these leases are reached by.
+    pub fn endpoint(&self, arena_bytes: usize) -> Endpoint {
+        Endpoint::new(EndpointConfig {
+            transport: Rc::new(Negotiated::new(self.shared.transport, NODE_DEADLINE)),
+            clock: Rc::new(MonotonicClock),
+            session_ids: Box::new(|| SessionId(random_id())),
+            arena_bytes,
+            deadline: NODE_DEADLINE,
+        })
+    }
+
+    /// A grant of a region, for this process or another.
+    ///
+    /// # Errors
+    /// When the lease is over, or the node does not answer.
+    pub async fn add_grant(&self, region: RegionId) -> Result<ClientGrant, GrantError> {
+        let shared = self.shared.clone();
+        self.run(region, async move { shared.add_grant(region).await }).await
+    }
+
+    /// Fences a grant. Afterwards nothing of it takes effect any more; what its client was told is done stays.
+    ///
+    /// # Errors
+    /// When the lease is over, and with it all grants; or when the node does not answer: then its client may still be at work.
+    pub async fn fence_grant(&self, region: RegionId, grant: Epoch) -> Result<(), GrantError> {
+        let shared = self.shared.clone();
+        self.run(region, async move { shared.fence_grant(region, grant).await }).await
+    }
+
+    /// Gives all regions back, for all holders: what lies there is overwritten.
+    pub fn release(self) {
+        let shared = self.shared.clone();
+        drop(self);
+        if let Ok(runtime) = runtime() {
+            // What is not released ends by itself.
+            runtime.block_on(release_all(&shared.keys, shared.tls.as_ref()));
+        }
+    }
+
+    /// Runs a request on the thread that renews; whoever waits may be of any executor.
+    async fn run<T: Send + 'static>(
+        &self,
+        region: RegionId,
+        request: impl Future<Output = Result<T, GrantError>> + Send + 'static,
+    ) -> Result<T, GrantError> {
+        let ended =
+            || GrantError::NoAnswer { node: region.node, reason: "the leases are being closed".into() };
+        self.runtime.spawn(request).await.map_err(|_| ended())?
+    }
+}
+
+impl Drop for Renewing {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that renews leases panicked");
+        }
+    }
+}
+
+impl Shared {
+    fn client(&self, region: RegionId) -> Result<NodeClient<Channel>, GrantError> {
+        self.clients.get(&region.node).cloned().ok_or(GrantError::LeaseLost { region })
+    }
+
+    async fn add_grant(&self, region: RegionId) -> Result<ClientGrant, GrantError> {
+        let lost = GrantError::LeaseLost { region };
+        let request = self.holder.lock().add_grant(now(), region, GrantMode::ReadWrite);
+        let request = request.ok_or(lost.clone())?;
+        let answer = ask_for_grant(self.client(region)?, region.node, request.clone()).await?;
+        self.holder.lock().grant_added(now(), region, &request, &answer).ok_or(lost)
+    }
+
+    async fn fence_grant(&self, region: RegionId, grant: Epoch) -> Result<(), GrantError> {
+        let question = || self.holder.lock().fence_grant(now(), region, grant);
+        ask_for_fence(self.client(region)?, region, question).await
+    }
+}
+
+async fn renew_until(shared: Arc<Shared>, mut stopped: tokio::sync::oneshot::Receiver<()>) {
+    let mut tick = tokio::time::interval(TICK);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = &mut stopped => return,
+            _ = tick.tick() => {}
+        }
+        let (lapsed, due) = {
+            let mut holder = shared.holder.lock();
+            (holder.lapsed(now()), holder.renewals(now(), MAX_LEASES_PER_REQUEST))
+        };
+        for (region, _) in lapsed {
+            tracing::error!(%region, "its lease has ended, and with it what lay there");
+        }
+        for renewal in due {
+            tokio::spawn(renew(shared.clone(), renewal));
+        }
+    }
+}
+
+async fn renew(shared: Arc<Shared>, renewal: Renewal) {
+    let Some(mut client) = shared.clients.get(&renewal.node).cloned() else { return };
+    let request = renewal.request(OwnerId(shared.keys.owner));
+    let node = renewal.node;
+    match tokio::time::timeout(REQUEST_DEADLINE, client.renew(request)).await {
+        Ok(Ok(answer)) => {
+            // What was lost is missed by `lost`.
+            let _changes = shared.holder.lock().renewal_answered(now(), &renewal, answer.get_ref());
+        }
+        Ok(Err(status)) => tracing::warn!(%node, error = status.message(), "renewal failed; trying again"),
+        Err(_) => tracing::warn!(%node, "renewal got no answer; trying again"),
+    }
+}
+
+/// Asks the broker until there are so many, one turn after another.
+async fn acquire_all(
+    config: &PoolConfig,
+    regions: u32,
+    holder: &mut Holder,
+    keys: &mut JointKeys,
+) -> Result<(), JointError> {
+    let mut broker = BrokerClient::new(dial(&config.broker, config.tls.as_ref())?);
+    while keys.leases.len() < regions as usize {
+        let missing = regions - keys.leases.len() as u32;
+        let asked_at = now();
+        let request = holder.acquisition(asked_at, LeaseClass::Pinned, missing.min(MOST_PER_REQUEST));
+        let answer = tokio::time::timeout(ACQUIRE_DEADLINE, broker.acquire(request)).await;
+        let answer = answer.ok().and_then(Result::ok).map(tonic::Response::into_inner);
+        let reason =
+            answer.as_ref().map_or("the broker does not answer".into(), |answer| answer.short_reason.clone());
+        let acquired = holder.acquisition_answered(now(), asked_at, answer);
+        if acquired.leases.is_empty() {
+            let found = keys.leases.len() as u32;
+            return Err(JointError::NoSpace {
+                wanted: regions,
+                found,
+                region_bytes: keys.region_bytes,
+                reason,
+            });
+        }
+        keys.leases.extend(acquired.leases.into_iter().map(|held| held.lease));
+    }
+    Ok(())
+}
+
+/// Asks all nodes about the leases; all must still run.
+async fn adopt_all(keys: &JointKeys, holder: &mut Holder, tls: Option<&Tls>) -> Result<(), JointError> {
+    for (node, control, leases) in by_node(keys)? {
+        for leases in leases.chunks(MAX_LEASES_PER_REQUEST) {
+            let question = Renewal::of(node, now(), leases.iter().cloned());
+            let mut client = dial_node(node, &control, tls)?;
+            let asked = client.renew(question.request(OwnerId(keys.owner)));
+            let answer = tokio::time::timeout(REQUEST_DEADLINE, asked).await;
+            let silent = |reason: String| GrantError::NoAnswer { node, reason };
+            let answer = answer
+                .map_err(|_| silent(format!("nothing within {} s", REQUEST_DEADLINE.as_secs())))?
+                .map_err(|status| silent(status.message().to_owned()))?;
+            let adopted = holder.adoption_answered(now(), &question, answer.get_ref());
+            if let Some((region, _)) = adopted.iter().find(|(_, held)| held.is_none()) {
+                return Err(JointError::Ended { region: *region });
+            }
+            if adopted.len() < leases.len() {
+                return Err(JointError::Damaged);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Gives back what there is, as far as nodes answer.
+async fn release_all(keys: &JointKeys, tls: Option<&Tls>) {
+    for (node, control, leases) in by_node(keys).unwrap_or_default() {
+        let Ok(mut client) = dial_node(node, &control, tls) else { continue };
+        for leases in leases.chunks(MAX_LEASES_PER_REQUEST) {
+            let refs = leases
+                .iter()
+                .map(|(region, epoch, key)| farpool_wire::control::LeaseRef::new(*region, *epoch, key));
+            let request = ReleaseRequest { owner: keys.owner, leases: refs.collect() };
+            let answer = tokio::time::timeout(REQUEST_DEADLINE, client.release(request)).await;
+            if !matches!(answer, Ok(Ok(_))) {
+                tracing::debug!(%node, "regions could not be given back; their leases will run out");
+            }
+        }
+    }
+}
+
+/// The leases of a node, and where it is asked about them.
+type OfNode = (NodeId, String, Vec<(u32, Epoch, AccessKey)>);
+
+fn by_node(keys: &JointKeys) -> Result<Vec<OfNode>, JointError> {
+    let mut nodes: BTreeMap<NodeId, OfNode> = BTreeMap::new();
+    for lease in &keys.leases {
+        let (Some(address), Some(key)) = (&lease.address, lease.access_key()) else {
+            return Err(JointError::Damaged);
+        };
+        let node = NodeId(address.node);
+        let of_node = nodes.entry(node).or_insert_with(|| (node, address.control.clone(), Vec::new()));
+        of_node.2.push((lease.region, Epoch(lease.epoch), key));
+    }
+    Ok(nodes.into_values().collect())
+}
+
+fn now() -> Millis {
+    Millis(MonotonicClock.now_ns() / 1_000_000)
+}
+
+fn runtime() -> Result<Runtime, JointError> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(JointError::Start)
+}
+
+#[cfg(test)]
+mod tests {
+    use farpool_wire::control::NodeAddress;
+
+    use super::*;
+
+    fn lease(node: u64, region: u32) -> Lease {
+        let address = NodeAddress { node, control: format!("node{node}"), ..NodeAddress::default() };
+        Lease { address: Some(address), region, epoch: 7, key: vec![3; AccessKey::BYTES], ..Lease::default() }
+    }
+
+    #[test]
+    fn keys_survive_the_way_to_another_process_and_keep_the_order_of_regions() {
+        let keys = JointKeys {
+            owner: 5,
+            region_bytes: 1 << 20,
+            leases: vec![lease(2, 1), lease(1, 0), lease(2, 0)],
+        };
+        let read = JointKeys::decode(keys.encode_to_vec().as_slice()).unwrap();
+        assert_eq!(read, keys);
+        let regions = read.regions().unwrap();
+        assert_eq!(
+            regions.iter().map(|region| (region.node.0, region.index)).collect::<Vec<_>>(),
+            [(2, 1), (1, 0), (2, 0)]
+        );
+        let nodes = by_node(&read).unwrap();
+        assert_eq!(
+            nodes.iter().map(|(node, _, leases)| (node.0, leases.len())).collect::<Vec<_>>(),
+            [(1, 1), (2, 2)]
+        );
+    }
+
+    #[test]
+    fn keys_without_an_address_are_damaged() {
+        let nameless = Lease { address: None, ..lease(1, 0) };
+        let keys = JointKeys { owner: 5, region_bytes: 1 << 20, leases: vec![nameless] };
+        assert!(keys.regions().is_none() && matches!(by_node(&keys), Err(JointError::Damaged)));
+    }
+}
