@@ -6,17 +6,19 @@
 //! Check: every atomic, and transfers from time to time; one wrong byte fails the measurement.
 //!
 //! [`run_io`] is one measurement, [`run_table`] all that are published, beside peers; [`run_oracle`] measures the oracle of
-//! transactions. Not here: the command line.
+//! transactions, [`run_kv`] transactions on records. Not here: the command line.
 
 // They panic when the stream is closed or full; see `child::complain`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod chart;
 mod child;
+mod crew;
 mod files;
 mod floors;
 mod folder;
 mod footprint;
+mod kv;
 mod lane;
 mod local_pool;
 mod machine;
@@ -30,6 +32,9 @@ mod reach;
 mod report;
 mod room;
 mod run;
+mod service;
+mod site;
+mod slices;
 mod spread;
 mod table;
 mod tally;
@@ -40,6 +45,7 @@ pub use files::{
     serve_fuse_floor, write_sections,
 };
 pub use floors::{serve_ping_pong, serve_tcp};
+pub use kv::{KvMix, KvOptions, KvReport, run_kv};
 pub use machine::Machine;
 pub use options::{IoOp, IoOptions, IoTransport, Pattern, THREADS_MAX};
 pub use oracle::{OracleKind, OracleOptions, OracleReport, run_oracle};

@@ -18,7 +18,7 @@ const SMALLEST_REGION_BYTES: u64 = 1 << 20;
 const SOCKET_PATH_MAX: usize = 107;
 
 /// What nodes lend.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lend {
     /// How many nodes there are.
     pub nodes: u32,

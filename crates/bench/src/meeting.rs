@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 /// A meeting of some threads.
 pub struct Meeting<'a> {
@@ -87,6 +87,15 @@ impl Seat<'_> {
         while table.round == round {
             table = self.meeting.all_there.wait(table).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Lets a worker work once, when all are there, if it is there itself.
+    pub fn work<W, T>(&self, ready: Result<W>, work: impl FnOnce(&mut W) -> Result<T>) -> Result<T> {
+        let mut ready = ready.map(Some);
+        self.meet();
+        let done = self.attempt(&mut ready, work);
+        ready?;
+        done.context("stopped because another thread has failed, or as asked")
     }
 
     /// Notes a failure, so that the others need not go on.

@@ -77,23 +77,31 @@ impl Places {
 
 /// xorshift64*: good enough to spread places, and two nanoseconds.
 #[derive(Clone, Debug)]
-struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    fn new(seed: u64) -> Self {
+    /// Each seed gives another series.
+    pub fn new(seed: u64) -> Self {
         Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
+    /// 64 of them.
     #[inline]
-    fn bits(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    fn below(&mut self, limit: u64) -> u64 {
+    /// A number below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
         ((u128::from(self.bits()) * u128::from(limit)) >> 64) as u64
+    }
+
+    /// From 0 on, below 1.
+    pub fn fraction(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 

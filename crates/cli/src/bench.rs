@@ -1,6 +1,7 @@
 //! `farpool bench`: how fast the fabric is, and files and databases on it.
 
 mod databases;
+mod kv;
 mod oracle;
 mod paper;
 mod paper_databases;
@@ -36,6 +37,7 @@ Examples:
   farpool bench io --transport shm --op read --pattern random --seconds 5 --floor
   farpool bench io --transport tcp --op read --depth 32 --seconds 5 --floor --json
   farpool bench oracle --clients 2 --seconds 5
+  farpool bench kv --mix rmw --in-flight 8 --seconds 5
   farpool bench paper files --figure damon3 --out docs/bench")]
 pub struct BenchArgs {
     #[command(subcommand)]
@@ -47,6 +49,7 @@ enum What {
     Io(IoArgs),
     IoTable(IoTableArgs),
     Oracle(oracle::OracleArgs),
+    Kv(kv::KvArgs),
     Paper(paper::PaperArgs),
     Databases(databases::DatabasesArgs),
     #[command(hide = true)]
@@ -198,6 +201,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
         What::Io(args) => io(&args),
         What::IoTable(args) => io_table(args),
         What::Oracle(args) => oracle::run(&args),
+        What::Kv(args) => kv::run(&args),
         What::Paper(args) => paper::run(args),
         What::FileClient(args) => paper::serve_client(&args),
         What::Floor(FloorArgs { kind: FloorKind::Fuse(floor) }) => paper::serve_floor(&floor),

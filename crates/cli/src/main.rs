@@ -7,6 +7,7 @@
 
 mod bench;
 mod broker;
+mod db;
 mod demo;
 mod doctor;
 mod errors;
@@ -52,6 +53,7 @@ Examples:
   farpool mount /mnt/far      far memory as a directory, in another terminal
   farpool run COMMAND         a program that uses that directory without system calls
   farpool status              who lends, who borrows
+  farpool db up bank.far      a database in far memory, for programs with transactions
   farpool volume status /mnt/far   what of a mount bears the loss of a node, and what was lost
 
 Environment:
@@ -67,6 +69,7 @@ enum Command {
     Run(run::RunArgs),
     Status(status::StatusArgs),
     Volume(volume::VolumeArgs),
+    Db(db::DbArgs),
     Doctor(doctor::DoctorArgs),
     Demo(demo::DemoArgs),
     Bench(bench::BenchArgs),
@@ -83,6 +86,7 @@ impl Command {
             Command::Run(args) => run::run(args),
             Command::Status(args) => status::run(args),
             Command::Volume(args) => volume::run(args),
+            Command::Db(args) => db::run(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Demo(args) => demo::run(args),
             Command::Bench(args) => bench::run(args),

@@ -1,8 +1,9 @@
 //! `farpool sim`: the system in a simulated world, over many seeds, or broken on purpose.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use farpool_sim::{Catch, RunReport, Scenario, Sweep, find_scenario, hunt, run_guarded, sweep};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -75,17 +76,31 @@ Mutations:
     /// Transactions: snapshots, commits and conflicts on records of several nodes, slow, torn and out of step
     #[command(after_help = "\
 Mutations:
-  own-slot-patched-into-the-cut      a session adds its own last commit to a cut, instead of waiting for one that has it
-  begin-from-unpublished-scan        a transaction takes the slots' words themselves for its snapshot
-  validation-skipped                 a record counts as locked whatever was found there
-  checksum-off                       data are taken as they are found
-  visibility-before-install          a commit is shown before it is installed
-  lock-bit-ignored                   a record that somebody has locked is locked again
-  lock-before-intent                 records are locked before it is written down what they held
-  locks-released-before-fence        what a client has left is undone before its grants are fenced
-  slot-reused-before-rollback        a slot has its next client before what the last one left is undone
-  partitions-read-one-after-another  several parts of an oracle are read once, whatever was published meanwhile
-  publish-out-of-order               a publisher's next cut has less of some slots than the one before")]
+  own-slot-patched-into-the-cut          a session adds its own last commit to a cut, instead of waiting for one that has it
+  begin-from-unpublished-scan            a transaction takes the slots' words themselves for its snapshot
+  validation-skipped                     a record counts as locked whatever was found there
+  checksum-off                           data are taken as they are found
+  visibility-before-install              a commit is shown before it is installed
+  lock-bit-ignored                       a record that somebody has locked is locked again
+  lock-before-intent                     records are locked before it is written down what they held
+  locks-released-before-fence            what a client has left is undone before its grants are fenced
+  slot-reused-before-rollback            a slot has its next client before what the last one left is undone
+  partitions-read-one-after-another      several parts of an oracle are read once, whatever was published meanwhile
+  publish-out-of-order                   a publisher's next cut has less of some slots than the one before
+  one-log-copy-only                      a client writes its intents to one copy of its log only
+  slot-wrapped                           a slot whose timestamps are used up begins again in the same generation
+  log-freed-before-shown                 the log's room for a commit is given back when it is over, rather than when it is shown
+  verdict-without-head                   who looks after a slot writes his verdicts without the heads of which they are
+  undone-header-before-data              who undoes a commit unlocks a record before its data are back
+  generation-not-skipped                 who looks after a slot lets it go on behind its word, with counts that may have been used
+  counts-of-vanished-commits-used-again  a slot's next client begins behind its word, not behind what the last one has used
+  busy-forgotten                         a node carries out what follows an access that it has refused since the memory was being moved
+  moved-bit-ignored                      a place of a ring is written again though the version there was not moved, and may be needed
+  gc-ahead-of-the-horizon                the horizon is the newest cut, whatever snapshots there are
+  marked-as-moved-before-it-is-copied    a place of a ring is marked as moved before the version is copied
+  moved-version-given-up-too-early       the mover gives up what the newest cut sees replaced
+  snapshot-announced-after-it-is-taken   a worker takes its first snapshots before it announces itself
+  open-snapshots-not-announced           a worker announces how far it has come while it still has older snapshots")]
     Txn(SeedArgs),
     /// Hash tables over one-sided operations: keys inserted and found while buckets split and clients die
     #[command(after_help = "\
@@ -115,6 +130,10 @@ struct SeedArgs {
     #[arg(long, value_name = "NAME|all")]
     mutation: Option<String>,
 
+    /// With --seed, write the history of transactions there, in Elle's JSON form of list-append: `adya check -c snapshot-isolation FILE`
+    #[arg(long, value_name = "FILE", requires = "seed")]
+    history: Option<PathBuf>,
+
     /// Print facts for programs
     #[arg(long)]
     json: bool,
@@ -132,9 +151,9 @@ pub fn run(args: SimArgs) -> Result<()> {
     let scenario = find_scenario(name).expect("every subcommand has its scenario");
     let mutations = chosen(scenario, args.mutation.as_deref())?;
     match (args.seed, mutations) {
-        (Some(seed), None) => replay(scenario, seed, None, args.json),
+        (Some(seed), None) => replay(scenario, seed, None, &args),
         (Some(seed), Some(mutations)) if mutations.len() == 1 => {
-            replay(scenario, seed, Some(mutations[0]), args.json)
+            replay(scenario, seed, Some(mutations[0]), &args)
         }
         (Some(_), Some(_)) => Err(UsageError("--seed replays one mutation: name it".into()).into()),
         (None, None) => sweep_all(scenario, args.seeds, args.json),
@@ -156,9 +175,16 @@ fn chosen(scenario: &Scenario, wanted: Option<&str>) -> Result<Option<Vec<&'stat
     }
 }
 
-fn replay(scenario: &Scenario, seed: u64, mutation: Option<&'static str>, json: bool) -> Result<()> {
-    let report = run_guarded(scenario, seed, mutation, !json);
-    if json {
+fn replay(scenario: &Scenario, seed: u64, mutation: Option<&'static str>, args: &SeedArgs) -> Result<()> {
+    let report = run_guarded(scenario, seed, mutation, !args.json || args.history.is_some());
+    if let Some(path) = &args.history {
+        if report.history.is_empty() {
+            return Err(UsageError(format!("{} has no history of transactions", scenario.name)).into());
+        }
+        let lines = report.history.join("\n") + "\n";
+        std::fs::write(path, lines).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if args.json {
         tell_json(&report)?;
     } else {
         report.trace.iter().try_for_each(tell)?;

@@ -366,5 +366,6 @@ fn report(run: &Run) -> RunReport {
         operations: operations + judged,
         virtual_us: run.world.now_ns() / 1_000,
         trace: run.world.trace_lines(),
+        history: Vec::new(),
     }
 }

@@ -213,6 +213,7 @@ fn run_by<R: IndexRules>(seed: u64, trace: bool) -> RunReport {
         operations,
         virtual_us: world.now_ns() / 1_000,
         trace: world.trace_lines(),
+        history: Vec::new(),
     }
 }
 

@@ -218,5 +218,6 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         operations,
         virtual_us: world.now_ns() / 1_000,
         trace: world.trace_lines(),
+        history: Vec::new(),
     }
 }

@@ -35,6 +35,10 @@ pub struct RunReport {
     /// What has happened, when it was asked for.
     #[serde(skip)]
     pub trace: Vec<String>,
+    /// What clients did and were answered, for checkers of others, where the scenario has such a form and a trace was asked for: one
+    /// operation a line.
+    #[serde(skip)]
+    pub history: Vec<String>,
 }
 
 /// Something to be simulated, with the ways to break it.

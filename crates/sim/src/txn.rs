@@ -2,27 +2,37 @@
 //! (`docs/src/txn.md`). Everything is slow, torn and out of step; clients die, stop and are taken for dead, others undo what they
 //! left, and die over it.
 
+#[cfg(test)]
+mod anomalies;
 mod auditor;
 mod broken;
 mod client;
+mod collector;
+mod curious;
+mod elle;
+mod inspector;
 mod nemesis;
 mod oracle;
 mod recovering;
+#[cfg(test)]
+mod tests;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::sim::{
-    Executor, Faults, HostId, Network, Path, ProcessId, Random, Service, Span, Tasks, World, WorldConfig,
+    Executor, Faults, HostId, Mutation, Network, Path, ProcessId, Random, Service, Span, Tasks, World,
+    WorldConfig,
 };
-use farpool_fabric::{Endpoint, EndpointConfig, Peer};
-use farpool_txn::judge::{Transaction, judge};
+use farpool_fabric::{AccessError, AccessKind, Endpoint, EndpointConfig, Mapping, OpError, Peer};
+use farpool_txn::horizon::{HorizonAt, HorizonLayout};
+use farpool_txn::judge::{Outcome, Transaction, judge};
 use farpool_txn::log::{LogAt, LogLayout};
 use farpool_txn::{Memory, MemoryError, Oracle, Piece, RecordId, RecordLayout, Table};
-use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, RegionId, SessionId};
+use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, Refusal, RegionId, SessionId, Version};
 
 use crate::lending::LendingHost;
 use crate::runner::{RunReport, Scenario, run_to_end};
@@ -34,12 +44,30 @@ pub const TXN: Scenario = Scenario { name: "txn", mutations: broken::MUTATIONS, 
 const RUN_NS: u64 = 200_000_000;
 /// From posting to *unknown*: nothing here takes so long.
 const DEADLINE: Duration = Duration::from_millis(50);
+/// The same for clients where connections break: some of what they do takes longer.
+const SHORT_DEADLINE: Duration = Duration::from_micros(300);
+/// A region's memory moves for twice as long, at most.
+const MOST_MOVE_NS: u64 = 60_000;
+/// Before who was told to come again does.
+const BUSY_PAUSE: Duration = Duration::from_micros(20);
 const ARENA_BYTES: usize = 64 * 4096;
 const REGION_BYTES: u64 = 128 << 10;
 /// Bytes for the intents of a slot: the smaller hold those of one transaction, so that others are put off.
-const LOG_BYTES: [u64; 3] = [1_024, 2_048, 8_192];
+const LOG_BYTES: [u64; 4] = [560, 784, 1_024, 8_192];
 /// Room for a part of the oracle: a word and two images of a few slots.
 const PART_BYTES: u64 = 1_024;
+/// Bits of a count that are the timestamp; the others are the slot's generation.
+const TIMESTAMP_BITS: u32 = 32;
+/// Generations in which a slot may be in the beginning: less than the 2^17 that there are, since recoveries take some more.
+const MOST_GENERATIONS: u64 = 1 << 16;
+/// Commits that a slot's generation still has, at most, where it is about to end: fewer than clients make.
+const MOST_TO_THE_EDGE: u64 = 12;
+/// Places of a ring: in the smaller ones, writers often find versions that somebody needs.
+const OLD_VERSIONS: [usize; 6] = [1, 1, 2, 3, 4, 8];
+/// Entries of each overflow region: none, too few, and many.
+const OVERFLOW: [u64; 5] = [0, 2, 8, 64, 256];
+/// Where the horizon lies, behind the parts of the oracle.
+const HORIZON_START: u64 = 64 << 10;
 /// Words of a record's data, all alike: a reader sees where they come from two versions.
 const DATA_WORDS: usize = 6;
 
@@ -55,8 +83,16 @@ struct Run {
     slots: u16,
     records: RecordLayout,
     log: LogLayout,
+    /// The words of the slots before their first clients.
+    firsts: Vec<u64>,
+    /// Copies of logs that somebody could not reach: another lies in the place of each.
+    replaced: RefCell<BTreeSet<(u16, usize)>>,
+    /// What somebody knows of a commit: whether it took effect.
+    known: RefCell<BTreeMap<Version, bool>>,
     /// Who has each slot.
     lives: RefCell<BTreeMap<u16, Life>>,
+    /// What may go wrong besides deaths.
+    faults: nemesis::Kinds,
     /// Something goes wrong in this run, so that a client may be told what it would else never hear.
     has_mishaps: Cell<bool>,
     history: RefCell<Vec<Transaction>>,
@@ -75,6 +111,8 @@ struct Node {
     host: HostId,
     peer: Peer,
     memory: Arc<LendingHost>,
+    /// Serves one operation after the other: where it goes by words, as a card does, memory that moves costs the queue.
+    is_whole: bool,
 }
 
 /// The present client of a slot.
@@ -107,6 +145,24 @@ impl Run {
         self.complaints.borrow_mut().push(what);
     }
 
+    fn node(&self, node: NodeId) -> &Node {
+        self.nodes.iter().find(|found| found.peer.node == node).expect("a node of this run")
+    }
+
+    /// Somebody was told what became of a commit.
+    fn knows(&self, version: Version, outcome: Outcome) {
+        let is_committed = matches!(outcome, Outcome::Committed(_));
+        let slot = version.slot().index() as u64;
+        self.world.note(
+            "somebody learns of commit {} of slot {}; committed: {}",
+            &[version.count(), slot, is_committed.into()],
+        );
+        if self.known.borrow_mut().insert(version, is_committed).is_some_and(|before| before != is_committed)
+        {
+            self.complain(format!("commit {version} is said to be committed, and not to be"));
+        }
+    }
+
     /// A grant of all regions, for one process.
     fn grant(&self) -> Epoch {
         let grant = Epoch(100 + self.next_name());
@@ -120,10 +176,21 @@ impl Run {
 
     /// From when this returns on nothing takes effect that is done under a grant.
     async fn fence(&self, grant: Epoch, random: &mut Random) {
+        // Before what was just sent arrives, or long behind it.
+        let apart_ns = if random.chance(400) { 100 } else { 20_000 };
         for node in &self.nodes {
             for region in 0..REGIONS {
-                self.world.sleep(Duration::from_nanos(random.below(20_000))).await;
+                let takes_time = self.faults.moves_take_time && node.is_whole && random.chance(200);
+                self.world.sleep(Duration::from_nanos(random.below(apart_ns))).await;
+                if takes_time {
+                    node.memory.begin_move(region);
+                    self.world.sleep(Duration::from_nanos(random.below(MOST_MOVE_NS))).await;
+                }
                 node.memory.regions.fence_grant(region, grant).expect("a few pages of memory");
+                if takes_time {
+                    self.world.sleep(Duration::from_nanos(random.below(MOST_MOVE_NS))).await;
+                    node.memory.end_move(region);
+                }
             }
         }
     }
@@ -132,8 +199,28 @@ impl Run {
     async fn access(
         self: &Rc<Self>,
         process: ProcessId,
+        place: (HostId, Path),
+        grant: Epoch,
+    ) -> Result<Access, MemoryError> {
+        self.access_within(process, place, grant, DEADLINE).await
+    }
+
+    async fn client_access(
+        self: &Rc<Self>,
+        process: ProcessId,
+        place: (HostId, Path),
+        grant: Epoch,
+    ) -> Result<Access, MemoryError> {
+        let deadline = if self.faults.cuts { SHORT_DEADLINE } else { DEADLINE };
+        self.access_within(process, place, grant, deadline).await
+    }
+
+    async fn access_within(
+        self: &Rc<Self>,
+        process: ProcessId,
         (host, path): (HostId, Path),
         grant: Epoch,
+        deadline: Duration,
     ) -> Result<Access, MemoryError> {
         let run = self.clone();
         let endpoint = Endpoint::new(EndpointConfig {
@@ -141,14 +228,19 @@ impl Run {
             clock: Rc::new(self.world.clock(host)),
             session_ids: Box::new(move || SessionId(run.next_name())),
             arena_bytes: ARENA_BYTES,
-            deadline: DEADLINE,
+            deadline,
         });
         self.tasks.adopt(process, endpoint.clone());
         let mut memory = Memory::new(endpoint);
         for node in &self.nodes {
             for index in 0..REGIONS {
                 let region = RegionId { node: node.peer.node, index };
-                memory.attach(&node.peer, region, grant, key_of(grant)).await?;
+                while let Err(error) = memory.attach(&node.peer, region, grant, key_of(grant)).await {
+                    if !matches!(error, MemoryError::Failed(OpError::Refused(Refusal::Busy))) {
+                        return Err(error);
+                    }
+                    self.world.sleep(BUSY_PAUSE).await;
+                }
             }
         }
         Ok(Access { memory, grant })
@@ -170,13 +262,65 @@ impl Run {
         Table::new(RecordId(100), self.records, pieces.collect())
     }
 
+    /// Each slot has places for as many workers as a compute server has at most.
+    fn horizon(&self, grant: Epoch) -> HorizonAt {
+        let slots = self.slots + 1;
+        let layout = HorizonLayout::new(slots * oracle::MOST_WORKERS, slots).expect("a few workers");
+        HorizonAt { piece: self.piece(self.nodes.len() - 1, ORACLE, grant, HORIZON_START), layout }
+    }
+
     fn log(&self, slot: u16, grant: Epoch) -> LogAt {
-        // One node may have both copies.
+        let replaced = self.replaced.borrow();
         let copies = [0, 1].map(|copy| {
-            let start = u64::from(2 * slot + copy) * self.log.bytes();
-            self.piece(usize::from(slot + copy), LOGS, grant, start)
+            let region = if replaced.contains(&(slot, copy)) { SPARE_LOGS } else { LOGS };
+            self.log_copy(slot, copy, region, grant)
         });
         LogAt { copies, layout: self.log }
+    }
+
+    /// Where a copy of a slot's log lies, in one region or another. One node may have both copies.
+    fn log_copy(&self, slot: u16, copy: usize, region: u32, grant: Epoch) -> Piece {
+        let slot = usize::from(slot);
+        self.piece(slot + copy, region, grant, (2 * slot + copy) as u64 * self.log.bytes())
+    }
+
+    /// The words of the slots before anybody has committed.
+    fn write_first_words(&self) {
+        for (slot, &first) in (0..).zip(&self.firsts) {
+            let word = self.word_at(slot);
+            self.touch(word.region, AccessKind::Write, &mut |memory| memory.store(word.start, first));
+        }
+    }
+
+    /// The word of a slot as it is now.
+    fn word(&self, slot: u16) -> u64 {
+        self.look(&self.word_at(slot), 0)
+    }
+
+    fn word_at(&self, slot: u16) -> Piece {
+        let (slot, parts) = (usize::from(slot), self.parts as usize);
+        let start = (slot % parts) as u64 * PART_BYTES + 8 * (slot / parts) as u64;
+        self.piece(slot % parts, ORACLE, OWNER, start)
+    }
+
+    /// A word of far memory as it is now, for who decides what goes wrong.
+    fn look(&self, piece: &Piece, at: u64) -> u64 {
+        let mut word = 0;
+        self.touch(piece.region, AccessKind::Read, &mut |memory| {
+            memory.load(piece.start + at).map(|found| word = found)
+        });
+        word
+    }
+
+    fn touch(
+        &self,
+        region: RegionId,
+        kind: AccessKind,
+        touch: &mut dyn FnMut(&Mapping) -> Result<(), AccessError>,
+    ) {
+        let regions = &self.node(region.node).memory.regions;
+        let touched = regions.with_region(region.index, OWNER, kind, touch);
+        assert_eq!(touched, Ok(()), "the owner's grant is open");
     }
 }
 
@@ -200,7 +344,9 @@ impl Drop for Staying {
 const RECORDS: u32 = 0;
 const ORACLE: u32 = 1;
 const LOGS: u32 = 2;
-const REGIONS: u32 = 3;
+/// For copies of logs that take the places of others.
+const SPARE_LOGS: u32 = 3;
+const REGIONS: u32 = 4;
 /// The grant of who leases the regions; it is nobody's here.
 const OWNER: Epoch = Epoch(7);
 
@@ -217,11 +363,15 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let world = world_of(seed, trace, &mut random);
     let executor = Executor::new(world.clone());
     let run = Rc::new(setting(world.clone(), executor.tasks(), seed, &mut random));
+    run.write_first_words();
     oracle::start_publishers(&run, &mut random);
+    collector::start(&run, &mut random);
     for slot in 0..run.slots {
-        client::start(&run, slot, 0, &mut random);
+        client::start(&run, slot, run.firsts[usize::from(slot)], &mut random);
     }
     nemesis::start(&run, &mut random);
+    curious::start(&run);
+    inspector::start(&run, &mut random);
     auditor::start(&run);
     let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.clients_left.get());
     trouble.into_iter().for_each(|what| run.complain(what));
@@ -237,6 +387,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         operations: history.len() as u64,
         virtual_us: world.now_ns() / 1_000,
         trace: world.trace_lines(),
+        history: if trace { elle::lines(&history) } else { Vec::new() },
     }
 }
 
@@ -249,7 +400,8 @@ fn world_of(seed: u64, trace: bool, random: &mut Random) -> World {
         stall: Some(Span::new(2_000, 100_000)),
         ..Faults::default()
     };
-    World::new(WorldConfig { network: Network::default(), faults, trace, ..WorldConfig::new(seed) })
+    let mutation = broken::is(broken::BUSY_FORGOTTEN).then_some(Mutation::BusyForgotten);
+    World::new(WorldConfig { network: Network::default(), faults, mutation, trace, ..WorldConfig::new(seed) })
 }
 
 /// One to three nodes with some records each, and the oracle on the first, or on several.
@@ -259,19 +411,25 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
             let host = world.add_host(1_000_000);
             let memory = Arc::new(LendingHost::new(NodeId(index + 1), REGIONS, REGION_BYTES));
             (0..REGIONS).for_each(|region| memory.open(region, OWNER, key_of(OWNER)));
-            let service = if random.chance(400) { Service::Whole } else { Service::Torn };
+            let is_whole = random.chance(400);
+            let service = if is_whole { Service::Whole } else { Service::Torn };
             let peer = world.serve(host, memory.clone(), service);
-            Node { host, peer, memory }
+            Node { host, peer, memory, is_whole }
         })
         .collect();
     let slots = 2 + random.below(3) as u16;
     let parts = oracle::parts(random, slots + 1);
-    let old_versions = 2 + random.below(7) as usize;
-    let records =
-        RecordLayout::new(1 + random.below(4), DATA_WORDS * 8, old_versions).expect("small records");
+    let old_versions = OLD_VERSIONS[random.index(OLD_VERSIONS.len())];
+    let records = RecordLayout::new(1 + random.below(4), DATA_WORDS * 8, old_versions);
+    let records = records.and_then(|records| records.with_overflow(OVERFLOW[random.index(OVERFLOW.len())]));
+    let records = records.expect("small records");
     let log = LogLayout::new(LOG_BYTES[random.index(LOG_BYTES.len())]).expect("whole words");
     let logs = 2 * u64::from(slots + 1) * log.bytes();
-    assert!([records.bytes(), parts * PART_BYTES, logs].into_iter().all(|bytes| bytes <= REGION_BYTES));
+    assert!(
+        [records.bytes(), parts * PART_BYTES + HORIZON_START, logs]
+            .into_iter()
+            .all(|bytes| bytes <= REGION_BYTES)
+    );
     Run {
         world,
         tasks,
@@ -281,7 +439,11 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
         slots,
         records,
         log,
+        firsts: (0..=slots).map(|_| first_word(random)).collect(),
+        replaced: RefCell::default(),
+        known: RefCell::default(),
         lives: RefCell::default(),
+        faults: nemesis::Kinds::draw(random),
         has_mishaps: Cell::new(false),
         history: RefCell::default(),
         complaints: RefCell::default(),
@@ -289,6 +451,16 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
         is_quiet: Cell::new(false),
         is_over: Cell::new(false),
         names: Cell::new(0),
+    }
+}
+
+/// The word of a slot that is new, or has had clients before, or is about to go on with its next generation.
+fn first_word(random: &mut Random) -> u64 {
+    let before = random.below(MOST_GENERATIONS) << TIMESTAMP_BITS;
+    match random.below(10) {
+        0..=3 => 0,
+        4..=5 => before,
+        _ => before + (1 << TIMESTAMP_BITS) - 1 - random.below(MOST_TO_THE_EDGE),
     }
 }
 

@@ -21,7 +21,11 @@ pub enum ReadError {
     /// Begin again: somebody else has written the record since the transaction's snapshot.
     #[error("a record was written by another transaction since this one began")]
     Conflict,
-    /// Begin again: the version that the snapshot has is not kept any more.
+    /// Begin again in a moment: nothing may be written over the oldest version in the record's ring yet, since a snapshot may need it.
+    #[error("the record's ring is full of versions that somebody may need")]
+    RingFull,
+    /// Begin again: the version that the snapshot has is not kept any more. That does not happen to a worker that
+    /// [announces](crate::Worker::announcing) itself, unless it is taken for dead.
     #[error("the snapshot is too old: a version that it has is not kept any more")]
     SnapshotTooOld,
     /// The table has no such record.
@@ -69,4 +73,18 @@ pub enum CommitError {
     /// Nobody knows yet: whoever looks after this worker's slot finds out.
     #[error("nobody knows yet whether commit {0} took effect")]
     Unknown(Version),
+}
+
+/// Why a slot cannot be given up.
+#[derive(Debug, thiserror::Error)]
+pub enum LeaveError {
+    /// Try again when it has ended.
+    #[error("commits of this slot are under way")]
+    UnderWay,
+    /// Have the slot looked after: nobody knows what became of a commit.
+    #[error("a commit of this slot is in doubt")]
+    Stuck,
+    /// Have the slot looked after: far memory does not answer.
+    #[error(transparent)]
+    Memory(MemoryError),
 }

@@ -65,9 +65,9 @@ impl<I: IndexRules> KeyedTable<I> {
     ///
     /// # Errors
     /// [`KeyError::Duplicate`]; [`IndexError::Full`]; [`ReadError::Conflict`] if somebody was first whom the transaction does not see.
-    pub async fn insert<'a, R: Rules>(
-        &'a self,
-        transaction: &mut Transaction<'a, R>,
+    pub async fn insert<R: Rules>(
+        &self,
+        transaction: &mut Transaction<'_, R>,
         key: &[u8],
         data: &[u8],
     ) -> Result<Row, KeyError> {
@@ -84,9 +84,9 @@ impl<I: IndexRules> KeyedTable<I> {
     ///
     /// # Errors
     /// [`KeyError::NoSuchKey`]; [`ReadError::Conflict`] if somebody was first.
-    pub async fn update<'a, R: Rules>(
-        &'a self,
-        transaction: &mut Transaction<'a, R>,
+    pub async fn update<R: Rules>(
+        &self,
+        transaction: &mut Transaction<'_, R>,
         key: &[u8],
         data: &[u8],
     ) -> Result<Row, KeyError> {
@@ -97,17 +97,17 @@ impl<I: IndexRules> KeyedTable<I> {
     ///
     /// # Errors
     /// As [`update`](Self::update).
-    pub async fn delete<'a, R: Rules>(
-        &'a self,
-        transaction: &mut Transaction<'a, R>,
+    pub async fn delete<R: Rules>(
+        &self,
+        transaction: &mut Transaction<'_, R>,
         key: &[u8],
     ) -> Result<Row, KeyError> {
         self.replace(transaction, key, None).await
     }
 
-    async fn replace<'a, R: Rules>(
-        &'a self,
-        transaction: &mut Transaction<'a, R>,
+    async fn replace<R: Rules>(
+        &self,
+        transaction: &mut Transaction<'_, R>,
         key: &[u8],
         data: Option<&[u8]>,
     ) -> Result<Row, KeyError> {

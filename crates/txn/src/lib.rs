@@ -3,22 +3,29 @@
 //! - A [`Worker`] runs transactions of [`Session`]s on [`Table`]s; [`Transaction`] reads, writes and commits.
 //! - A [`Cut`] is a read timestamp: how many commits of each slot a transaction sees.
 //! - [`oracle`] makes cuts: each transaction begins from a published one, and published ones are totally ordered.
+//! - [`horizon`] says which old versions nobody needs any more.
 //! - [`judge`] tells whether a history of transactions is snapshot isolation.
 //! - [`log`] holds what commits are about to replace; with it, [`recovery`] undoes what a client has left that died.
+//! - [`membership`] says who works on a database, and who looks after the slot of one that has died.
 //! - A [`hash::Index`] says which record has which key; a [`KeyedTable`] is a table with one.
 //! - [`SlotCommits`] numbers the commits of one slot, and says how far they are over without a gap; a [`SharedSlot`] is that for
 //!   several threads of a compute server.
 //!
 //! `docs/src/txn.md` has the argument for each ordering. Not here: threads, sockets, clocks but the endpoint's; who leases the memory.
 
+mod checksum;
 mod cut;
 mod error;
 pub mod hash;
+pub mod horizon;
 pub mod judge;
 mod keyed;
 pub mod log;
+pub mod membership;
 mod memory;
+mod mover;
 pub mod oracle;
+mod overflow;
 mod record;
 pub mod recovery;
 mod rules;
@@ -28,14 +35,15 @@ mod transaction;
 mod worker;
 
 pub use cut::Cut;
-pub use error::{BeginError, CommitError, ReadError};
+pub use error::{BeginError, CommitError, LeaveError, ReadError};
 pub use keyed::{KeyError, KeyedTable};
 pub use memory::{Memory, MemoryError, Piece, Traffic};
 pub use oracle::{Fetched, Oracle, OracleAt};
+pub use overflow::Entry;
 pub use record::{
-    FoundVersion, MOST_OLD_VERSIONS, MOST_RECORD_BYTES, OldVersion, RecordId, RecordLayout, Ring,
+    FoundVersion, MOST_OLD_VERSIONS, MOST_RECORD_BYTES, NumberedHeader, RecordId, RecordLayout, Ring,
 };
-pub use rules::{Rules, Shipped};
+pub use rules::{Rules, Shipped, Step};
 pub use slot::{MAX_COMMITS_UNDER_WAY, SharedSlot, SlotCommits};
 pub use table::Table;
 pub use transaction::{Committing, Row, Transaction};

@@ -5,6 +5,7 @@
 //! WRITEs of who alone writes there; and for a compare-and-swap to a word that nobody else writes, nor replaces before
 //! this is over: if it is found there, the first try has succeeded.
 
+mod plan;
 mod traffic;
 mod words;
 
@@ -13,15 +14,20 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
-use farpool_fabric::{ArenaBuf, ArenaFull, Batch, Endpoint, OpError, Peer, Queue, Uncertain};
+use farpool_fabric::{ArenaBuf, ArenaFull, Endpoint, OpError, Peer, Queue, Uncertain};
 use farpool_wire::{AccessKey, Epoch, NodeId, Refusal, RegionId, RemoteAddr};
 
+use plan::Spares;
+pub(crate) use plan::{Plan, run_all};
 pub use traffic::Traffic;
 
 /// For so long an operation is done again whose memory moves: as long as the copying of a region of many GiB may take.
 const MOVE_PATIENCE: Duration = Duration::from_secs(20);
 /// Between two looks at whether it has moved.
 const MOVE_PAUSE: Duration = Duration::from_micros(50);
+
+/// Bytes that are overwritten by one WRITE.
+const CLEARED_AT_ONCE: u64 = 128 << 10;
 
 /// A part of a leased region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,9 +68,13 @@ pub struct Memory {
     grants: BTreeMap<RegionId, (Epoch, AccessKey)>,
     /// Plans with WRITEs that were posted and are not over.
     writing: Cell<u32>,
+    /// One of these was dropped before it was over: its WRITEs may be under way for ever.
+    is_abandoned: Cell<bool>,
     /// How many wait to attach a region again.
     following: Cell<u32>,
     traffic: Cell<Traffic>,
+    /// Of plans that are over.
+    spares: Spares,
 }
 
 impl Memory {
@@ -75,8 +85,10 @@ impl Memory {
             queues: BTreeMap::new(),
             grants: BTreeMap::new(),
             writing: Cell::new(0),
+            is_abandoned: Cell::new(false),
             following: Cell::new(0),
             traffic: Cell::default(),
+            spares: Spares::default(),
         }
     }
 
@@ -119,9 +131,18 @@ impl Memory {
         self.queues.get(&node).ok_or(MemoryError::NotConnected(node))
     }
 
+    /// Room for a transfer.
+    pub(crate) fn take(&self, bytes: usize) -> Result<ArenaBuf, ArenaFull> {
+        let arena = self.endpoint.arena();
+        arena.take(bytes).or_else(|_| {
+            self.spares.clear();
+            arena.take(bytes)
+        })
+    }
+
     /// Reads a range of a piece. Words may be of different times.
     pub(crate) async fn read(&self, piece: &Piece, range: Range<u64>) -> Result<ArenaBuf, MemoryError> {
-        let mut buffer = self.endpoint.arena().take((range.end - range.start) as usize)?;
+        let mut buffer = self.take((range.end - range.start) as usize)?;
         let queue = self.queue(piece.region.node)?;
         Traffic::of(buffer.len()).count(&self.traffic);
         let mut moving = Moving::default();
@@ -138,13 +159,29 @@ impl Memory {
 
     /// Writes to a piece, where nobody else does.
     pub(crate) async fn write(&self, piece: &Piece, at: u64, bytes: &[u8]) -> Result<(), MemoryError> {
-        let mut buffer = self.endpoint.arena().take(bytes.len())?;
+        let mut buffer = self.take(bytes.len())?;
         buffer.copy_from_slice(bytes);
         self.write_from(buffer, piece, at).await.map(drop)
     }
 
+    /// Overwrites a range of a piece with zeros, which nobody else uses.
+    ///
+    /// # Errors
+    /// When far memory does not answer.
+    pub async fn clear(&self, piece: &Piece, range: Range<u64>) -> Result<(), MemoryError> {
+        let mut at = range.start;
+        while at < range.end {
+            let bytes = CLEARED_AT_ONCE.min(range.end - at);
+            let mut zeros = self.endpoint.arena().take(bytes as usize)?;
+            zeros.fill(0);
+            self.write_from(zeros, piece, at).await?;
+            at += bytes;
+        }
+        Ok(())
+    }
+
     /// Writes a buffer to a piece, where nobody else does; it comes back.
-    async fn write_from(
+    pub(crate) async fn write_from(
         &self,
         mut buffer: ArenaBuf,
         piece: &Piece,
@@ -174,7 +211,7 @@ impl Memory {
             return false;
         };
         let _following = Following::new(self);
-        while self.endpoint.now_ns() < give_up_at {
+        while self.endpoint.now_ns() < give_up_at && !self.is_abandoned.get() {
             if self.writing.get() > 0 {
                 self.endpoint.sleep(MOVE_PAUSE).await;
                 continue;
@@ -198,8 +235,7 @@ impl Memory {
     ) -> Result<u64, MemoryError> {
         let mut plan = self.plan(piece.region.node, 0)?;
         plan.compare_and_swap(piece, at, expected, new);
-        let words = plan.run().await.words()?;
-        Ok(words.first().copied().expect("one operation, one word"))
+        plan.run().await.last_word()
     }
 
     /// Adds to a word of a piece; says what was there. If its memory moves meanwhile, it may be added twice.
@@ -219,22 +255,6 @@ impl Memory {
                 Err(error) => return Err(error.into()),
             }
         }
-    }
-
-    /// Operations on one node, with one doorbell.
-    pub(crate) fn plan(&self, node: NodeId, bytes: usize) -> Result<Plan<'_>, MemoryError> {
-        let buffer = self.endpoint.arena().take(bytes)?;
-        let queue = self.queue(node)?;
-        Ok(Plan {
-            memory: self,
-            queue,
-            batch: Batch::new(buffer),
-            used: 0,
-            asked: Traffic::default(),
-            writes: false,
-            regions: Vec::new(),
-            swaps: Vec::new(),
-        })
     }
 }
 
@@ -260,6 +280,32 @@ impl Drop for Following<'_> {
     }
 }
 
+/// Plans with WRITEs are under way. Where this is dropped before that is over, nobody attaches a region again.
+struct Posted<'a> {
+    memory: &'a Memory,
+    plans: u32,
+}
+
+impl<'a> Posted<'a> {
+    fn new(memory: &'a Memory, plans: u32) -> Self {
+        memory.writing.set(memory.writing.get() + plans);
+        Posted { memory, plans }
+    }
+
+    fn end(self) {
+        self.memory.writing.set(self.memory.writing.get() - self.plans);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Posted<'_> {
+    fn drop(&mut self) {
+        if self.plans > 0 {
+            self.memory.is_abandoned.set(true);
+        }
+    }
+}
+
 /// Whether attaching again tells what became of an operation, and makes it safe to do it again.
 fn is_moved(error: &OpError) -> bool {
     matches!(
@@ -267,137 +313,4 @@ fn is_moved(error: &OpError) -> bool {
         OpError::Refused(Refusal::NotAttached | Refusal::Busy)
             | OpError::Unknown { cause: Uncertain::EpochMoved, .. }
     )
-}
-
-/// Operations of one node that are posted together, in their order.
-pub(crate) struct Plan<'a> {
-    memory: &'a Memory,
-    queue: &'a Queue,
-    batch: Batch,
-    used: usize,
-    asked: Traffic,
-    /// It has WRITEs.
-    writes: bool,
-    /// Those that it goes to.
-    regions: Vec<RegionId>,
-    swaps: Vec<Swap>,
-}
-
-/// What became of a plan.
-pub(crate) struct Ran {
-    batch: Batch,
-    /// The compare-and-swaps, if they were tried before.
-    tried: Vec<Swap>,
-}
-
-/// A compare-and-swap of a plan.
-struct Swap {
-    /// Which of its operations.
-    place: usize,
-    expected: u64,
-    new: u64,
-}
-
-impl Plan<'_> {
-    fn place(&mut self, piece: &Piece, bytes: usize) -> Range<usize> {
-        if !self.regions.contains(&piece.region) {
-            self.regions.push(piece.region);
-        }
-        let place = self.used..self.used + bytes;
-        self.used = place.end;
-        self.asked = self.asked + Traffic::of(bytes);
-        place
-    }
-
-    /// Adds a READ; says where in the buffer its bytes will be.
-    pub(crate) fn read(&mut self, piece: &Piece, range: Range<u64>) -> Range<usize> {
-        let place = self.place(piece, (range.end - range.start) as usize);
-        self.batch.read(piece.address(range.start), piece.epoch, place.clone());
-        place
-    }
-
-    /// Adds a WRITE, to where nobody else writes.
-    pub(crate) fn write(&mut self, piece: &Piece, at: u64, bytes: &[u8]) {
-        self.writes = true;
-        let place = self.place(piece, bytes.len());
-        self.batch.buffer_mut()[place.clone()].copy_from_slice(bytes);
-        self.batch.write(piece.address(at), piece.epoch, place);
-    }
-
-    /// Adds a compare-and-swap, to a word that nobody else writes there.
-    pub(crate) fn compare_and_swap(&mut self, piece: &Piece, at: u64, expected: u64, new: u64) {
-        self.place(piece, 0);
-        self.asked.bytes += size_of::<u64>() as u64;
-        self.swaps.push(Swap { place: self.batch.len(), expected, new });
-        self.batch.compare_and_swap(piece.address(at), piece.epoch, expected, new);
-    }
-
-    /// What comes next waits for all READs and atomics before it.
-    pub(crate) fn fence(&mut self) {
-        self.batch.fence();
-    }
-
-    /// Posts all of it, and waits for all of it.
-    pub(crate) async fn run(self) -> Ran {
-        let Plan { memory, queue, mut batch, regions, swaps, asked, writes, .. } = self;
-        asked.count(&memory.traffic);
-        let (mut moving, mut is_again) = (Moving::default(), false);
-        loop {
-            if writes {
-                while memory.following.get() > 0 {
-                    memory.endpoint.sleep(MOVE_PAUSE).await;
-                }
-                // Stays so if this future is dropped meanwhile: nobody may attach again then.
-                memory.writing.set(memory.writing.get() + 1);
-            }
-            batch = queue.run(batch).await;
-            if writes {
-                memory.writing.set(memory.writing.get() - 1);
-            }
-            let mut failed = batch.results().iter().filter_map(|result| result.as_ref().err()).peekable();
-            if failed.peek().is_none() || !failed.all(is_moved) {
-                break;
-            }
-            let mut is_there = true;
-            for &region in &regions {
-                is_there &= memory.follow(region, &mut moving).await;
-            }
-            if !is_there {
-                break;
-            }
-            is_again = true;
-        }
-        Ran { batch, tried: if is_again { swaps } else { Vec::new() } }
-    }
-}
-
-impl Ran {
-    /// What was read into that place, or why not all was done.
-    pub(crate) fn bytes(&self, place: Range<usize>) -> &[u8] {
-        &self.batch.buffer()[place]
-    }
-
-    /// Whether all was done; else the first trouble, and an unknown one before all others.
-    pub(crate) fn check(&self) -> Result<(), MemoryError> {
-        let failed = || self.batch.results().iter().filter_map(|result| result.as_ref().err());
-        let unknown = failed().find(|error| matches!(error, OpError::Unknown { .. }));
-        unknown.or_else(|| failed().next()).map_or(Ok(()), |error| Err((*error).into()))
-    }
-
-    /// The word before the plan's last operation, an atomic, if all was done.
-    pub(crate) fn last_word(&self) -> Result<u64, MemoryError> {
-        Ok(self.words()?.last().copied().unwrap_or_default())
-    }
-
-    /// The words before the plan's atomics, in its order and with zeros for its transfers, if all was done.
-    pub(crate) fn words(&self) -> Result<Vec<u64>, MemoryError> {
-        self.check()?;
-        let mut words: Vec<u64> = self.batch.results().iter().flatten().copied().collect();
-        for swap in &self.tried {
-            if words[swap.place] == swap.new {
-                words[swap.place] = swap.expected; // an earlier try was it
-            }
-        }
-        Ok(words)
-    }
 }

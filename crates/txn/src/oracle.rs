@@ -15,6 +15,7 @@
 
 mod board;
 mod fetching;
+mod images;
 mod naive;
 mod publisher;
 mod publishing;
@@ -24,6 +25,7 @@ mod whole;
 pub use board::Board;
 pub(crate) use fetching::{Copied, Latest};
 pub use fetching::{Fetched, fetch};
+pub(crate) use images::{Images, words};
 pub use naive::{NaiveAt, NaiveStamped};
 pub use publisher::Publisher;
 pub use publishing::publish;

@@ -4,20 +4,24 @@
 //!     current version, or the headers of all old ones.
 //! R2. Every version's data carry a checksum over them, the record and the version: a READ that found words of several versions is
 //!     found out, and so is one that found another record's.
-//! R3. The ring's counter says how many versions were ever put there; the *n*-th has place *n* modulo its size.
-//! R4. The current version's data say themselves which version they are. The header before them is for writers: it says the same,
-//!     or, locked, whose commit is about to replace them.
+//! R3. The versions of a record are numbered, from 0 on, which is the initial one. An old version has the place in the ring that its
+//!     number modulo the ring's size says, and the ring's counter says which number comes next.
+//! R4. The current version's data say themselves which version they are, and which number it has. The header before them is for
+//!     writers: it names the same version, or, locked, the commit that is about to replace it.
 
 use std::ops::Range;
 
-use crc_fast::{CrcAlgorithm, Digest};
 use farpool_wire::RecordHeader;
 
+use crate::checksum::checksum;
 use crate::cut::Cut;
 
-const WORD_BYTES: usize = 8;
-/// Header, version and checksum before the data of the current version.
-const CURRENT_WORDS: usize = 3;
+pub(crate) const WORD_BYTES: usize = 8;
+/// Header, version, number and checksum before the data of the current version.
+const CURRENT_WORDS: usize = 4;
+/// Before the data of an entry in the overflow region: the record's number, the version's number, its header, the entry of the version
+/// before, checksum.
+const ENTRY_WORDS: usize = 5;
 /// Most old versions of a record that its ring holds: what one READ for their headers should fetch.
 pub const MOST_OLD_VERSIONS: usize = 64;
 /// Longest data of a record: the old version, the new one and what is around them fit one transfer many times over.
@@ -34,6 +38,8 @@ pub struct RecordLayout {
     records: u64,
     data_bytes: usize,
     old_versions: usize,
+    /// Entries of the overflow region.
+    overflow: u64,
 }
 
 impl RecordLayout {
@@ -42,9 +48,17 @@ impl RecordLayout {
     pub fn new(records: u64, data_bytes: usize, old_versions: usize) -> Option<RecordLayout> {
         let fits = data_bytes.is_multiple_of(WORD_BYTES) && data_bytes <= MOST_RECORD_BYTES;
         let rings = (1..=MOST_OLD_VERSIONS).contains(&old_versions);
-        let layout = RecordLayout { records, data_bytes, old_versions };
+        let layout = RecordLayout { records, data_bytes, old_versions, overflow: 0 };
         (fits && rings && records > 0 && records.checked_mul(layout.bytes_each())?.checked_add(1).is_some())
             .then_some(layout)
+    }
+
+    /// The same, with an overflow region for so many versions, of whichever records. `None`: too many.
+    pub fn with_overflow(self, entries: u64) -> Option<RecordLayout> {
+        let heads = self.records.checked_mul(WORD_BYTES as u64)?;
+        let bytes = entries.checked_mul(self.entry_bytes() as u64)?.checked_add(heads)?;
+        self.bytes().checked_add(bytes)?;
+        Some(RecordLayout { overflow: entries, ..self })
     }
 
     /// Bytes of a record's data.
@@ -59,18 +73,26 @@ impl RecordLayout {
 
     /// Bytes that all records take with all that belongs to them.
     pub fn bytes(&self) -> u64 {
-        self.records * self.bytes_each()
+        let heads = if self.overflow > 0 { self.records * WORD_BYTES as u64 } else { 0 };
+        self.records * self.bytes_each() + heads + self.overflow * self.entry_bytes() as u64
+    }
+
+    /// Old versions that its overflow region has room for.
+    pub fn overflow(&self) -> u64 {
+        self.overflow
     }
 
     fn bytes_each(&self) -> u64 {
         (self.current_bytes() + self.ring_bytes() + self.old_versions * self.old_bytes()) as u64
     }
 
-    fn current_bytes(&self) -> usize {
+    /// Bytes of a current version with what is before it.
+    pub(crate) fn current_bytes(&self) -> usize {
         CURRENT_WORDS * WORD_BYTES + self.data_bytes
     }
 
-    fn ring_bytes(&self) -> usize {
+    /// Bytes of a ring's counter and headers.
+    pub(crate) fn ring_bytes(&self) -> usize {
         (1 + self.old_versions) * WORD_BYTES
     }
 
@@ -78,7 +100,11 @@ impl RecordLayout {
         WORD_BYTES + self.data_bytes
     }
 
-    /// The `index`-th record's current version: header, version, checksum, data. Its first word is what is locked.
+    pub(crate) fn entry_bytes(&self) -> usize {
+        ENTRY_WORDS * WORD_BYTES + self.data_bytes
+    }
+
+    /// The `index`-th record's current version: header, version, number, checksum, data. Its first word is what is locked.
     pub fn current(&self, index: u64) -> Range<u64> {
         debug_assert!(index < self.records);
         sized(index * self.current_bytes() as u64, self.current_bytes())
@@ -102,6 +128,17 @@ impl RecordLayout {
         sized(start + place * self.old_bytes() as u64, self.old_bytes())
     }
 
+    /// Where it is said in which entry of the overflow region the last of its versions lies that was moved there, if the table has one.
+    pub fn chain(&self, index: u64) -> Range<u64> {
+        sized(self.records * self.bytes_each() + index * WORD_BYTES as u64, WORD_BYTES)
+    }
+
+    /// An entry of the overflow region; `None`: it has not so many.
+    pub fn entry(&self, entry: u64) -> Option<Range<u64>> {
+        let start = self.chain(self.records).start + entry.checked_mul(self.entry_bytes() as u64)?;
+        (entry < self.overflow).then(|| sized(start, self.entry_bytes()))
+    }
+
     fn place(&self, number: u64) -> u64 {
         number % self.old_versions as u64
     }
@@ -119,8 +156,10 @@ impl RecordLayout {
     /// What lies behind the header in the current version's place.
     pub fn decode_body<'a>(&self, record: RecordId, body: &'a [u8]) -> Option<FoundVersion<'a>> {
         let (version, rest) = body.split_first_chunk::<WORD_BYTES>()?;
-        let version = RecordHeader(u64::from_le_bytes(*version));
-        let found = self.found(rest, CURRENT, record, version)?;
+        let (number, rest) = rest.split_first_chunk::<WORD_BYTES>()?;
+        let header = RecordHeader(u64::from_le_bytes(*version));
+        let named = NumberedHeader { number: u64::from_le_bytes(*number), header };
+        let found = self.found(rest, record, named)?;
         // Nobody has written there yet.
         let is_untouched = body.iter().all(|&byte| byte == 0);
         Some(FoundVersion { is_right: found.is_right || is_untouched, ..found })
@@ -130,38 +169,51 @@ impl RecordLayout {
     pub fn decode_old<'a>(
         &self,
         record: RecordId,
-        old: OldVersion,
+        old: NumberedHeader,
         bytes: &'a [u8],
     ) -> Option<FoundVersion<'a>> {
-        self.found(bytes, old.number, record, old.header)
+        self.found(bytes, record, old)
     }
 
     fn found<'a>(
         &self,
         bytes: &'a [u8],
-        number: u64,
         record: RecordId,
-        header: RecordHeader,
+        named: NumberedHeader,
     ) -> Option<FoundVersion<'a>> {
         let (sum, data) = bytes.split_first_chunk::<WORD_BYTES>()?;
-        let is_right =
-            data.len() == self.data_bytes && u64::from_le_bytes(*sum) == seal(record, header, number, data);
-        (data.len() == self.data_bytes).then_some(FoundVersion { header: header.lasting(), data, is_right })
+        // Nothing comes behind the last number.
+        let is_right = named.number < u64::MAX && u64::from_le_bytes(*sum) == seal(record, named, data);
+        let (header, number) = (named.header.lasting(), named.number);
+        (data.len() == self.data_bytes).then_some(FoundVersion { header, number, data, is_right })
     }
 
-    /// Version, checksum and data, as they lie behind the header in the current version's place.
-    pub fn encode_body(&self, record: RecordId, header: RecordHeader, data: &[u8]) -> Vec<u8> {
-        [&header.lasting().0.to_le_bytes()[..], &self.sealed(CURRENT, record, header, data)].concat()
+    /// Version, number, checksum and data, as they lie behind the header in the current version's place.
+    pub fn encode_body(&self, record: RecordId, named: NumberedHeader, data: &[u8]) -> Vec<u8> {
+        let words = [named.header.lasting().0.to_le_bytes(), named.number.to_le_bytes()];
+        [words.as_flattened(), &self.encode_old(record, named, data)].concat()
+    }
+
+    /// Completes the current version of a record whose data lie in `bytes` already, behind room for what comes before them.
+    pub(crate) fn seal_current(&self, record: RecordId, header: RecordHeader, bytes: &mut [u8]) {
+        let (before, data) = bytes.split_at_mut(CURRENT_WORDS * WORD_BYTES);
+        // Nothing was kept of what was there before.
+        let named = NumberedHeader { number: 0, header };
+        let words = [header.0, header.lasting().0, named.number, seal(record, named, data)];
+        for (place, word) in before.chunks_exact_mut(WORD_BYTES).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+
+    /// Where the data lie in the bytes of a current version.
+    pub(crate) fn data_of_current(&self) -> Range<usize> {
+        CURRENT_WORDS * WORD_BYTES..self.current_bytes()
     }
 
     /// Checksum and data, as they lie in an old version's place.
-    pub fn encode_old(&self, record: RecordId, old: OldVersion, data: &[u8]) -> Vec<u8> {
-        self.sealed(old.number, record, old.header, data)
-    }
-
-    fn sealed(&self, number: u64, record: RecordId, header: RecordHeader, data: &[u8]) -> Vec<u8> {
+    pub fn encode_old(&self, record: RecordId, old: NumberedHeader, data: &[u8]) -> Vec<u8> {
         debug_assert_eq!(data.len(), self.data_bytes);
-        [&seal(record, header, number, data).to_le_bytes(), data].concat()
+        [&seal(record, old, data).to_le_bytes(), data].concat()
     }
 
     /// What a ring says that was read from [`ring`](Self::ring).
@@ -169,8 +221,7 @@ impl RecordLayout {
         let (words, []) = bytes.as_chunks::<WORD_BYTES>() else { return None };
         let (counter, headers) = words.split_first()?;
         let headers: Vec<_> = headers.iter().map(|word| RecordHeader(u64::from_le_bytes(*word))).collect();
-        // The last number stands for the current version.
-        let counter = Some(u64::from_le_bytes(*counter)).filter(|&counter| counter < CURRENT)?;
+        let counter = Some(u64::from_le_bytes(*counter)).filter(|&counter| counter < u64::MAX)?;
         (headers.len() == self.old_versions).then_some(Ring { counter, headers })
     }
 }
@@ -179,17 +230,9 @@ fn sized(start: u64, bytes: usize) -> Range<u64> {
     start..start + bytes as u64
 }
 
-/// In checksums, instead of the number of an old version.
-const CURRENT: u64 = u64::MAX;
-
-/// Binds data to the record, to the version, and to where they lie; not to whether the version is locked or moved.
-fn seal(record: RecordId, header: RecordHeader, number: u64, data: &[u8]) -> u64 {
-    let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
-    for word in [record.0, header.lasting().0, number] {
-        digest.update(&word.to_le_bytes());
-    }
-    digest.update(data);
-    digest.finalize()
+/// Binds data to the record, and to the version and its number; not to whether that is locked or moved.
+fn seal(record: RecordId, named: NumberedHeader, data: &[u8]) -> u64 {
+    checksum(&[record.0, named.header.lasting().0, named.number], data)
 }
 
 /// Data as they were found, and of which version they say to be.
@@ -197,16 +240,18 @@ fn seal(record: RecordId, header: RecordHeader, number: u64, data: &[u8]) -> u64
 pub struct FoundVersion<'a> {
     /// Which version, and whether the record ends with it.
     pub header: RecordHeader,
+    /// The how-manieth of its record.
+    pub number: u64,
     /// The data.
     pub data: &'a [u8],
-    /// Whether the checksum says that they are that version's, of that record, in that place.
+    /// Whether the checksum says that they are that version's, of that record.
     pub is_right: bool,
 }
 
-/// One version in a ring.
+/// Which version of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OldVersion {
-    /// The how-manieth that was put there.
+pub struct NumberedHeader {
+    /// The how-manieth, from 0 on.
     pub number: u64,
     /// Its header.
     pub header: RecordHeader,
@@ -225,19 +270,45 @@ impl Ring {
         self.counter
     }
 
+    /// Whether a version may be put into its place: nothing lies there yet; or this very version does, since a commit was undone that
+    /// had kept it before; or an older one that was moved, or of which all snapshots see the successor. The ring was read when `kept` was
+    /// the current version.
+    pub fn has_room_for(&self, kept: NumberedHeader, horizon: &Cut) -> bool {
+        let places = self.headers.len() as u64;
+        let at = |number: u64| self.headers[(number % places) as usize];
+        let successor = if places == 1 { kept.header } else { at(kept.number + 1) };
+        let there = at(kept.number);
+        let is_free = there.is_moved() || there.version() == kept.header.version();
+        kept.number < places || is_free || horizon.sees(successor.version())
+    }
+
+    /// What lies in the places that are written next, half of the ring: the oldest first, each with the header of the version
+    /// after it, unless that is the current one.
+    pub(crate) fn oldest(&self) -> impl Iterator<Item = (NumberedHeader, Option<RecordHeader>)> + '_ {
+        let places = self.headers.len() as u64;
+        let next = self.counter..self.counter.saturating_add(places.div_ceil(2));
+        next.filter_map(move |next| next.checked_sub(places)).filter(|&number| number < self.counter).map(
+            move |number| {
+                let at = |number: u64| self.headers[(number % places) as usize];
+                let successor = (number + 1 < self.counter).then(|| at(number + 1));
+                (NumberedHeader { number, header: at(number) }, successor)
+            },
+        )
+    }
+
     /// What lies in the ring, the newest first.
-    fn versions(&self) -> impl Iterator<Item = OldVersion> + '_ {
+    fn versions(&self) -> impl Iterator<Item = NumberedHeader> + '_ {
         let places = self.headers.len() as u64;
         let kept = self.counter.min(places);
         (1..=kept).map(move |back| {
             let number = self.counter - back;
-            OldVersion { number, header: self.headers[(number % places) as usize] }
+            NumberedHeader { number, header: self.headers[(number % places) as usize] }
         })
     }
 
     /// The last version that a cut sees, of those in the ring. The caller knows of a later one that the cut does not see; so a
     /// header that is just being replaced by that of a later version is not seen either.
-    pub fn last_seen(&self, cut: &Cut) -> Option<OldVersion> {
+    pub fn last_seen(&self, cut: &Cut) -> Option<NumberedHeader> {
         self.versions().find(|old| cut.sees(old.header.version()))
     }
 }
@@ -255,43 +326,52 @@ mod tests {
     #[test]
     fn layout_of_records_is_fixed() {
         let layout = RecordLayout::new(10, 16, 3).unwrap();
-        assert_eq!((layout.current(0), layout.current(9)), (0..40, 360..400));
-        assert_eq!((layout.ring(0), layout.ring(9), layout.old_header(1, 4)), (400..432, 688..720, 448..456));
-        assert_eq!((layout.old(0, 0), layout.old(1, 5), layout.old(9, 2)), (720..744, 840..864, 1416..1440));
-        assert_eq!(layout.bytes(), 1440);
-        let body = layout.encode_body(RecordId(5), header(1, 2), &[7; 16]);
-        assert_eq!(body[..16], [16, 0, 0, 0, 0, 0, 16, 0, 84, 71, 25, 207, 229, 28, 184, 191]);
+        assert_eq!((layout.current(0), layout.current(9)), (0..48, 432..480));
+        assert_eq!((layout.ring(0), layout.ring(9), layout.old_header(1, 4)), (480..512, 768..800, 528..536));
+        assert_eq!((layout.old(0, 0), layout.old(1, 5), layout.old(9, 2)), (800..824, 920..944, 1496..1520));
+        assert_eq!(layout.bytes(), 1520);
+        let named = NumberedHeader { number: 9, header: header(1, 2).locked() };
+        let body = layout.encode_body(RecordId(5), named, &[7; 16]);
+        assert_eq!(body[..16], [16, 0, 0, 0, 0, 0, 16, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(body[16..24], [148, 103, 52, 194, 196, 195, 241, 53]);
+        assert_eq!(body[16..], layout.encode_old(RecordId(5), named, &[7; 16]));
+        let more = layout.with_overflow(2).unwrap();
+        assert_eq!((more.chain(0), more.chain(9)), (1520..1528, 1592..1600));
+        assert_eq!((more.entry(0), more.entry(1), more.entry(2)), (Some(1600..1656), Some(1656..1712), None));
+        assert_eq!((more.bytes(), more.old(9, 2)), (1712, layout.old(9, 2)));
+        assert!(layout.with_overflow(u64::MAX / 50).is_none());
         assert!(RecordLayout::new(1, 12, 3).is_none() && RecordLayout::new(1, 16, 0).is_none());
         assert!(RecordLayout::new(u64::MAX / 100, 16, 3).is_none() && RecordLayout::new(0, 16, 3).is_none());
     }
 
     #[test]
-    fn data_of_another_record_version_or_place_are_not_taken() {
+    fn data_of_another_record_version_or_number_are_not_taken() {
         let layout = RecordLayout::new(1, 8, 2).unwrap();
-        let (record, mine) = (RecordId(3), header(1, 9));
-        let found = |is_right| FoundVersion { header: mine, data: &[1; 8], is_right };
+        let (record, mine) = (RecordId(3), NumberedHeader { number: 4, header: header(1, 9) });
+        let found = |is_right| FoundVersion { header: mine.header, number: 4, data: &[1; 8], is_right };
         let body = layout.encode_body(record, mine, &[1; 8]);
         let bytes = [header(2, 1).locked().0.to_le_bytes().to_vec(), body.clone()].concat();
         assert_eq!(layout.decode_current(record, &bytes), Some((header(2, 1).locked(), found(true))));
         assert_eq!(layout.decode_body(RecordId(4), &body), Some(found(false)));
         let renamed = [&header(1, 10).0.to_le_bytes()[..], &body[8..]].concat();
         assert!(!layout.decode_body(record, &renamed).unwrap().is_right);
-        let old = OldVersion { number: 4, header: mine };
-        assert_eq!(layout.decode_old(record, old, &body[8..]), Some(found(false)), "it is the current one's");
-        let kept = layout.encode_old(record, old, &[1; 8]);
-        assert_eq!(layout.decode_old(record, old, &kept), Some(found(true)));
-        assert_eq!(layout.decode_old(record, OldVersion { number: 6, ..old }, &kept), Some(found(false)));
+        let renumbered = [&body[..8], &5_u64.to_le_bytes(), &body[16..]].concat();
+        assert!(!layout.decode_body(record, &renumbered).unwrap().is_right);
+        let kept = layout.encode_old(record, mine, &[1; 8]);
+        assert_eq!(layout.decode_old(record, mine, &kept), Some(found(true)));
+        let other = NumberedHeader { number: 6, ..mine };
+        assert_eq!(layout.decode_old(record, other, &kept), Some(FoundVersion { number: 6, ..found(false) }));
         assert_eq!(layout.decode_current(record, &bytes[..7]), None);
-        assert_eq!(layout.decode_body(record, &body[..20]), None);
+        assert_eq!(layout.decode_body(record, &body[..28]), None);
     }
 
     #[test]
     fn memory_that_was_never_written_holds_the_initial_version() {
         let layout = RecordLayout::new(1, 8, 2).unwrap();
-        let nothing =
-            FoundVersion { header: RecordHeader::of(Version::INITIAL), data: &[0; 8], is_right: true };
-        assert_eq!(layout.decode_body(RecordId(3), &[0; 24]), Some(nothing));
-        let scribbled = [&[0; 23][..], &[1]].concat();
+        let header = RecordHeader::of(Version::INITIAL);
+        let nothing = FoundVersion { header, number: 0, data: &[0; 8], is_right: true };
+        assert_eq!(layout.decode_body(RecordId(3), &[0; 32]), Some(nothing));
+        let scribbled = [&[0; 31][..], &[1]].concat();
         assert!(!layout.decode_body(RecordId(3), &scribbled).unwrap().is_right);
     }
 
@@ -300,17 +380,53 @@ mod tests {
         // Numbers 0 to 4 of versions 0.0, 0.1, 1.1, 0.2, 1.2; the ring has three places.
         let ring = Ring { counter: 5, headers: vec![header(0, 2), header(1, 2), header(1, 1)] };
         let seen = |counts: [u64; 2]| ring.last_seen(&Cut::new(1, counts.into()));
-        assert_eq!(seen([2, 2]), Some(OldVersion { number: 4, header: header(1, 2) }));
-        assert_eq!(seen([2, 1]), Some(OldVersion { number: 3, header: header(0, 2) }));
-        assert_eq!(seen([1, 1]), Some(OldVersion { number: 2, header: header(1, 1) }));
+        assert_eq!(seen([2, 2]), Some(NumberedHeader { number: 4, header: header(1, 2) }));
+        assert_eq!(seen([2, 1]), Some(NumberedHeader { number: 3, header: header(0, 2) }));
+        assert_eq!(seen([1, 1]), Some(NumberedHeader { number: 2, header: header(1, 1) }));
         assert_eq!(seen([1, 0]), None, "it is not in the ring any more");
         assert_eq!(ring.next_number(), 5);
     }
 
     #[test]
+    fn a_place_is_written_again_once_the_horizon_sees_what_came_after_the_version_there() {
+        // Numbers 2 to 4; the next, number 5, would lie where 2 does.
+        let ring = Ring { counter: 5, headers: vec![header(0, 2), header(1, 2), header(1, 1)] };
+        let current = NumberedHeader { number: 5, header: header(1, 3) };
+        let room = |counts: [u64; 2]| ring.has_room_for(current, &Cut::new(1, counts.into()));
+        assert!(!room([1, 1]), "it sees what lies there");
+        assert!(room([2, 1]), "it sees what came next");
+        let undone = NumberedHeader { number: 4, header: header(1, 2) };
+        assert!(ring.has_room_for(undone, &Cut::first(2)), "that very version lies there");
+        assert!(ring.has_room_for(NumberedHeader { number: 2, ..current }, &Cut::first(2)), "nothing does");
+        let moved = Ring { headers: vec![header(0, 2), header(1, 2), header(1, 1).moved()], ..ring };
+        assert!(moved.has_room_for(current, &Cut::first(2)), "what lies there lies elsewhere, too");
+        let single = Ring { counter: 5, headers: vec![header(1, 2)] };
+        assert!(!single.has_room_for(current, &Cut::new(1, [9, 2].into())));
+        assert!(
+            single.has_room_for(current, &Cut::new(1, [0, 3].into())),
+            "its successor is to be put there"
+        );
+    }
+
+    #[test]
+    fn the_oldest_of_a_ring_are_those_whose_places_are_written_next() {
+        let headers = vec![header(0, 2), header(1, 2), header(1, 1)];
+        let oldest = |counter, headers: &[RecordHeader]| {
+            let ring = Ring { counter, headers: headers.to_vec() };
+            ring.oldest().map(|(old, next)| (old.number, old.header, next)).collect::<Vec<_>>()
+        };
+        let third = (3, header(0, 2), Some(header(1, 2)));
+        assert_eq!(oldest(5, &headers), [(2, header(1, 1), Some(header(0, 2))), third]);
+        assert_eq!(oldest(2, &headers), [(0, header(0, 2), Some(header(1, 2)))]);
+        assert_eq!(oldest(1, &headers), []);
+        assert_eq!(oldest(1, &headers[..1]), [(0, header(0, 2), None)]);
+        assert_eq!(oldest(0, &headers[..1]), []);
+    }
+
+    #[test]
     fn places_of_a_ring_that_were_never_used_hold_no_version() {
         let ring = Ring { counter: 1, headers: vec![header(0, 0); 4] };
-        assert_eq!(ring.last_seen(&Cut::first(1)), Some(OldVersion { number: 0, header: header(0, 0) }));
+        assert_eq!(ring.last_seen(&Cut::first(1)), Some(NumberedHeader { number: 0, header: header(0, 0) }));
         assert_eq!(Ring { counter: 0, ..ring }.last_seen(&Cut::first(1)), None);
     }
 }

@@ -3,9 +3,25 @@
 //! They are a type parameter of [`Worker`](crate::Worker), so that a simulation can put a wrong rule in the place of a right one and
 //! see that the judge notices. Production is compiled with [`Shipped`] alone.
 
-use farpool_wire::{RecordHeader, Version};
+use farpool_wire::{RecordHeader, Version, next_generation};
 
 use crate::cut::Cut;
+use crate::slot::MAX_COMMITS_UNDER_WAY;
+
+/// Where a commit has come to, for tests that end a process there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Nothing of it was written yet.
+    Prepared,
+    /// Its intents are in its log.
+    Logged,
+    /// Its records are locked.
+    Locked,
+    /// They are installed.
+    Installed,
+    /// It is shown.
+    Shown,
+}
 
 /// What decides what a transaction sees and whether it may commit.
 pub trait Rules: 'static {
@@ -22,6 +38,37 @@ pub trait Rules: 'static {
     /// Whether a cut of several parts is one only if a second look at all of them finds them unchanged.
     fn looks_twice() -> bool {
         true
+    }
+
+    /// Whether a worker announces itself before it reads its first cut.
+    fn announces_first() -> bool {
+        true
+    }
+
+    /// The least number of a cut that a worker's transactions may have, the oldest of which, if any, has `oldest`, and whose next begin
+    /// from `latest` or later.
+    fn least_needed(oldest: Option<u64>, latest: u64) -> u64 {
+        oldest.map_or(latest, |oldest| oldest.min(latest))
+    }
+
+    /// The highest number of a cut that may be the horizon, if workers may have cuts from the number `least` on.
+    fn horizon_up_to(least: u64) -> u64 {
+        least
+    }
+
+    /// The cut behind which versions that were moved are given up: of the horizon and the last cut that is known.
+    fn gives_up_behind<'a>(horizon: &'a Cut, _last: &'a Cut) -> &'a Cut {
+        horizon
+    }
+
+    /// Whether a version is in the overflow region before its place in the ring is marked as one that may be written again.
+    fn copies_first() -> bool {
+        true
+    }
+
+    /// Whether a place of a ring is written again where that `may_be`, or where what lies there may be needed.
+    fn reuses_place(may_be: bool) -> bool {
+        may_be
     }
 
     /// Whether a transaction has locked a record that it has seen with one header and the compare-and-swap has found with another.
@@ -45,10 +92,43 @@ pub trait Rules: 'static {
         true
     }
 
+    /// To how many of the two copies of its log a commit writes its intents.
+    fn copies_logged() -> usize {
+        2
+    }
+
+    /// The version as which a commit is known that has this number.
+    fn numbered(version: Version) -> Version {
+        version
+    }
+
     /// Whether a commit is shown only once all of it is installed.
     fn installs_first() -> bool {
         true
     }
+
+    /// Whether the log's room for a commit is given back when it is over, rather than when it is shown.
+    fn frees_log_when_over() -> bool {
+        false
+    }
+
+    /// Whether who looks after a slot writes the head of a commit beside his verdict on it.
+    fn verdicts_have_heads() -> bool {
+        true
+    }
+
+    /// Whether who undoes a commit puts a record's data back before its header.
+    fn data_first() -> bool {
+        true
+    }
+
+    /// Behind which count a slot's next client begins, if its word was that when the last one died; `None`: there are none left.
+    fn behind_what_is_in_doubt(word: u64) -> Option<u64> {
+        next_generation(word.saturating_add(MAX_COMMITS_UNDER_WAY as u64))
+    }
+
+    /// A commit has come to a step.
+    fn passes(_: Step) {}
 
     /// The next cut, from the last one and the slots' words.
     fn next_counts(last: &[u64], words: &[u64]) -> Vec<u64> {

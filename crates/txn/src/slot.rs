@@ -76,6 +76,11 @@ impl SlotCommits {
         self.go_on();
     }
 
+    /// Whether all that was begun is over.
+    pub fn is_quiet(&self) -> bool {
+        self.later.is_empty()
+    }
+
     /// How far the slot has come.
     pub fn over(&self) -> u64 {
         self.over

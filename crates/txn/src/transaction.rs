@@ -8,7 +8,9 @@
 //! X4. Its commit is shown, by the slot's word, after all of it is installed. Until then nobody sees any of it: no cut has it.
 
 mod commit;
+mod many;
 mod reading;
+mod scanning;
 
 use std::collections::BTreeMap;
 
@@ -16,6 +18,7 @@ use farpool_wire::{RecordHeader, Version};
 
 use crate::cut::Cut;
 use crate::error::ReadError;
+use crate::horizon::Open;
 use crate::memory::Memory;
 use crate::record::RecordId;
 use crate::rules::Rules;
@@ -29,12 +32,16 @@ pub struct Transaction<'a, R> {
     worker: &'a Worker<R>,
     session: &'a mut Session,
     cut: Cut,
-    writes: BTreeMap<RecordId, Write<'a>>,
+    writes: BTreeMap<RecordId, Write>,
+    /// Records that were read to be written, and are not among those.
+    taken: BTreeMap<RecordId, ToWrite>,
+    /// What its snapshot needs is kept for so long.
+    _open: Option<Open<'a>>,
 }
 
 /// A record that will be written.
-struct Write<'a> {
-    place: Place<'a>,
+struct Write {
+    place: Place,
     before: ToWrite,
     /// `None`: there is no such record from then on.
     new: Option<Vec<u8>>,
@@ -49,9 +56,21 @@ pub struct Row {
     pub data: Option<Vec<u8>>,
 }
 
+impl Row {
+    /// There is none, and never was.
+    fn absent() -> Row {
+        Row { version: Version::INITIAL, data: None }
+    }
+}
+
 impl<'a, R: Rules> Transaction<'a, R> {
-    pub(crate) fn new(worker: &'a Worker<R>, session: &'a mut Session, cut: Cut) -> Self {
-        Transaction { worker, session, cut, writes: BTreeMap::new() }
+    pub(crate) fn new(
+        worker: &'a Worker<R>,
+        session: &'a mut Session,
+        cut: Cut,
+        open: Option<Open<'a>>,
+    ) -> Self {
+        Transaction { worker, session, cut, writes: BTreeMap::new(), taken: BTreeMap::new(), _open: open }
     }
 
     /// Its snapshot.
@@ -70,22 +89,25 @@ impl<'a, R: Rules> Transaction<'a, R> {
     /// When the snapshot's version is not kept any more, or not to be had.
     pub async fn read(&self, table: &Table, number: u64) -> Result<Row, ReadError> {
         let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
-        match self.writes.get(&place.record) {
-            Some(write) => Ok(Row { version: write.before.old.header.version(), data: write.new.clone() }),
+        match self.own(place.record) {
+            Some(row) => Ok(row),
             None => reading::read::<R>(&self.worker.memory, &self.cut, &place).await,
         }
+    }
+
+    /// A record as the transaction has written it, or read it to be written.
+    fn own(&self, record: RecordId) -> Option<Row> {
+        let written = self.writes.get(&record);
+        let written =
+            written.map(|write| Row { version: write.before.old.header.version(), data: write.new.clone() });
+        written.or_else(|| self.taken.get(&record).map(ToWrite::row))
     }
 
     /// Will put `data` in a record's place, `None` to delete it. Returns the record as it was for this transaction.
     ///
     /// # Errors
-    /// [`ReadError::Conflict`] if somebody was first.
-    pub async fn write(
-        &mut self,
-        table: &'a Table,
-        number: u64,
-        data: Option<&[u8]>,
-    ) -> Result<Row, ReadError> {
+    /// [`ReadError::Conflict`] if somebody was first; [`ReadError::RingFull`] if there is no room for the version before yet.
+    pub async fn write(&mut self, table: &Table, number: u64, data: Option<&[u8]>) -> Result<Row, ReadError> {
         let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
         let wanted = table.layout().data_bytes();
         if let Some(data) = data.filter(|data| data.len() != wanted) {
@@ -96,9 +118,11 @@ impl<'a, R: Rules> Transaction<'a, R> {
             let before = std::mem::replace(&mut write.new, new);
             return Ok(Row { version: write.before.old.header.version(), data: before });
         }
-        let before = reading::read_to_write::<R>(&self.worker.memory, &self.cut, &place).await?;
-        let header = before.old.header;
-        let row = Row { version: header.version(), data: (!is_absent(header)).then(|| before.data.clone()) };
+        let before = match self.taken.remove(&place.record) {
+            Some(before) => before,
+            None => reading::read_to_write(self.worker, &self.cut, &place).await?,
+        };
+        let row = before.row();
         self.writes.insert(place.record, Write { place, before, new });
         Ok(row)
     }

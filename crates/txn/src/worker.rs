@@ -1,5 +1,8 @@
 //! A thread that runs transactions: its slot of the timestamp vector, and how it begins.
 
+mod announcing;
+mod loading;
+mod looking;
 mod stamping;
 
 use std::cell::RefCell;
@@ -13,21 +16,22 @@ use farpool_wire::{Slot, Version};
 use futures_util::future::{Either, select};
 
 use crate::cut::Cut;
-use crate::error::{BeginError, CommitError};
+use crate::error::{BeginError, CommitError, LeaveError};
+use crate::horizon::{Announcer, Open};
 use crate::log::LogAt;
 use crate::memory::{Memory, MemoryError, Piece};
 use crate::oracle::{Copied, Fetched, Latest, Oracle, read_published};
 use crate::rules::{Rules, Shipped};
 use crate::slot::{SharedSlot, Turn, Writing};
 use crate::transaction::Transaction;
+use looking::Looks;
 pub use stamping::{StampError, Stamped};
 
-/// How long a transaction waits for a cut that it can begin from; they are published within far less.
-const BEGIN_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a transaction waits for a cut that it can begin from; they are published within far less, unless who does so has died: then
+/// it takes until another has found out.
+const BEGIN_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a commit that is installed waits for earlier ones of its slot: longer than memory takes to move.
 const SHOW_PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks at what was published.
-const BEGIN_PAUSE: Duration = Duration::from_micros(5);
 
 /// Runs transactions, several at a time, in one slot of the timestamp vector.
 pub struct Worker<R = Shipped> {
@@ -35,6 +39,9 @@ pub struct Worker<R = Shipped> {
     oracle: Oracle,
     pub(crate) log: LogAt,
     fetched: Option<(Arc<Fetched>, Copied)>,
+    /// If it has announced itself.
+    pub(crate) announcer: Option<Announcer>,
+    looks: Looks,
     slot: Arc<SharedSlot>,
     /// Where the slot's word lies.
     word: (Piece, u64),
@@ -42,6 +49,9 @@ pub struct Worker<R = Shipped> {
     buffer: RefCell<Option<ArenaBuf>>,
     rules: PhantomData<R>,
 }
+
+/// A cut is too old to begin from.
+struct TooOld;
 
 /// What one user of a worker does, one transaction after the other.
 #[derive(Debug, Default)]
@@ -53,8 +63,8 @@ pub struct Session {
 }
 
 impl<R: Rules> Worker<R> {
-    /// A worker in a slot that it has alone, with its log, whose last commit is `last`, with nothing under way. `None`: the oracle has
-    /// no such slot.
+    /// A worker in a slot that it has alone, with its log, in which it begins behind the count `last`: what its client before has said
+    /// when it [left](Self::leave_slot), or what its [recovery](crate::recovery) has. `None`: the oracle has no such slot.
     pub fn new(memory: Memory, oracle: impl Into<Oracle>, log: LogAt, slot: Slot, last: u64) -> Option<Self> {
         Self::sharing(memory, oracle, Arc::new(SharedSlot::after(slot, log, last)))
     }
@@ -68,6 +78,8 @@ impl<R: Rules> Worker<R> {
             oracle,
             log: slot.log(),
             fetched: None,
+            announcer: None,
+            looks: Looks::default(),
             slot,
             word,
             buffer: RefCell::new(None),
@@ -94,17 +106,36 @@ impl<R: Rules> Worker<R> {
         let mut give_up_at = None;
         loop {
             // The later image may be torn just now where it was not before: a session does not go back to the earlier.
-            let published = self.published().await?.filter(|cut| cut.sequence() >= session.begun_from);
-            if let Some(cut) = published.and_then(|cut| R::begin(cut, session.own)) {
+            let published = match give_up_at {
+                None => self.published().await?,
+                Some(_) => self.published_next().await?,
+            };
+            let published = published.filter(|cut| cut.sequence() >= session.begun_from);
+            if let Some(cut) = published.and_then(|cut| R::begin(cut, session.own))
+                && let Ok(open) = self.open(cut.sequence())
+            {
                 session.begun_from = cut.sequence();
-                return Ok(Transaction::new(self, session, cut));
+                if let Some(announcer) = &self.announcer {
+                    announcer.announce_if_due::<R>(&self.memory).await?;
+                }
+                return Ok(Transaction::new(self, session, cut, open));
             }
-            let endpoint = self.memory.endpoint();
-            let now = endpoint.now_ns();
-            if now > *give_up_at.get_or_insert(now + BEGIN_PATIENCE.as_nanos() as u64) {
-                return Err(BeginError::OracleStopped);
-            }
-            endpoint.sleep(BEGIN_PAUSE).await;
+            self.has_patience(&mut give_up_at)?;
+        }
+    }
+
+    /// A snapshot that the worker's announcement does not pass; an error if it has announced already that it has none so old.
+    fn open(&self, sequence: u64) -> Result<Option<Open<'_>>, TooOld> {
+        let Some(announcer) = &self.announcer else { return Ok(None) };
+        announcer.open(sequence).map(Some).ok_or(TooOld)
+    }
+
+    /// Whether another cut is waited for; an error if that has been for too long.
+    fn has_patience(&self, give_up_at: &mut Option<u64>) -> Result<(), BeginError> {
+        let now = self.memory.endpoint().now_ns();
+        match now > *give_up_at.get_or_insert(now + BEGIN_PATIENCE.as_nanos() as u64) {
+            true => Err(BeginError::OracleStopped),
+            false => Ok(()),
         }
     }
 
@@ -121,13 +152,19 @@ impl<R: Rules> Worker<R> {
 
     /// The next commit, with room for so many bytes of intents, unless too many are under way.
     pub(crate) fn begin_commit(&self, log_bytes: u64) -> Result<UnderWay<'_, R>, CommitError> {
-        // For the slot's word, taken now: once something is locked, a commit must not fail for want of memory.
-        let mut buffer = self.buffer.borrow_mut();
-        if buffer.is_none() {
-            *buffer = Some(self.memory.word_buffer().map_err(CommitError::Nothing)?);
-        }
+        // Taken now: once something is locked, a commit must not fail for want of memory.
+        self.keep_buffer().map_err(CommitError::Nothing)?;
         let (version, log_start) = self.slot.begin(log_bytes)?;
         Ok(UnderWay { worker: self, version, log_start, is_over: false, is_touched: false })
+    }
+
+    /// Takes room for the slot's word.
+    fn keep_buffer(&self) -> Result<(), MemoryError> {
+        let mut buffer = self.buffer.borrow_mut();
+        if buffer.is_none() {
+            *buffer = Some(self.memory.word_buffer()?);
+        }
+        Ok(())
     }
 
     /// Writes the slot's word; whoever waits for that is woken.
@@ -140,9 +177,27 @@ impl<R: Rules> Worker<R> {
         Ok(())
     }
 
+    /// Gives up the slot, for all who share it: behind the count that it returns, its next client begins. Who just begins behind the
+    /// slot's word would use counts again that this one has used for commits of which nothing is left, and may find their verdicts.
+    ///
+    /// # Errors
+    /// When something is under way: try again once it has ended. Else the slot has to be looked after as if its client had died.
+    pub async fn leave_slot(&self) -> Result<u64, LeaveError> {
+        self.keep_buffer().map_err(LeaveError::Memory)?;
+        let (last, writing) = self.slot.leave()?;
+        if let Some(writing) = writing {
+            self.write(writing).await.map_err(LeaveError::Memory)?;
+        }
+        Ok(last)
+    }
+
     /// Shows a commit that is installed whole, and waits until it is shown; false: it will not be, by this slot's workers.
     async fn show(&self, version: Version) -> bool {
-        if let Some(writing) = self.slot.end(version) {
+        let writing = self.slot.end(version);
+        if R::frees_log_when_over() {
+            self.slot.forget(version);
+        }
+        if let Some(writing) = writing {
             // Where that fails, the slot is stuck.
             let _ = self.write(writing).await;
         }

@@ -10,10 +10,9 @@ use farpool_txn::{Memory, Session, Traffic, Worker};
 use farpool_wire::Version;
 
 use crate::child::check_stop;
+use crate::slices::Plan;
 use crate::tally::Tally;
 
-/// Length of a slice; long against whatever a thread waits for.
-pub const SLICE: Duration = Duration::from_millis(100);
 /// From one commit whose publication is watched to the next: fewer would miss rare delays, and more cost time.
 const WATCH_EVERY: Duration = Duration::from_micros(50);
 
@@ -85,19 +84,6 @@ impl Client for NaiveClient {
     }
 }
 
-/// When a client measures.
-#[derive(Clone, Copy, Debug)]
-pub struct Plan {
-    /// Before that, nothing counts.
-    pub warm_up: Duration,
-    /// How many slices follow.
-    pub slices: usize,
-    /// How long each is.
-    pub slice: Duration,
-    /// Transactions from one look at the clock to the next.
-    pub timed_together: usize,
-}
-
 /// What a client measured.
 pub struct Course {
     /// Transactions of each slice.
@@ -112,16 +98,26 @@ pub struct Course {
     pub traffic: Traffic,
 }
 
-/// Runs transactions as planned; an error once `stop` is raised.
-pub fn drive(client: &mut impl Client, plan: Plan, stop: &AtomicBool) -> Result<Course> {
+/// Runs transactions as planned, with so many from one look at the clock to the next; an error once `stop` is raised.
+pub fn drive(
+    client: &mut impl Client,
+    plan: Plan,
+    timed_together: usize,
+    stop: &AtomicBool,
+) -> Result<Course> {
     let before = client.memory().traffic();
     let endpoint = client.memory().endpoint().clone();
-    let mut course = block_on(&endpoint, transact(client, plan, stop))?;
+    let mut course = block_on(&endpoint, transact(client, plan, timed_together, stop))?;
     course.traffic = client.memory().traffic() - before;
     Ok(course)
 }
 
-async fn transact<K: Client>(client: &mut K, plan: Plan, stop: &AtomicBool) -> Result<Course> {
+async fn transact<K: Client>(
+    client: &mut K,
+    plan: Plan,
+    timed_together: usize,
+    stop: &AtomicBool,
+) -> Result<Course> {
     let mut course = Course {
         slices: vec![0; plan.slices],
         transactions: 0,
@@ -136,7 +132,7 @@ async fn transact<K: Client>(client: &mut K, plan: Plan, stop: &AtomicBool) -> R
     let mut watch_at = began;
     loop {
         let mut commit = None;
-        for _ in 0..plan.timed_together {
+        for _ in 0..timed_together {
             let stamp = client.stamp(watched.map(|(commit, _)| commit)).await?;
             ensure!(stamp.begun_from >= begun_from, "a later transaction began from an earlier timestamp");
             begun_from = stamp.begun_from;
@@ -148,12 +144,11 @@ async fn transact<K: Client>(client: &mut K, plan: Plan, stop: &AtomicBool) -> R
             commit = Some(stamp.commit);
         }
         let now = Instant::now();
-        course.transactions += plan.timed_together as u64;
-        if let Some(since) = now.checked_duration_since(began) {
-            let slice = (since.as_nanos() / plan.slice.as_nanos()) as usize;
+        course.transactions += timed_together as u64;
+        if let Some(slice) = plan.slice_at(began, now) {
             let Some(count) = course.slices.get_mut(slice) else { return Ok(course) };
-            *count += plan.timed_together as u64;
-            course.latencies.record(now - last, plan.timed_together);
+            *count += timed_together as u64;
+            course.latencies.record(now - last, timed_together);
             if watched.is_none() && now >= watch_at {
                 watched = commit.map(|commit| (commit, now));
                 watch_at = now + WATCH_EVERY;

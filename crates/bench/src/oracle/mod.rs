@@ -9,8 +9,6 @@ mod client;
 mod options;
 mod report;
 mod run;
-mod service;
-mod site;
 
 pub use options::{OracleKind, OracleOptions};
 pub use report::OracleReport;

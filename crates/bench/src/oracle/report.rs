@@ -6,10 +6,11 @@ use anyhow::{Context, Result, ensure};
 use farpool_txn::Traffic;
 use serde::{Deserialize, Serialize};
 
-use super::client::{Course, Plan};
+use super::client::Course;
 use super::options::{OracleKind, OracleOptions};
 use crate::machine::Machine;
-use crate::spread::{Spread, grouped};
+use crate::slices::Plan;
+use crate::spread::grouped;
 use crate::tally::Tally;
 
 /// All that was measured.
@@ -18,6 +19,8 @@ pub struct Measured {
     pub courses: Vec<Course>,
     /// When they measured.
     pub plan: Plan,
+    /// Transactions from one look at the clock to the next.
+    pub timed_together: usize,
     /// Of the oracle's own threads.
     pub service_traffic: Traffic,
 }
@@ -80,16 +83,14 @@ pub struct OracleReport {
 impl OracleReport {
     /// Puts everything together.
     pub(super) fn new(options: &OracleOptions, measured: &Measured) -> Result<Self> {
-        let Measured { courses, plan, service_traffic } = measured;
+        let Measured { courses, plan, timed_together, service_traffic } = measured;
         let (mut latencies, mut publications) = (Tally::new()?, Tally::new()?);
         for course in courses {
             latencies.join(&course.latencies)?;
             publications.join(&course.publications)?;
         }
-        let rate = |slice: usize| {
-            courses.iter().map(|course| course.slices[slice]).sum::<u64>() as f64 / plan.slice.as_secs_f64()
-        };
-        let rates = Spread::of((0..plan.slices).map(rate)).context("nothing was measured")?;
+        let rates = plan.rates(courses.iter().map(|course| course.slices.as_slice()));
+        let rates = rates.context("nothing was measured")?;
         ensure!(rates.middle > 0.0 && !publications.is_empty(), "nothing was measured: give more --seconds");
         let checked: u64 = courses.iter().map(|course| course.transactions).sum();
         let traffic = courses.iter().fold(Traffic::default(), |sum, course| sum + course.traffic);
@@ -116,7 +117,7 @@ impl OracleReport {
             partitions: options.partitions,
             seconds: options.duration.as_secs_f64(),
             slices: plan.slices,
-            timed_together: plan.timed_together,
+            timed_together: *timed_together,
             checked,
             machine: Machine::this(),
             commit: option_env!("FARPOOL_COMMIT").map(str::to_owned),
@@ -203,11 +204,11 @@ mod tests {
             traffic: Traffic { operations: 60, bytes: 480 },
         };
         let slice = Duration::from_millis(1);
-        let plan = Plan { warm_up: slice, slices: 3, slice, timed_together: 1 };
+        let plan = Plan { warm_up: slice, slices: 3, slice };
         let courses = vec![course([10, 20, 0]), course([0, 10, 20])];
         let service_traffic = Traffic { operations: 6, bytes: 600 };
         let options = OracleOptions { clients: 2, compress: true, ..small() };
-        OracleReport::new(&options, &Measured { courses, plan, service_traffic }).unwrap()
+        OracleReport::new(&options, &Measured { courses, plan, timed_together: 1, service_traffic }).unwrap()
     }
 
     #[test]

@@ -2,29 +2,33 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::Builder;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use farpool_fabric::{CardTransport, Transports, block_on};
 use farpool_txn::log::{LogAt, LogLayout};
 use farpool_txn::oracle::{NaiveAt, read_published};
-use farpool_txn::{Fetched, Memory, Oracle, Session, SharedSlot, Shipped, Traffic, Worker};
+use farpool_txn::{Fetched, Memory, Oracle, Session, SharedSlot, Shipped, Worker};
 use farpool_wire::Slot;
 
-use super::client::{Client, Course, NaiveClient, Plan, SLICE, VectorClient, drive};
+use super::client::{Client, Course, NaiveClient, VectorClient, drive};
 use super::options::{OracleKind, OracleOptions};
 use super::report::{Measured, OracleReport};
-use super::service::Service;
-use super::site::Site;
 use crate::child::check_stop;
-use crate::meeting::{Meeting, Seat};
+use crate::crew::Crew;
+use crate::local_pool::Lend;
+use crate::meeting::Seat;
+use crate::service::Service;
+use crate::site::Site;
+use crate::slices::Plan;
 
+/// What a node lends: the least that one does.
+const REGION_BYTES: u64 = 1 << 20;
+/// Room for a thread's transfers: the images of all slots that there can be, and some words.
+const ARENA_BYTES: usize = 256 << 10;
 /// Before the first slice: caches, spin budgets and publication settle.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// Fewest slices: with fewer, a median is no better than its worst neighbour.
-const SLICES_MIN: usize = 5;
 /// Transactions per look at the clock, where they are carried out by the thread itself.
 const TIMED_TOGETHER: usize = 32;
 /// How far the naive read timestamp may be behind: a list of half a megabyte.
@@ -51,7 +55,9 @@ pub fn run_oracle(
     stop: &AtomicBool,
 ) -> Result<OracleReport> {
     let transports = Transports { choice: options.transport.0, card };
-    let site = Site::start(transports, options.partitions as u32, farpool, stop)?;
+    let lend =
+        Lend { nodes: options.partitions as u32, bytes_each: REGION_BYTES, region_bytes: REGION_BYTES };
+    let site = Site::start(transports, lend, ARENA_BYTES, farpool, stop)?;
     let measured = match options.oracle {
         OracleKind::Vector => vector(options, &site, stop)?,
         OracleKind::Naive => naive(options, &site, stop)?,
@@ -81,7 +87,7 @@ fn vector(options: &OracleOptions, site: &Site, stop: &AtomicBool) -> Result<Mea
     let mut services: Vec<_> = oracle.parts().iter().map(|part| Service::Publisher(*part, pace)).collect();
     let fetchers = fetched.iter().flatten();
     services.extend(fetchers.map(|fetched| Service::Fetcher(oracle.clone(), fetched.clone(), PAUSE)));
-    let run = Run { options, site, stop, services };
+    let run = Run::new(options, site, stop, services);
     let client = |number: usize, seat: &Seat<'_>| {
         let ready = seat.note(site.memory().and_then(|memory| {
             let slot = slots[number % used].clone();
@@ -106,7 +112,7 @@ fn vector(options: &OracleOptions, site: &Site, stop: &AtomicBool) -> Result<Mea
 
 fn naive(options: &OracleOptions, site: &Site, stop: &AtomicBool) -> Result<Measured> {
     let oracle = NaiveAt::new(site.pieces()[0], NAIVE_PLACES).context("the list has no place")?;
-    let run = Run { options, site, stop, services: vec![Service::Advancer(oracle)] };
+    let run = Run::new(options, site, stop, vec![Service::Advancer(oracle)]);
     let client = |_, seat: &Seat<'_>| {
         let ready = seat.note(site.memory().map(|memory| NaiveClient { memory, oracle }));
         run.client(seat, ready)
@@ -136,32 +142,35 @@ fn wait_until_published(
     }
 }
 
+/// All that there is to a measurement.
 struct Run<'a> {
     options: &'a OracleOptions,
-    site: &'a Site,
-    stop: &'a AtomicBool,
-    services: Vec<Service>,
+    crew: Crew<'a>,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    fn new(
+        options: &'a OracleOptions,
+        site: &'a Site,
+        stop: &'a AtomicBool,
+        services: Vec<Service>,
+    ) -> Run<'a> {
+        let workers = options.clients;
+        Run { options, crew: Crew { site, stop, services, workers } }
+    }
+
+    fn timed_together(&self) -> usize {
+        if self.crew.site.is_shared_memory() { TIMED_TOGETHER } else { 1 }
+    }
+
     fn plan(&self) -> Plan {
-        let wanted = (self.options.duration.as_secs_f64() / SLICE.as_secs_f64()) as usize;
-        let slices = wanted.max(SLICES_MIN);
-        Plan {
-            warm_up: WARM_UP.min(self.options.duration),
-            slices,
-            slice: self.options.duration / slices as u32,
-            timed_together: if self.site.is_shared_memory() { TIMED_TOGETHER } else { 1 },
-        }
+        Plan::of(self.options.duration, WARM_UP.min(self.options.duration))
     }
 
     /// Lets a client work once all are there.
     fn client(&self, seat: &Seat<'_>, ready: Result<impl Client>) -> Result<Course> {
-        let mut ready = ready.map(Some);
-        seat.meet();
-        let course = seat.attempt(&mut ready, |client| drive(client, self.plan(), self.stop));
-        ready?;
-        course.context("stopped because another thread has failed, or as asked")
+        let (plan, stop) = (self.plan(), self.crew.stop);
+        seat.work(ready, |client| drive(client, plan, self.timed_together(), stop))
     }
 
     /// Runs services and clients, and checks what was published in the end.
@@ -170,42 +179,14 @@ impl Run<'_> {
         client: impl Fn(usize, &Seat<'_>) -> Result<Course> + Sync,
         check: impl FnOnce(u64) -> Result<()>,
     ) -> Result<Measured> {
-        let meeting = Meeting::new(self.stop);
-        let is_over = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let serve = |service: &Service| {
-                let (service, is_over) = (service.clone(), &is_over);
-                let named = Builder::new().name(format!("oracle {}", service.name()));
-                named.spawn_scoped(scope, move || service.run(self.site, is_over))
-            };
-            let services: Result<Vec<_>, _> = self.services.iter().map(serve).collect();
-            let seats: Vec<_> = (0..self.options.clients).map(|_| meeting.seat()).collect();
-            let client = &client;
-            let start = |(number, seat): (usize, _)| {
-                let named = Builder::new().name(format!("client {number}"));
-                named.spawn_scoped(scope, move || client(number, &seat))
-            };
-            let clients: Result<Vec<_>, _> = seats.into_iter().enumerate().map(start).collect();
-            let courses = clients
-                .context("cannot start the clients: lower --clients")
-                .and_then(|clients| joined(clients.into_iter().map(|thread| thread.join())));
-            let checked = courses.and_then(|courses| {
-                check(courses.iter().map(|course| course.transactions).sum())?;
-                Ok(courses)
-            });
-            is_over.store(true, Ordering::Relaxed); // the flag carries no data
-            let services = services.context("cannot start the oracle's threads")?;
-            // Before what the clients say: they complain of a service that has failed.
-            let traffic = joined(services.into_iter().map(|thread| thread.join()))?;
-            let service_traffic = traffic.into_iter().fold(Traffic::default(), |sum, more| sum + more);
-            Ok(Measured { courses: checked?, plan: self.plan(), service_traffic })
+        let done = self
+            .crew
+            .run(client, |courses| check(courses.iter().map(|course: &Course| course.transactions).sum()))?;
+        Ok(Measured {
+            courses: done.workers,
+            plan: self.plan(),
+            timed_together: self.timed_together(),
+            service_traffic: done.service_traffic,
         })
     }
-}
-
-/// What threads came to, or the first trouble, once all have ended.
-fn joined<T>(threads: impl Iterator<Item = std::thread::Result<Result<T>>>) -> Result<Vec<T>> {
-    let all: Vec<_> = threads.collect();
-    let panicked = || anyhow!("a thread of the measurement panicked, see above");
-    all.into_iter().map(|outcome| outcome.unwrap_or_else(|_| Err(panicked()))).collect()
 }

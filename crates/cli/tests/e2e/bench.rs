@@ -102,6 +102,30 @@ fn timestamp_transactions_are_measured_and_all_of_them_are_published_in_the_end(
 }
 
 #[test]
+fn transactions_of_each_mix_are_measured_and_no_increment_is_lost() {
+    let with = |more: &[&str]| {
+        let usual = ["bench", "kv", "--records", "2000", "--seconds", "0.2", "--warm-up", "0.05", "--json"];
+        let output = run(usual.iter().chain(more));
+        assert!(output.status.success(), "{more:?}: {}", output.stderr);
+        let report: Value = serde_json::from_str(&output.stdout).unwrap();
+        for field in ["trx_s", "ns_per_trx", "p50_us", "p99_us", "bytes_per_trx", "far_bytes"] {
+            assert!(report[field].as_f64().unwrap() > 0.0, "{more:?}, {field}: {report}");
+        }
+        assert!(report["committed"].as_u64().unwrap() > 0, "{report}");
+        report
+    };
+    for transport in ["shm", "tcp"] {
+        let read = with(&["--transport", transport, "--mix", "read"]);
+        let operations = read["operations_per_trx"].as_f64().unwrap();
+        assert!((5.0..7.0).contains(&operations), "a READ to begin, and four of records: {read}");
+        with(&["--transport", transport, "--mix", "update", "--in-flight", "4"]);
+        let skewed = ["--transport", transport, "--mix", "rmw", "--threads", "2", "--in-flight", "4"];
+        let skewed = with(&[&skewed[..], &["--skew", "1.2"]].concat());
+        assert!(skewed["aborted"].as_u64().unwrap() > 0, "nobody was first: {skewed}");
+    }
+}
+
+#[test]
 fn interrupted_measurement_leaves_no_process() {
     let args = ["bench", "io", "--transport", "tcp", "--op", "read", "--footprint", "16MiB"];
     let mut command = farpool(args);
@@ -161,6 +185,12 @@ fn what_cannot_be_measured_is_a_usage_error_with_the_fix() {
     assert_complaint(&output, 2, "leave --compress out");
     let output = run(["bench", "oracle", "--oracle", "hybrid"]);
     assert_complaint(&output, 2, "vector or naive");
+    let output = run(["bench", "kv", "--mix", "scan"]);
+    assert_complaint(&output, 2, "read, update or rmw");
+    let output = run(["bench", "kv", "--mix", "rmw", "--in-flight", "65"]);
+    assert_complaint(&output, 2, "--in-flight");
+    let output = run(["bench", "kv", "--mix", "rmw", "--records", "2000000000"]);
+    assert_complaint(&output, 2, "lower --records");
     let output = run(["bench", "io-table", "--out", "/nonexistent", "--rounds", "0"]);
     assert_complaint(&output, 2, "--rounds");
     let output = run(["bench", "io", "--transport", "tcp", "--op", "read", "--seconds", "0"]);

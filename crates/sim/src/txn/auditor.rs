@@ -8,8 +8,8 @@ use farpool_wire::Slot;
 
 use super::broken::Chosen;
 use super::client::Client;
-use super::recovering::learn_fates;
-use super::{Run, Staying, place};
+use super::recovering::{Asked, ask_again, learn_fates};
+use super::{Run, Staying, oracle, place};
 
 /// Between two looks at whether all have gone, and between two tries.
 const PAUSE: Duration = Duration::from_micros(50);
@@ -43,23 +43,32 @@ async fn audit(
 ) -> Result<(), String> {
     let grant = run.grant();
     let access = run.access(process, place, grant).await.map_err(|error| error.to_string())?;
-    let oracle = run.oracle(grant);
-    learn_fates(run, &access, &oracle, |_| true).await.map_err(|error| error.to_string())?;
+    let of_run = run.oracle(grant);
+    learn_fates(run, &access, &of_run, |_| true).await.map_err(|error| error.to_string())?;
+    ask_again(run, &access, &of_run, Asked::Each, |_| true).await.map_err(|error| error.to_string())?;
     let slot = Slot::new(run.slots).expect("a few slots");
-    let worker = Worker::<Chosen>::new(access.memory, oracle, run.log(run.slots, grant), slot, 0);
+    let worker = Worker::<Chosen>::new(
+        access.memory,
+        of_run,
+        run.log(run.slots, grant),
+        slot,
+        run.firsts[usize::from(run.slots)],
+    );
     let worker = worker.expect("the oracle has a slot for the auditor");
+    let worker = worker.announcing(run.horizon(grant), oracle::first_place(run.slots)).await;
+    let worker = worker.map_err(|error| error.to_string())?.expect("and a place");
     let mut auditor = Client::new(run, run.slots, grant);
     let mut session = Session::new();
     for record in 0..run.table(grant).records() {
         let mut is_written = false;
-        for _ in 0..TRIES {
+        for _ in 0..if run.faults.damage { 1 } else { TRIES } {
             is_written = auditor.transact(&worker, &mut session, &[(record, true)]).await?;
             if is_written {
                 break;
             }
             run.world.sleep(PAUSE).await;
         }
-        if !is_written {
+        if !is_written && !run.faults.damage {
             return Err(format!("record {record} stays locked"));
         }
     }

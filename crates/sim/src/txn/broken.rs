@@ -7,6 +7,8 @@ use std::cell::Cell;
 use farpool_txn::{Cut, Rules, Shipped};
 use farpool_wire::{RecordHeader, Version};
 
+use super::{MOST_TO_THE_EDGE, TIMESTAMP_BITS};
+
 /// A session patches its own last commit into a published cut, instead of waiting for one that has it.
 pub(super) const OWN_SLOT: &str = "own-slot-patched-into-the-cut";
 /// A transaction begins from a scan of the slots of its own.
@@ -31,6 +33,36 @@ pub(super) const PARTS_ONCE: &str = "partitions-read-one-after-another";
 /// A publisher's next cut has less of what stood still than the one before.
 pub(super) const OUT_OF_ORDER: &str = "publish-out-of-order";
 
+/// A client writes its intents to one copy of its log only.
+pub(super) const ONE_COPY: &str = "one-log-copy-only";
+/// A slot's next client begins behind its word, not behind what the last one has used.
+pub(super) const LEFT_BEHIND: &str = "counts-of-vanished-commits-used-again";
+/// A slot whose timestamps are used up begins again in the same generation.
+pub(super) const WRAPPED: &str = "slot-wrapped";
+/// The log's room for a commit is given back when it is over, rather than when it is shown.
+pub(super) const FREED_EARLY: &str = "log-freed-before-shown";
+/// Who looks after a slot writes his verdicts without the heads of which they are.
+pub(super) const BARE_VERDICT: &str = "verdict-without-head";
+/// Who undoes a commit unlocks a record before its data are back.
+pub(super) const HEADER_FIRST: &str = "undone-header-before-data";
+/// Who looks after a slot lets it go on behind its word, with counts that may have been used.
+pub(super) const SAME_GENERATION: &str = "generation-not-skipped";
+
+/// A node carries out what follows an access that it has refused since the memory was being moved.
+pub(super) const BUSY_FORGOTTEN: &str = "busy-forgotten";
+/// A place of a ring is written again though the version there was not moved, and may be needed.
+pub(super) const MOVED_IGNORED: &str = "moved-bit-ignored";
+/// The horizon is the newest cut, whatever snapshots there are.
+pub(super) const AHEAD: &str = "gc-ahead-of-the-horizon";
+/// A place of a ring is marked as moved before the version is copied.
+pub(super) const MARKED_FIRST: &str = "marked-as-moved-before-it-is-copied";
+/// The mover gives up what the newest cut sees replaced.
+pub(super) const GIVEN_UP: &str = "moved-version-given-up-too-early";
+/// A worker takes its first snapshots before it announces itself.
+pub(super) const ANNOUNCED_LATE: &str = "snapshot-announced-after-it-is-taken";
+/// A worker announces how far it has come while it still has older snapshots.
+pub(super) const OPEN_FORGOTTEN: &str = "open-snapshots-not-announced";
+
 pub(super) const MUTATIONS: &[&str] = &[
     OWN_SLOT,
     UNPUBLISHED,
@@ -43,6 +75,20 @@ pub(super) const MUTATIONS: &[&str] = &[
     REUSED,
     PARTS_ONCE,
     OUT_OF_ORDER,
+    ONE_COPY,
+    LEFT_BEHIND,
+    WRAPPED,
+    FREED_EARLY,
+    BARE_VERDICT,
+    HEADER_FIRST,
+    SAME_GENERATION,
+    BUSY_FORGOTTEN,
+    MOVED_IGNORED,
+    AHEAD,
+    MARKED_FIRST,
+    GIVEN_UP,
+    ANNOUNCED_LATE,
+    OPEN_FORGOTTEN,
 ];
 
 thread_local! {
@@ -89,6 +135,30 @@ impl Rules for Chosen {
         last.iter().zip(words).map(next).collect()
     }
 
+    fn announces_first() -> bool {
+        !is(ANNOUNCED_LATE) && Shipped::announces_first()
+    }
+
+    fn least_needed(oldest: Option<u64>, latest: u64) -> u64 {
+        if is(OPEN_FORGOTTEN) { latest } else { Shipped::least_needed(oldest, latest) }
+    }
+
+    fn horizon_up_to(least: u64) -> u64 {
+        if is(AHEAD) { u64::MAX } else { Shipped::horizon_up_to(least) }
+    }
+
+    fn gives_up_behind<'a>(horizon: &'a Cut, last: &'a Cut) -> &'a Cut {
+        if is(GIVEN_UP) { last } else { Shipped::gives_up_behind(horizon, last) }
+    }
+
+    fn copies_first() -> bool {
+        !is(MARKED_FIRST) && Shipped::copies_first()
+    }
+
+    fn reuses_place(may_be: bool) -> bool {
+        is(MOVED_IGNORED) || Shipped::reuses_place(may_be)
+    }
+
     fn has_locked(seen: RecordHeader, found: RecordHeader) -> bool {
         is(VALIDATION) || Shipped::has_locked(seen, found)
     }
@@ -107,5 +177,35 @@ impl Rules for Chosen {
 
     fn installs_first() -> bool {
         !is(SHOWN_FIRST) && Shipped::installs_first()
+    }
+
+    fn copies_logged() -> usize {
+        if is(ONE_COPY) { 1 } else { Shipped::copies_logged() }
+    }
+
+    fn numbered(version: Version) -> Version {
+        let generation = version.count() >> TIMESTAMP_BITS;
+        let timestamp = version.count() & ((1 << TIMESTAMP_BITS) - 1);
+        // Few commits are made: one with a small timestamp in a later generation has wrapped, or its client is a later one.
+        let before = generation.checked_sub(1).filter(|_| is(WRAPPED) && timestamp < MOST_TO_THE_EDGE);
+        let wrapped =
+            before.and_then(|before| Version::new(version.slot(), before << TIMESTAMP_BITS | timestamp));
+        wrapped.unwrap_or(Shipped::numbered(version))
+    }
+
+    fn frees_log_when_over() -> bool {
+        is(FREED_EARLY) || Shipped::frees_log_when_over()
+    }
+
+    fn verdicts_have_heads() -> bool {
+        !is(BARE_VERDICT) && Shipped::verdicts_have_heads()
+    }
+
+    fn data_first() -> bool {
+        !is(HEADER_FIRST) && Shipped::data_first()
+    }
+
+    fn behind_what_is_in_doubt(word: u64) -> Option<u64> {
+        if is(SAME_GENERATION) { Some(word) } else { Shipped::behind_what_is_in_doubt(word) }
     }
 }

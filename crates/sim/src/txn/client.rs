@@ -1,20 +1,39 @@
 //! Sessions: they read and write records as the seed says, and write down what they saw.
 
+use std::cell::{Cell, RefCell};
+use std::pin::pin;
 use std::rc::Rc;
+use std::time::Duration;
 
 use farpool_fabric::sim::Random;
 use farpool_txn::judge::{Outcome, Read, Transaction as Judged, Value, Write};
-use farpool_txn::{CommitError, Cut, ReadError, Row, Session, SharedSlot, Table, Transaction, Worker};
+use farpool_txn::{
+    BeginError, CommitError, Cut, ReadError, Row, Session, SharedSlot, Table, Transaction, Worker,
+};
 use farpool_wire::{Epoch, Slot};
+use futures_util::future::{Either, select};
 
-use super::broken::Chosen;
+use super::broken::{self, Chosen};
 use super::oracle::Server;
-use super::{DATA_WORDS, Life, Run, Staying, place};
+use super::{DATA_WORDS, Life, Run, Staying, place, recovering};
 
 /// Transactions of each session.
 const ROUNDS: u64 = 12;
 /// Records that a transaction touches at most.
 const MOST_RECORDS: u64 = 5;
+/// Rounds before which a session does nothing for a while.
+const IDLES_PERMILLE: u32 = 100;
+const MOST_IDLE_NS: u64 = 100_000;
+/// Of the transactions that only read, so many take their time, up to so long before each record.
+const LINGERS_PERMILLE: u32 = 300;
+const MOST_LINGERING_NS: u64 = 150_000;
+/// How often a writer tries again that finds no room, and how long it waits before.
+const TRIES: u32 = 4;
+const PAUSE: Duration = Duration::from_micros(20);
+
+/// Transactions that are given up half-way, and after how long at most, where some are.
+const GIVEN_UP_PERMILLE: u32 = 60;
+const MOST_PATIENCE_NS: u64 = 80_000;
 
 /// Starts a client in a slot whose last commit is `last`, with one to three sessions.
 pub(super) fn start(run: &Rc<Run>, slot: u16, last: u64, random: &mut Random) {
@@ -24,6 +43,7 @@ pub(super) fn start(run: &Rc<Run>, slot: u16, last: u64, random: &mut Random) {
     run.lives.borrow_mut().insert(slot, life);
     let sessions: Vec<_> = (0..1 + random.below(3)).map(|_| Client::new(run, slot, life.grant)).collect();
     let server = Server::draw(random);
+    let is_followed = random.chance(300);
     let here = run.clone();
     run.tasks.spawn(process, async move {
         let slot_of = Slot::new(slot).expect("a few slots");
@@ -32,17 +52,107 @@ pub(super) fn start(run: &Rc<Run>, slot: u16, last: u64, random: &mut Random) {
             Ok(workers) => workers,
             Err(error) => return gives_up(&here, slot, life.grant, &error.to_string()),
         };
+        let server = Rc::new(Shared {
+            run: here.clone(),
+            slot,
+            grant: life.grant,
+            is_followed,
+            left: Cell::new(sessions.len() + 1),
+            worker: RefCell::new(workers.first().cloned()),
+            _staying: Staying::new(&here),
+        });
         for (client, worker) in sessions.into_iter().zip(workers.iter().cycle()) {
-            let worker = worker.clone();
-            here.tasks.spawn(process, async move { client.live(&worker).await });
+            let (worker, server) = (worker.clone(), server.clone());
+            here.tasks.spawn(process, async move {
+                client.live(worker).await;
+                server.ended().await;
+            });
         }
+        // Those that have no sessions.
+        for worker in workers {
+            leave(&here, (slot, life.grant), worker).await;
+        }
+        server.ended().await;
     });
 }
 
+/// What the sessions of a client share.
+struct Shared {
+    run: Rc<Run>,
+    slot: u16,
+    grant: Epoch,
+    /// Another client takes the slot when this one has left it.
+    is_followed: bool,
+    /// Sessions that have not ended, and who lets the workers go that have none.
+    left: Cell<usize>,
+    /// For what the last one does.
+    worker: RefCell<Option<Rc<Worker<Chosen>>>>,
+    _staying: Staying,
+}
+
+impl Shared {
+    /// One of them has ended.
+    async fn ended(&self) {
+        self.left.set(self.left.get() - 1);
+        if self.left.get() > 0 {
+            return;
+        }
+        let worker = self.worker.borrow_mut().take().expect("the last one ends once");
+        let mut last = None;
+        if self.is_followed || self.run.faults.stop_clients() {
+            last = self.leave_slot(&worker).await.filter(|_| self.is_followed);
+        }
+        leave(&self.run, (self.slot, self.grant), worker).await;
+        // Else somebody looks after the slot, and takes care of the next.
+        if let Some(last) = last.filter(|_| !is_given_up(&self.run, self.slot, self.grant)) {
+            start(&self.run, self.slot, last, &mut self.run.random());
+        }
+    }
+
+    /// The client gives its slot up: behind which count does the next one begin?
+    async fn leave_slot(&self, worker: &Worker<Chosen>) -> Option<u64> {
+        let word = self.run.word(self.slot);
+        let left = worker.leave_slot().await;
+        if is_given_up(&self.run, self.slot, self.grant) {
+            return None;
+        }
+        match left {
+            Ok(last) => {
+                if self.run.word(self.slot) != last {
+                    self.run.complain(format!("slot {} was left, and its word has less", self.slot));
+                }
+                Some(if broken::is(broken::LEFT_BEHIND) { word } else { last })
+            }
+            Err(error) => {
+                gives_up(&self.run, self.slot, self.grant, &error.to_string());
+                None
+            }
+        }
+    }
+}
+
+/// The last who has used a worker lets it go.
+async fn leave(run: &Rc<Run>, (slot, grant): (u16, Epoch), worker: Rc<Worker<Chosen>>) {
+    if let Ok(worker) = Rc::try_unwrap(worker)
+        && let Err(error) = worker.leave().await
+    {
+        gives_up(run, slot, grant, &error.to_string());
+    }
+}
+
+/// Whether somebody looks after the slot of a client, or has.
+fn is_given_up(run: &Run, slot: u16, grant: Epoch) -> bool {
+    run.lives.borrow().get(&slot).is_some_and(|life| life.grant != grant || life.is_dead)
+}
+
 /// A client cannot go on: that is right only if somebody looks after its slot, or has.
-fn gives_up(run: &Run, slot: u16, grant: Epoch, why: &str) {
-    let is_dead = run.lives.borrow().get(&slot).is_some_and(|life| life.grant != grant || life.is_dead);
-    if !is_dead {
+fn gives_up(run: &Rc<Run>, slot: u16, grant: Epoch, why: &str) {
+    if is_given_up(run, slot, grant) {
+        return;
+    }
+    if run.faults.stop_clients() {
+        recovering::look_after(run, slot, grant);
+    } else {
         run.complain(format!("the client of slot {slot} cannot go on: {why}"));
     }
 }
@@ -79,9 +189,15 @@ impl Client {
         Client { run: run.clone(), slot, grant, table, name, random, _staying: Staying::new(run) }
     }
 
-    async fn live(mut self, worker: &Worker<Chosen>) {
+    async fn live(mut self, worker: Rc<Worker<Chosen>>) {
         let mut session = Session::new();
         for _ in 0..ROUNDS {
+            if self.random.chance(IDLES_PERMILLE)
+                && let Err(error) = self.idle(&worker).await
+            {
+                gives_up(&self.run, self.slot, self.grant, &error.to_string());
+                break;
+            }
             let is_only_reading = self.random.chance(400);
             let records: Vec<_> = (0..1 + self.random.below(MOST_RECORDS))
                 .map(|_| {
@@ -89,11 +205,35 @@ impl Client {
                     (record, !is_only_reading && self.random.chance(600))
                 })
                 .collect();
-            if let Err(why) = self.transact(worker, &mut session, &records).await {
+            let gives_up_after = (self.run.faults.drops && self.random.chance(GIVEN_UP_PERMILLE))
+                .then(|| Duration::from_nanos(self.random.below(MOST_PATIENCE_NS)));
+            let run = self.run.clone();
+            let done = match gives_up_after {
+                None => self.transact(&worker, &mut session, &records).await,
+                Some(after) => {
+                    let patience = pin!(run.world.sleep(after));
+                    let transacting = self.transact(&worker, &mut session, &records);
+                    let ended = match select(pin!(transacting), patience).await {
+                        Either::Left((done, _)) => Some(done),
+                        Either::Right(_) => None,
+                    };
+                    // The session will not know of its own commit, if it was one.
+                    self.name = if ended.is_some() { self.name } else { run.next_name() as u32 };
+                    ended.unwrap_or(Ok(false))
+                }
+            };
+            if let Err(why) = done {
                 gives_up(&self.run, self.slot, self.grant, &why);
                 break;
             }
         }
+        leave(&self.run, (self.slot, self.grant), worker).await;
+    }
+
+    /// Does nothing for a while, but for telling how far the worker has come.
+    async fn idle(&mut self, worker: &Worker<Chosen>) -> Result<(), BeginError> {
+        self.run.world.sleep(Duration::from_nanos(self.random.below(MOST_IDLE_NS))).await;
+        worker.keep_up().await
     }
 
     /// Runs one transaction; whether it was committed, or why nothing goes on.
@@ -106,13 +246,20 @@ impl Client {
         let table = self.table.clone();
         let mut transaction = worker.begin(session).await.map_err(|error| error.to_string())?;
         let mut doing = self.begins(transaction.cut().clone());
+        let judged = doing.judged.as_mut().expect("it goes on");
+        if let Err(error) = self.look_ahead(&mut transaction, &table, records, judged).await {
+            return self.aborts(error);
+        }
+        let is_only_reading = records.iter().all(|(_, writes)| !writes);
+        let lingers = is_only_reading && self.random.chance(LINGERS_PERMILLE);
         for &(record, writes) in records {
+            if lingers {
+                let lingering = Duration::from_nanos(self.random.below(MOST_LINGERING_NS));
+                self.run.world.sleep(lingering).await;
+            }
             let judged = doing.judged.as_mut().expect("it goes on");
-            match self.touch(&mut transaction, &table, record, writes, judged).await {
-                Ok(()) => {}
-                // What was read before is judged all the same.
-                Err(ReadError::Conflict | ReadError::SnapshotTooOld) => return Ok(false),
-                Err(error) => return Err(error.to_string()),
+            if let Err(error) = self.touch(&mut transaction, &table, record, writes, judged).await {
+                return self.aborts(error);
             }
         }
         let committing = match transaction.prepare() {
@@ -122,20 +269,20 @@ impl Client {
             Err(error) => return Err(error.to_string()),
         };
         let judged = doing.judged.as_mut().expect("it goes on");
-        judged.outcome = Outcome::Unknown(committing.version());
-        match committing.commit().await {
-            Ok(version) => {
-                judged.outcome = Outcome::Committed(version);
-                Ok(true)
-            }
-            Err(CommitError::Conflict) => {
-                judged.outcome = Outcome::Aborted;
-                Ok(false)
-            }
-            Err(CommitError::Nothing(error)) => {
-                judged.outcome = Outcome::Aborted;
-                Err(error.to_string())
-            }
+        let version = committing.version();
+        judged.outcome = Outcome::Unknown(version);
+        let committed = committing.commit().await;
+        judged.outcome = match &committed {
+            Ok(version) => Outcome::Committed(*version),
+            Err(CommitError::Conflict | CommitError::Nothing(_)) => Outcome::Aborted,
+            Err(_) => judged.outcome,
+        };
+        if matches!(committed, Ok(_) | Err(CommitError::Conflict)) {
+            self.run.knows(version, judged.outcome);
+        }
+        match committed {
+            Ok(_) => Ok(true),
+            Err(CommitError::Conflict) => Ok(false),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -151,7 +298,73 @@ impl Client {
         Doing { run: self.run.clone(), judged: Some(judged) }
     }
 
+    /// Whether a transaction that has met an error was merely not committed; what was read before is judged all the same.
+    fn aborts(&self, error: ReadError) -> Result<bool, String> {
+        match error {
+            ReadError::Conflict | ReadError::RingFull => Ok(false),
+            ReadError::SnapshotTooOld if is_given_up(&self.run, self.slot, self.grant) => Ok(false),
+            ReadError::Damaged if self.run.faults.damage => Ok(false),
+            error => Err(error.to_string()),
+        }
+    }
+
+    /// Reads what the transaction is about to touch in one step, in one of several ways, or does not.
+    async fn look_ahead(
+        &mut self,
+        transaction: &mut Transaction<'_, Chosen>,
+        table: &Table,
+        records: &[(u64, bool)],
+        judged: &mut Judged,
+    ) -> Result<(), ReadError> {
+        let written = records.iter().filter(|(_, writes)| *writes).map(|(record, _)| *record);
+        let (numbers, rows) = match self.random.below(6) {
+            0 => {
+                let numbers: Vec<u64> = records.iter().map(|(record, _)| *record).collect();
+                let rows = transaction.read_many(table, &numbers).await?;
+                (numbers, rows)
+            }
+            1 | 2 => {
+                let numbers: Vec<u64> = written.collect();
+                let rows = transaction.take_many(table, &numbers).await?;
+                (numbers, rows)
+            }
+            3 => {
+                let (mut numbers, mut rows) = (Vec::new(), Vec::new());
+                let visit = |number, version, data: Option<&[u8]>| {
+                    numbers.push(number);
+                    rows.push(Row { version, data: data.map(<[u8]>::to_vec) });
+                };
+                transaction.scan(table, 0..table.records(), visit).await?;
+                (numbers, rows)
+            }
+            _ => return Ok(()),
+        };
+        for (record, row) in numbers.into_iter().zip(rows) {
+            let value = self.value_of(&row, record);
+            judged.reads.push(Read { record, version: row.version, value });
+        }
+        Ok(())
+    }
+
+    /// Reads or writes a record; a ring that is full may have room in a moment.
     async fn touch<'a>(
+        &mut self,
+        transaction: &mut Transaction<'a, Chosen>,
+        table: &'a Table,
+        record: u64,
+        writes: bool,
+        judged: &mut Judged,
+    ) -> Result<(), ReadError> {
+        for _ in 1..TRIES {
+            match self.touch_once(transaction, table, record, writes, judged).await {
+                Err(ReadError::RingFull) => self.run.world.sleep(PAUSE).await,
+                touched => return touched,
+            }
+        }
+        self.touch_once(transaction, table, record, writes, judged).await
+    }
+
+    async fn touch_once<'a>(
         &mut self,
         transaction: &mut Transaction<'a, Chosen>,
         table: &'a Table,

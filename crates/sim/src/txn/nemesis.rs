@@ -3,31 +3,88 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use farpool_fabric::AccessKind;
 use farpool_fabric::sim::Random;
+use farpool_txn::log::Head;
+use farpool_wire::RecordHeader;
 
-use super::{Run, Staying, recovering};
+use super::{OWNER, RECORDS, Run, Staying, recovering};
 
 /// Mishaps of a run, at most.
-const MOST: u64 = 4;
+const MOST: u64 = 6;
+/// Moves of records that have nothing to do with those, where moves take time.
+const MOST_MOVES: u64 = 60;
+/// Looks into a log, and the time between two.
+const LOOKS: u32 = 1_000;
+const LOOK_PAUSE: Duration = Duration::from_nanos(700);
+
+/// What may go wrong in a run besides deaths: any of it, so that some runs look at one alone.
+#[derive(Clone, Copy)]
+pub(super) struct Kinds {
+    /// Regions whose memory moves answer nobody meanwhile.
+    pub(super) moves_take_time: bool,
+    /// Clients are cut off from nodes, for longer than they wait for an answer or not so long.
+    pub(super) cuts: bool,
+    /// Clients give transactions up half-way.
+    pub(super) drops: bool,
+    /// Words of records turn over. Nothing else goes wrong then.
+    pub(super) damage: bool,
+}
+
+impl Kinds {
+    pub(super) fn draw(random: &mut Random) -> Kinds {
+        if random.chance(80) {
+            return Kinds { moves_take_time: false, cuts: false, drops: false, damage: true };
+        }
+        let mut is_drawn = |permille| random.chance(permille);
+        Kinds { moves_take_time: is_drawn(400), cuts: is_drawn(300), drops: is_drawn(300), damage: false }
+    }
+
+    /// A client may find that it cannot go on, and asks to be looked after.
+    pub(super) fn stop_clients(self) -> bool {
+        self.cuts || self.drops
+    }
+}
 
 #[derive(Clone, Copy)]
 enum Mishap {
     Death,
+    /// While it is writing to its log.
+    DeathHalfLogged,
     Stop(Duration),
     Suspicion,
+    /// From a node.
+    Cut(usize, Duration),
+    /// A bit of a record's bytes, where and which.
+    Damage(u64),
 }
 
 /// Draws the mishaps of this run and starts them.
 pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
     let nowhere = run.world.add_process(run.world.add_host(1_000_000));
     let mishaps = random.below(MOST + 1);
-    run.has_mishaps.set(mishaps > 0);
+    if mishaps > 0 || run.faults.stop_clients() {
+        run.has_mishaps.set(true);
+    }
+    if run.faults.moves_take_time {
+        for _ in 0..random.below(MOST_MOVES + 1) {
+            let after = Duration::from_nanos(random.below(2_000_000));
+            run.tasks.spawn(nowhere, move_records(run.clone(), after));
+        }
+    }
     for _ in 0..mishaps {
         let after = Duration::from_nanos(20_000 + random.below(2_000_000));
-        let noticed_after = Duration::from_nanos(random.below(200_000));
+        let noticed_after = if random.chance(500) { 0 } else { random.below(200_000) };
+        let noticed_after = Duration::from_nanos(noticed_after);
         let slot = random.below(u64::from(run.slots)) as u16;
         let mishap = match random.below(10) {
-            0..=5 => Mishap::Death,
+            _ if run.faults.damage => Mishap::Damage(random.bits()),
+            0..=3 if run.faults.cuts => {
+                let lasting = Duration::from_nanos(10_000 + random.below(600_000));
+                Mishap::Cut(random.index(run.nodes.len()), lasting)
+            }
+            0..=3 => Mishap::Death,
+            4..=5 => Mishap::DeathHalfLogged,
             6..=7 => Mishap::Stop(Duration::from_nanos(10_000 + random.below(2_000_000))),
             _ => Mishap::Suspicion,
         };
@@ -37,6 +94,9 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
 
 async fn happen(run: Rc<Run>, slot: u16, mishap: Mishap, after: Duration, noticed_after: Duration) {
     run.world.sleep(after).await;
+    if let Mishap::DeathHalfLogged = mishap {
+        half_a_head(&run, slot).await;
+    }
     let life = run.lives.borrow()[&slot];
     if run.is_quiet.get() || run.clients_left.get() == 0 || life.is_dead || !run.world.is_alive(life.process)
     {
@@ -45,7 +105,7 @@ async fn happen(run: Rc<Run>, slot: u16, mishap: Mishap, after: Duration, notice
     // Until somebody looks after the slot, so that the run is not over in between.
     let _staying = Staying::new(&run);
     match mishap {
-        Mishap::Death => {
+        Mishap::Death | Mishap::DeathHalfLogged => {
             run.tasks.kill(life.process);
             run.world.sleep(noticed_after).await;
             recovering::look_after(&run, slot, life.grant);
@@ -56,5 +116,60 @@ async fn happen(run: Rc<Run>, slot: u16, mishap: Mishap, after: Duration, notice
             recovering::look_after(&run, slot, life.grant);
         }
         Mishap::Suspicion => recovering::look_after(&run, slot, life.grant),
+        Mishap::Cut(node, lasting) => {
+            let (client, node) = (run.world.host_of(life.process), run.nodes[node].host);
+            if client != node {
+                run.world.cut(client, node);
+                run.world.sleep(lasting).await;
+                run.world.heal(client, node);
+            }
+        }
+        Mishap::Damage(where_to) => damage(&run, where_to),
+    }
+}
+
+/// The memory of a node's records moves, for the sake of a grant that is none of this run's.
+async fn move_records(run: Rc<Run>, after: Duration) {
+    run.world.sleep(after).await;
+    for node in run.nodes.iter().filter(|node| node.is_whole) {
+        node.memory.move_until_asked(RECORDS);
+    }
+}
+
+/// Turns a bit of a checksum, or of data. Of headers, of the words that name versions, and of the rings' counters nobody would know.
+fn damage(run: &Run, where_to: u64) {
+    let mut random = Random::new(where_to, 1);
+    let record = random.below(run.records.records());
+    let words = if random.chance(500) {
+        let current = run.records.current(record);
+        current.start + 24..current.end
+    } else {
+        run.records.old(record, random.bits())
+    };
+    let at = words.start + 8 * random.below((words.end - words.start) / 8);
+    let piece = run.piece(random.index(run.nodes.len()), RECORDS, OWNER, 0);
+    let damaged = run.look(&piece, at) ^ 1 << random.below(64);
+    run.world.note("the word at {} turns to {}", &[at, damaged]);
+    run.touch(piece.region, AccessKind::Write, &mut |memory| memory.store(at, damaged));
+}
+
+/// Until one copy of a slot's log has a head where the other still has that of a commit that has vanished; or until it is not worth to
+/// wait any longer.
+async fn half_a_head(run: &Run, slot: u16) {
+    let is_now = || {
+        let log = run.log(slot, OWNER);
+        let mut heads = log.layout.heads().step_by(Head::PLACE_BYTES);
+        let head = |copy: usize, at: u64| RecordHeader(run.look(&log.copies[copy], at)).version();
+        heads.any(|at| {
+            let (one, other) = (head(0, at), head(1, at));
+            let older = if one.count() < other.count() { one } else { other };
+            one != other && run.known.borrow().get(&older) == Some(&false)
+        })
+    };
+    for _ in 0..LOOKS {
+        if run.is_quiet.get() || is_now() {
+            return;
+        }
+        run.world.sleep(LOOK_PAUSE).await;
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use farpool_fabric::sim::{HostId, Path, ProcessId, Random};
 use farpool_txn::oracle::{fetch, publish};
-use farpool_txn::{Fetched, MemoryError, SharedSlot, Worker};
+use farpool_txn::{BeginError, Fetched, SharedSlot, Worker};
 use farpool_wire::Epoch;
 
 use super::broken::Chosen;
@@ -16,7 +16,7 @@ use super::{Access, Run, place};
 /// Parts of an oracle, at most; several may lie on one node.
 const MOST_PARTS: u64 = 3;
 /// Workers of a compute server, at most.
-const MOST_WORKERS: u64 = 3;
+pub(super) const MOST_WORKERS: u16 = 3;
 /// Of a fetch thread after each look.
 const FETCH_PAUSE: Duration = Duration::from_micros(3);
 /// A look at all parts takes so long while nothing is late.
@@ -52,14 +52,20 @@ pub(super) fn start_publishers(run: &Rc<Run>, random: &mut Random) {
 #[derive(Clone, Copy)]
 pub(super) struct Server {
     /// Workers that share its slot.
-    workers: u64,
+    workers: u16,
     /// Whether they begin from what a fetch thread has read.
     fetches: bool,
 }
 
 impl Server {
+    #[cfg(test)]
+    pub(super) fn of(workers: u16, fetches: bool) -> Server {
+        Server { workers, fetches }
+    }
+
     pub(super) fn draw(random: &mut Random) -> Server {
-        let workers = if random.chance(400) { 2 + random.below(MOST_WORKERS - 1) } else { 1 };
+        let workers =
+            if random.chance(400) { 2 + random.below(u64::from(MOST_WORKERS) - 1) as u16 } else { 1 };
         Server { workers, fetches: random.chance(400) }
     }
 
@@ -71,24 +77,32 @@ impl Server {
         place: (HostId, Path),
         grant: Epoch,
         slot: SharedSlot,
-    ) -> Result<Vec<Rc<Worker<Chosen>>>, MemoryError> {
+    ) -> Result<Vec<Rc<Worker<Chosen>>>, BeginError> {
+        let first_place = first_place(slot.slot().index() as u16);
         let slot = Arc::new(slot);
         let fetched = match self.fetches {
-            true => Some(start_fetching(run, process, run.access(process, place, grant).await?)),
+            true => Some(start_fetching(run, process, run.client_access(process, place, grant).await?)),
             false => None,
         };
         let mut workers = Vec::new();
-        for _ in 0..self.workers {
-            let memory = run.access(process, place, grant).await?.memory;
+        for number in 0..self.workers {
+            let memory = run.client_access(process, place, grant).await?.memory;
             let worker = Worker::sharing(memory, run.oracle(grant), slot.clone());
             let worker = worker.expect("the oracle has the slot");
-            workers.push(Rc::new(match &fetched {
+            let worker = match &fetched {
                 Some(fetched) => worker.with_fetched(fetched.clone()),
                 None => worker,
-            }));
+            };
+            let worker = worker.announcing(run.horizon(grant), first_place + number).await?;
+            workers.push(Rc::new(worker.expect("there is a place for each")));
         }
         Ok(workers)
     }
+}
+
+/// The first place in the horizon of those that a slot's workers have.
+pub(super) fn first_place(slot: u16) -> u16 {
+    slot * MOST_WORKERS
 }
 
 /// Starts a process's fetch thread, which ends with it, or when all is over.

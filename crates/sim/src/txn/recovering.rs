@@ -7,11 +7,15 @@ use std::time::Duration;
 
 use farpool_fabric::sim::Random;
 use farpool_txn::Oracle;
+use farpool_txn::horizon::forget;
 use farpool_txn::judge::Outcome;
-use farpool_txn::recovery::{Fate, RecoveryError, fate, recover};
-use farpool_wire::{Epoch, Slot, next_generation};
+use farpool_txn::log::LogAt;
+use farpool_txn::recovery::{Fate, RecoveryError, fate, recover_by, replace_copy};
+use farpool_wire::{Epoch, Slot, Version, next_generation};
 
-use super::{Access, Run, Staying, broken, client, place};
+use super::broken::Chosen;
+use super::oracle::{MOST_WORKERS, first_place};
+use super::{Access, LOGS, Run, SPARE_LOGS, Staying, broken, client, place};
 
 /// How often the work is begun anew, at most; the last time nobody dies over it.
 const TRIES: u32 = 4;
@@ -29,15 +33,26 @@ pub(super) fn look_after(run: &Rc<Run>, slot: u16, grant: Epoch) {
         life.is_dead = true;
     }
     let nowhere = run.world.add_process(run.world.add_host(1_000_000));
+    let mut random = run.random();
+    let lost_copy = lost_copy(run, slot, &mut random);
     let recovering =
-        Recovering { run: run.clone(), slot, grant, random: run.random(), _staying: Staying::new(run) };
+        Recovering { run: run.clone(), slot, grant, lost_copy, random, _staying: Staying::new(run) };
     run.tasks.spawn(nowhere, recovering.go_on());
+}
+
+/// Where the copies lie on two nodes, one of them may be lost, once.
+fn lost_copy(run: &Run, slot: u16, random: &mut Random) -> Option<usize> {
+    let copy = random.index(2);
+    let may_be_lost = run.nodes.len() > 1 && !run.replaced.borrow().contains(&(slot, copy));
+    (random.chance(300) && may_be_lost).then_some(copy)
 }
 
 struct Recovering {
     run: Rc<Run>,
     slot: u16,
     grant: Epoch,
+    /// The copy of the log that nobody reaches who looks after the slot now.
+    lost_copy: Option<usize>,
     random: Random,
     _staying: Staying,
 }
@@ -47,7 +62,8 @@ impl Recovering {
         let run = self.run.clone();
         if broken::is(broken::REUSED) {
             // As if all of it were over: with the numbers that it may have used.
-            let next = next_generation(0).expect("the first generation is not the last");
+            let first = run.firsts[usize::from(self.slot)];
+            let next = next_generation(first).expect("the first generation is not the last");
             client::start(&run, self.slot, next + run.next_name(), &mut self.random);
         }
         if !broken::is(broken::UNFENCED) {
@@ -80,10 +96,15 @@ impl Recovering {
         let grant = run.grant();
         let dies_after = dies.then(|| Duration::from_nanos(self.random.below(150_000)));
         let result: Rc<Cell<Option<u64>>> = Rc::default();
-        let (here, slot, done) = (run.clone(), self.slot, result.clone());
+        let (here, slot, lost, done) = (run.clone(), self.slot, self.lost_copy, result.clone());
         run.tasks.spawn(process, async move {
             let recovered = async {
                 let access = here.access(process, place, grant).await?;
+                if let Some(copy) = lost {
+                    let region = here.log_copy(slot, copy, LOGS, grant).region;
+                    let regions = &here.node(region.node).memory.regions;
+                    regions.fence_grant(region.index, grant).expect("a few pages of memory");
+                }
                 recover_slot(&here, &access, slot).await
             };
             match recovered.await {
@@ -111,19 +132,54 @@ impl Recovering {
 async fn recover_slot(run: &Rc<Run>, access: &Access, slot: u16) -> Result<u64, RecoveryError> {
     let slot_of = Slot::new(slot).expect("a few slots");
     let oracle = run.oracle(access.grant);
-    let recovered = recover(&access.memory, &oracle, &run.log(slot, access.grant), slot_of).await?;
+    let log = run.log(slot, access.grant);
+    let recovered = recover_by::<Chosen>(&access.memory, &oracle, &log, slot_of).await?;
+    if let Some(lost) = recovered.lost_copy {
+        let copy = usize::from(log.copies[1] == lost);
+        let by = run.log_copy(slot, copy, SPARE_LOGS, access.grant);
+        replace_copy(&access.memory, &log, lost, by).await?;
+        run.replaced.borrow_mut().insert((slot, copy));
+        run.world.note("slot {} has lost copy {} of its log", &[slot.into(), copy as u64]);
+    }
+    for number in 0..MOST_WORKERS {
+        let place = first_place(slot) + number;
+        forget(&access.memory, &run.horizon(access.grant), place..place + 1).await?;
+    }
     run.world.note("slot {} goes on behind {}", &[u64::from(slot), recovered.last]);
     learn_fates(run, access, &oracle, |of| of == slot).await?;
+    ask_again(run, access, &oracle, Asked::Each, |of| of == slot).await?;
     Ok(recovered.last)
 }
 
-/// Asks what became of the commits of which their clients were told nothing.
+/// Asks what became of the commits of which their clients were told nothing, and whose slots were looked after.
 pub(super) async fn learn_fates(
     run: &Rc<Run>,
     access: &Access,
     oracle: &Oracle,
     is_wanted: impl Fn(u16) -> bool,
 ) -> Result<(), RecoveryError> {
+    for version in learn(run, access, oracle, is_wanted).await? {
+        run.complain(format!("nobody knows of commit {version} behind its slot's recovery"));
+    }
+    Ok(())
+}
+
+/// Asks what became of all these commits; somebody may know.
+pub(super) async fn learn_known_fates(
+    run: &Rc<Run>,
+    access: &Access,
+    oracle: &Oracle,
+) -> Result<(), RecoveryError> {
+    learn(run, access, oracle, |_| true).await.map(drop)
+}
+
+/// Returns those of which nobody knows yet.
+async fn learn(
+    run: &Rc<Run>,
+    access: &Access,
+    oracle: &Oracle,
+    is_wanted: impl Fn(u16) -> bool,
+) -> Result<Vec<Version>, RecoveryError> {
     let unknown: Vec<_> = {
         let history = run.history.borrow();
         let outcomes = history.iter().enumerate().map(|(place, transaction)| (place, transaction.outcome));
@@ -133,6 +189,7 @@ pub(super) async fn learn_fates(
         });
         unknown.filter(|(_, version)| is_wanted(version.slot().index() as u16)).collect()
     };
+    let mut not_yet = Vec::new();
     for (place, version) in unknown {
         let log = run.log(version.slot().index() as u16, access.grant);
         let outcome = match fate(&access.memory, oracle, &log, version).await? {
@@ -140,11 +197,52 @@ pub(super) async fn learn_fates(
             Fate::RolledBack => Outcome::Aborted,
             Fate::Forgotten => continue,
             Fate::NotYetKnown => {
-                run.complain(format!("nobody knows of commit {version} behind its slot's recovery"));
+                not_yet.push(version);
                 continue;
             }
         };
+        run.knows(version, outcome);
         run.history.borrow_mut()[place].outcome = outcome;
+    }
+    Ok(not_yet)
+}
+
+/// Whom to ask what became of a commit.
+#[derive(Clone, Copy)]
+pub(super) enum Asked {
+    /// Both copies of the log together, as one does who does not know whether somebody has lost one just now.
+    Both,
+    /// Both, and each by itself.
+    Each,
+}
+
+/// What is known of commits must be what the logs say, if they still do.
+pub(super) async fn ask_again(
+    run: &Rc<Run>,
+    access: &Access,
+    oracle: &Oracle,
+    asked: Asked,
+    mut is_wanted: impl FnMut(u16) -> bool,
+) -> Result<(), RecoveryError> {
+    let known = run.known.borrow().clone();
+    for (version, is_committed) in
+        known.into_iter().filter(|(version, _)| is_wanted(version.slot().index() as u16))
+    {
+        let log = run.log(version.slot().index() as u16, access.grant);
+        let alone = log.copies.map(|copy| [copy; 2]);
+        let alone = alone.into_iter().filter(|_| matches!(asked, Asked::Each));
+        for copies in alone.chain([log.copies]) {
+            let told = fate(&access.memory, oracle, &LogAt { copies, ..log }, version).await?;
+            let fits = match told {
+                Fate::Committed => is_committed,
+                // The last commits of a slot may have vanished, and no client came after them.
+                Fate::RolledBack | Fate::NotYetKnown => !is_committed,
+                Fate::Forgotten => true,
+            };
+            if !fits {
+                run.complain(format!("commit {version}: {is_committed} once, {told:?} later"));
+            }
+        }
     }
     Ok(())
 }

@@ -15,9 +15,9 @@ use crate::memory::{Memory, MemoryError, Piece};
 use crate::rules::Shipped;
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
-/// Record numbers that a client takes at once: a small part of what an insert costs, and little to lose when it dies.
+/// Record numbers that a client takes at once, at most: a small part of what an insert costs, and little to lose when it dies.
 const NUMBERS_AT_ONCE: u64 = 32;
-/// Pairs of buckets that it takes at once. There is one split for several inserts.
+/// Pairs of buckets that it takes at once, at most. There is one split for several inserts.
 const PAIRS_AT_ONCE: u64 = 8;
 /// Splits that a client remembers: some ten megabytes at most, for a few million keys.
 const MOST_SPLITS_KNOWN: usize = 1 << 18;
@@ -288,20 +288,19 @@ impl<R: IndexRules> Index<R> {
     ) -> Result<(usize, u64), IndexError> {
         for step in 0..self.pieces.len() {
             let piece = (preferred + step) % self.pieces.len();
-            let (spare, wanted) = {
+            let wanted = {
                 let mut state = self.state.borrow_mut();
                 let spares = of(&mut state);
-                let wanted = (!spares.is_used_up(piece)).then_some((spares.counter_at, spares.at_once));
-                (spares.take(piece), wanted)
+                if let Some(spare) = spares.take(piece) {
+                    return Ok((piece, spare));
+                }
+                spares.wanted(piece).map(|run| (spares.counter_at, run))
             };
-            if let Some(spare) = spare {
-                return Ok((piece, spare));
-            }
-            let Some((counter_at, at_once)) = wanted else { continue };
-            let first = memory.fetch_and_add(&self.pieces[piece], counter_at, at_once).await?;
+            let Some((counter_at, run)) = wanted else { continue };
+            let first = memory.fetch_and_add(&self.pieces[piece], counter_at, run).await?;
             let mut state = self.state.borrow_mut();
             let spares = of(&mut state);
-            spares.refill(piece, first);
+            spares.refill(piece, first, run);
             if let Some(spare) = spares.take(piece) {
                 return Ok((piece, spare));
             }

@@ -1,9 +1,9 @@
 //! What a log says of a commit.
 
-use crc_fast::{CrcAlgorithm, checksum};
 use farpool_wire::{NodeId, RecordHeader, RegionId, Version};
 
-use crate::record::{MOST_RECORD_BYTES, OldVersion, RecordId};
+use crate::checksum::checksum;
+use crate::record::{MOST_RECORD_BYTES, NumberedHeader, RecordId};
 
 const WORD_BYTES: usize = 8;
 /// Of an intent, before the data.
@@ -35,7 +35,7 @@ impl Head {
 
     /// Of intents that will lie at `start`.
     pub fn new(version: Version, begun_from: u64, start: u64, intents: &[u8]) -> Head {
-        let sum = checksum(CrcAlgorithm::Crc64Nvme, intents);
+        let sum = checksum(&[], intents);
         Head { version, begun_from, start, length: intents.len() as u64, sum }
     }
 
@@ -47,7 +47,7 @@ impl Head {
             place.copy_from_slice(&word.to_le_bytes());
         }
         let (body, sum) = bytes.split_at_mut(Head::BYTES - WORD_BYTES);
-        sum.copy_from_slice(&checksum(CrcAlgorithm::Crc64Nvme, body).to_le_bytes());
+        sum.copy_from_slice(&checksum(&[], body).to_le_bytes());
         bytes
     }
 
@@ -58,7 +58,7 @@ impl Head {
         let &[version, begun_from, start, length, sum, own_sum, verdict, ..] = words.as_slice() else {
             return None;
         };
-        let is_whole = own_sum == checksum(CrcAlgorithm::Crc64Nvme, &place[..Head::BYTES - WORD_BYTES]);
+        let is_whole = own_sum == checksum(&[], &place[..Head::BYTES - WORD_BYTES]);
         let version = RecordHeader(version).version();
         let head = Head { version, begun_from, start, length, sum };
         (is_whole && version != Version::INITIAL).then_some((head, verdict == Head::verdict_on(version)))
@@ -71,7 +71,7 @@ impl Head {
 
     /// The intents in the bytes of their place, if they are the ones.
     pub fn intents<'a>(&self, bytes: &'a [u8]) -> Option<Vec<Intent<'a>>> {
-        if self.sum != checksum(CrcAlgorithm::Crc64Nvme, bytes) {
+        if self.sum != checksum(&[], bytes) {
             return None;
         }
         let (mut intents, mut rest) = (Vec::new(), bytes);
@@ -97,7 +97,7 @@ pub struct Intent<'a> {
     pub seen: RecordHeader,
     /// Where the version before is kept: checksum and data.
     pub old: u64,
-    /// The number that this gets in the record's ring.
+    /// The number of that, which says its place in the record's ring.
     pub number: u64,
     /// How long data of the record are.
     pub data_bytes: usize,
@@ -111,9 +111,9 @@ impl<'a> Intent<'a> {
         INTENT_WORDS * WORD_BYTES + self.new.map_or(0, <[u8]>::len)
     }
 
-    /// The version before, as it lies in the ring.
-    pub fn old_version(&self) -> OldVersion {
-        OldVersion { number: self.number, header: self.seen.lasting() }
+    /// Which version was there before.
+    pub fn old_version(&self) -> NumberedHeader {
+        NumberedHeader { number: self.number, header: self.seen.lasting() }
     }
 
     /// Appends it to others of its commit.

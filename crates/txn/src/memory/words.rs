@@ -22,7 +22,7 @@ impl Memory {
 
     /// Room for a word, for who must not fail later for want of it.
     pub(crate) fn word_buffer(&self) -> Result<ArenaBuf, MemoryError> {
-        Ok(self.endpoint.arena().take(WORD_BYTES)?)
+        Ok(self.take(WORD_BYTES)?)
     }
 
     /// Writes a word by way of a [`word_buffer`](Self::word_buffer), which comes back.

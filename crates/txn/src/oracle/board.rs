@@ -1,16 +1,13 @@
 //! Where an oracle lies in far memory (`docs/src/wire.md`, *the oracle's board*).
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use crc_fast::{CrcAlgorithm, checksum};
 use farpool_wire::Slot;
 
+use super::images::{Images, words};
 use crate::cut::Cut;
 
 const WORD_BYTES: usize = 8;
-/// Of an image: its sequence number before the counts, its checksum behind them.
-const WORDS_AROUND: usize = 2;
 
 /// The layout of an oracle: a word for each slot, then two images of cuts. The publisher writes cut *n* to image *n mod 2*,
 /// so that the one before stays whole meanwhile.
@@ -47,18 +44,16 @@ impl Board {
 
     /// Where both images lie: what a transaction reads to begin.
     pub fn images(&self) -> Range<usize> {
-        let start = self.words().end;
-        start..start + 2 * self.image_bytes()
+        self.both_images().range()
     }
 
     /// Where a cut's image lies.
     pub fn image(&self, sequence: u64) -> Range<usize> {
-        let start = self.images().start + (sequence % 2) as usize * self.image_bytes();
-        start..start + self.image_bytes()
+        self.both_images().image((sequence % 2) as usize)
     }
 
-    fn image_bytes(&self) -> usize {
-        (self.slots + WORDS_AROUND) * WORD_BYTES
+    fn both_images(&self) -> Images {
+        Images::new(self.words().end, self.slots)
     }
 
     /// The words in bytes that were read from [`words`](Self::words).
@@ -68,44 +63,20 @@ impl Board {
 
     /// The image of a cut of this oracle.
     pub fn encode(&self, cut: &Cut) -> Vec<u8> {
-        debug_assert_eq!(cut.counts().len(), self.slots);
-        let mut image = Vec::with_capacity(self.image_bytes());
-        image.extend(cut.sequence().to_le_bytes());
-        image.extend(cut.counts().iter().flat_map(|count| count.to_le_bytes()));
-        image.extend(checksum(CrcAlgorithm::Crc64Nvme, &image).to_le_bytes());
-        image
+        self.both_images().encode(cut)
     }
 
     /// The later of the cuts in bytes that were read from [`images`](Self::images). `None`: nothing was published yet, or both
     /// were being replaced while they were read.
     pub fn decode(&self, bytes: &[u8]) -> Option<Cut> {
-        if bytes.len() != self.images().len() {
-            return None;
-        }
-        let whole = bytes.chunks_exact(self.image_bytes()).filter_map(decode_image);
-        whole.max_by_key(Cut::sequence)
+        self.both_images().decode(bytes).map(|(_, cut)| cut)
     }
-}
-
-fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
-    let (words, _) = bytes.as_chunks::<WORD_BYTES>();
-    words.iter().map(|word| u64::from_le_bytes(*word))
-}
-
-/// An image whose checksum is right is what one write has left, not parts of several.
-fn decode_image(bytes: &[u8]) -> Option<Cut> {
-    let (body, sum) = bytes.split_last_chunk::<WORD_BYTES>()?;
-    if u64::from_le_bytes(*sum) != checksum(CrcAlgorithm::Crc64Nvme, body) {
-        return None;
-    }
-    let mut words = words(body);
-    let sequence = words.next()?;
-    let counts: Arc<[u64]> = words.collect();
-    Some(Cut::new(sequence, counts))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use proptest::prelude::*;
 
     use super::*;

@@ -8,11 +8,17 @@ use crate::cut::Cut;
 use crate::memory::{Memory, MemoryError};
 use crate::rules::Rules;
 
-/// Between two looks where nothing was committed: publication is late by so much at most, and a scan.
+/// Between two looks while commits come: publication is late by so much at most, and a scan.
 const PAUSE: Duration = Duration::from_micros(2);
+/// Between two looks where nothing has been committed for [`IDLE_AFTER`]: the first commit after a while waits so long at most, and an
+/// idle publisher leaves the processor to others.
+const IDLE_PAUSE: Duration = Duration::from_micros(128);
+/// Longer than a session of one client takes from one commit to the next.
+const IDLE_AFTER: Duration = Duration::from_millis(1);
 
-/// Publishes cuts of an oracle that is whole, or of a part, where nobody has published before, until `is_over`; with `pace` after
-/// each cut, which for parts is [`Oracle::pace`](super::Oracle::pace).
+/// Publishes cuts of an oracle that is whole, or of a part, until `is_over`; with `pace` after each cut, which for parts is
+/// [`Oracle::pace`](super::Oracle::pace). Goes on behind what was published last. Who published that has ended, or his grant was
+/// fenced: then the later image that is whole is the last that anybody has seen or will see.
 ///
 /// # Errors
 /// When far memory does not answer: nobody knows then which cut is the last.
@@ -22,8 +28,19 @@ pub async fn publish<R: Rules>(
     pace: Duration,
     is_over: impl Fn() -> bool,
 ) -> Result<(), MemoryError> {
-    let mut publisher = Publisher::<R>::after(Cut::first(oracle.board.slots()));
-    show(memory, &oracle, publisher.last()).await?;
+    let images = oracle.board.images();
+    let bytes = memory.read(&oracle.piece, images.start as u64..images.end as u64).await?;
+    let last = oracle.board.decode(&bytes);
+    let mut publisher = match last {
+        Some(last) => Publisher::<R>::after(last),
+        None => {
+            let first = Cut::first(oracle.board.slots());
+            show(memory, &oracle, &first).await?;
+            Publisher::after(first)
+        }
+    };
+    let endpoint = memory.endpoint();
+    let mut last_ns = endpoint.now_ns();
     while !is_over() {
         let words = oracle.board.words();
         let bytes = memory.read(&oracle.piece, words.start as u64..words.end as u64).await?;
@@ -31,9 +48,13 @@ pub async fn publish<R: Rules>(
         match publisher.next(&words) {
             Some(cut) => {
                 show(memory, &oracle, cut).await?;
-                memory.endpoint().sleep(pace).await;
+                last_ns = endpoint.now_ns();
+                endpoint.sleep(pace).await;
             }
-            None => memory.endpoint().sleep(PAUSE).await,
+            None => {
+                let is_idle = endpoint.now_ns() - last_ns > IDLE_AFTER.as_nanos() as u64;
+                endpoint.sleep(if is_idle { IDLE_PAUSE } else { PAUSE }).await;
+            }
         }
     }
     Ok(())

@@ -16,7 +16,7 @@ use farpool_wire::{Slot, Version};
 use parking_lot::Mutex;
 
 use super::SlotCommits;
-use crate::error::CommitError;
+use crate::error::{CommitError, LeaveError};
 use crate::log::{LogAt, LogRoom};
 
 /// Looks at another thread's write before this one waits to be woken: a word in shared memory is written within some of them, and
@@ -45,6 +45,8 @@ struct State {
     /// Of the log, for their intents.
     room: LogRoom,
     is_stuck: bool,
+    /// No more commits begin, since the slot was given up.
+    has_left: bool,
     /// Who waits for the slot to come further, by commit.
     waiting: BTreeMap<u64, Waker>,
 }
@@ -67,13 +69,14 @@ pub(crate) enum Turn<'a> {
 }
 
 impl SharedSlot {
-    /// Of a slot with its log, whose last commit is `last`, with nothing under way.
+    /// Of a slot with its log, in which nothing is under way, and no count behind `last` was used.
     pub fn after(slot: Slot, log: LogAt, last: u64) -> SharedSlot {
         let state = State {
             commits: SlotCommits::after(slot, last),
             logged: SlotCommits::after(slot, last),
             room: LogRoom::new(log.layout.ring_bytes()),
             is_stuck: false,
+            has_left: false,
             waiting: BTreeMap::new(),
         };
         SharedSlot {
@@ -102,7 +105,7 @@ impl SharedSlot {
             return Err(CommitError::TooLarge { bytes: log_bytes, most });
         }
         let mut state = self.state.lock();
-        if state.is_stuck {
+        if state.is_stuck || state.has_left {
             return Err(CommitError::Stuck);
         }
         if !state.logged.has_room() {
@@ -111,6 +114,22 @@ impl SharedSlot {
         let log_start = state.room.take(log_bytes).ok_or(CommitError::Busy)?;
         state.logged.begin().expect("there is room");
         Ok((state.commits.begin().expect("what is logged is no less than what is under way"), log_start))
+    }
+
+    /// No more commits from now on, if nothing is under way. Says which count was used last, and lets the caller write it, where the
+    /// last commits have vanished.
+    pub(crate) fn leave(&self) -> Result<(u64, Option<Writing<'_>>), LeaveError> {
+        let mut state = self.state.lock();
+        if state.is_stuck {
+            return Err(LeaveError::Stuck);
+        }
+        // Relaxed: changed under the lock.
+        if !state.commits.is_quiet() || self.is_writing.load(Ordering::Relaxed) {
+            return Err(LeaveError::UnderWay);
+        }
+        let writing = self.begin_writing(&state);
+        state.has_left = true;
+        Ok((state.commits.over(), writing))
     }
 
     /// A commit is installed. If the slot has come further and nobody writes, the caller does.
@@ -129,6 +148,13 @@ impl SharedSlot {
             logged.end(version);
         });
         self.wake(state);
+    }
+
+    /// The log does not need a commit any more that is over.
+    pub(crate) fn forget(&self, version: Version) {
+        self.state.lock().forget(|logged| {
+            logged.end(version);
+        });
     }
 
     /// For who holds the lock.
@@ -190,6 +216,15 @@ impl SharedSlot {
         let mut state = self.state.lock();
         state.is_stuck = true;
         self.wake(state);
+    }
+
+    /// Nothing begins any more, if nothing is under way; false: something is, or nobody knows.
+    pub fn retire(&self) -> bool {
+        let mut state = self.state.lock();
+        // Relaxed: changed under the lock.
+        let is_quiet = state.logged.is_quiet() && !self.is_writing.load(Ordering::Relaxed) && !state.is_stuck;
+        state.is_stuck |= is_quiet;
+        is_quiet
     }
 
     /// Lets all who wait look again.
@@ -325,6 +360,43 @@ mod tests {
         let (second, _) = slot.begin(LOG_BYTES).unwrap();
         slot.vanish(second);
         assert!(slot.begin(LOG_BYTES).is_ok());
+    }
+
+    #[test]
+    fn who_leaves_a_slot_writes_the_last_count_that_was_used_for_nothing() {
+        let slot = slot();
+        let [first, second] = std::array::from_fn(|_| begin(&slot));
+        assert!(matches!(slot.leave(), Err(LeaveError::UnderWay)));
+        slot.vanish(second);
+        let writing = slot.end(first).unwrap();
+        assert!(matches!(slot.leave(), Err(LeaveError::UnderWay)), "its word is being written");
+        writing.done();
+        slot.vanish(begin(&slot));
+        let (last, writing) = slot.leave().unwrap();
+        let writing = writing.expect("the word has less");
+        assert_eq!((last, writing.come()), (13, 13));
+        assert!(matches!(slot.begin(8), Err(CommitError::Stuck)));
+        writing.done();
+        assert!(matches!(slot.leave(), Ok((13, None))), "that is so already");
+    }
+
+    #[test]
+    fn a_slot_in_doubt_is_not_left() {
+        let slot = slot();
+        drop(slot.end(begin(&slot)));
+        assert!(matches!(slot.leave(), Err(LeaveError::Stuck)));
+    }
+
+    #[test]
+    fn a_slot_is_retired_only_once_nothing_is_under_way_and_then_nothing_begins() {
+        let slot = slot();
+        let first = begin(&slot);
+        assert!(!slot.retire());
+        let writing = slot.end(first).unwrap();
+        assert!(!slot.retire(), "its word is being written");
+        writing.done();
+        assert!(slot.retire() && !slot.retire());
+        assert!(matches!(slot.begin(8), Err(CommitError::Stuck)));
     }
 
     #[test]

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use farpool_fabric::MAX_BATCH;
 use farpool_wire::{NodeId, RecordHeader, Version};
-use futures_util::future::join_all;
 
 use super::{Transaction, Write};
 use crate::error::CommitError;
-use crate::log::{Head, Intent};
-use crate::memory::{Memory, MemoryError, Plan};
-use crate::rules::Rules;
+use crate::horizon::Open;
+use crate::log::{Head, Intent, LogAt};
+use crate::memory::{Memory, MemoryError, Plan, run_all};
+use crate::record::NumberedHeader;
+use crate::rules::{Rules, Step};
 use crate::worker::{Session, UnderWay, Worker};
 
 /// Operations that install one record.
@@ -22,10 +23,13 @@ const WORD_BYTES: usize = size_of::<u64>();
 /// A transaction that is about to commit. Dropping it aborts it, as long as [`commit`](Self::commit) has not begun.
 pub struct Committing<'a, R: Rules> {
     session: &'a mut Session,
-    groups: Vec<Group<'a>>,
+    groups: Vec<Group>,
     prepared: Vec<Prepared<'a>>,
     log: Logging<'a>,
+    version: Version,
     under_way: UnderWay<'a, R>,
+    /// Memory that its snapshot has is not given to anything else before this is over: it writes there.
+    _open: Option<Open<'a>>,
 }
 
 impl<'a, R: Rules> Transaction<'a, R> {
@@ -49,26 +53,27 @@ impl<'a, R: Rules> Transaction<'a, R> {
         if self.writes.is_empty() {
             return Ok(None);
         }
-        let Transaction { worker, session, writes, cut } = self;
+        let Transaction { worker, session, writes, cut, _open, .. } = self;
         let mut intents = Vec::new();
         writes.values().for_each(|write| intent_of(write).encode(&mut intents));
         let under_way = worker.begin_commit(intents.len() as u64)?;
-        let head = Head::new(under_way.version(), cut.sequence(), under_way.log_start(), &intents);
+        let version = R::numbered(under_way.version());
+        let head = Head::new(version, cut.sequence(), under_way.log_start(), &intents);
         let log = Logging::new(worker, &head, &intents).map_err(CommitError::Nothing)?;
         let groups = by_node(writes.into_values());
         let prepared: Result<Vec<_>, _> = groups
             .iter()
-            .map(|(node, writes)| Prepared::new(&worker.memory, *node, writes, under_way.version()))
+            .map(|(node, writes)| Prepared::new(&worker.memory, *node, writes, version))
             .collect();
         let prepared = prepared.map_err(CommitError::Nothing)?;
-        Ok(Some(Committing { session, groups, prepared, log, under_way }))
+        Ok(Some(Committing { session, groups, prepared, log, version, under_way, _open }))
     }
 }
 
 impl<R: Rules> Committing<'_, R> {
     /// Which version it will be.
     pub fn version(&self) -> Version {
-        self.under_way.version()
+        self.version
     }
 
     /// Commits. Dropped before it is done, nobody knows what of it took effect.
@@ -76,36 +81,42 @@ impl<R: Rules> Committing<'_, R> {
     /// # Errors
     /// Tells whether nothing of it is left, or nobody knows.
     pub async fn commit(self) -> Result<Version, CommitError> {
-        let Committing { session, groups, prepared, mut log, mut under_way } = self;
-        let version = under_way.version();
+        let Committing { session, groups, prepared, mut log, version, mut under_way, _open } = self;
         let unknown = |_: MemoryError| CommitError::Unknown(version);
         under_way.touches();
+        R::passes(Step::Prepared);
         // What may still be written must not come upon another commit's intents: so this one is not over where that is not known.
         if R::logs_first() {
-            run_all(std::mem::take(&mut log.intents)).await.map_err(CommitError::Nothing)?;
+            done(&mut log.plans).await.map_err(CommitError::Nothing)?;
+            R::passes(Step::Logged);
         }
         let locked = lock::<R>(&groups, prepared, version).await.map_err(unknown)?;
-        run_all(log.intents).await.map_err(unknown)?;
-        let installation = match locked {
+        R::passes(Step::Locked);
+        if !R::logs_first() {
+            done(&mut log.plans).await.map_err(unknown)?;
+        }
+        let mut installation = match locked {
             Ok(installation) => installation,
             Err(mut undoing) => {
-                undoing.extend(log.verdicts);
-                run_all(undoing).await.map_err(unknown)?;
+                undoing.extend(log.verdicts(version));
+                done(&mut undoing).await.map_err(unknown)?;
                 under_way.vanished();
                 return Err(CommitError::Conflict);
             }
         };
         let is_shown = if R::installs_first() {
-            run_all(installation).await.map_err(unknown)?;
+            done(&mut installation).await.map_err(unknown)?;
+            R::passes(Step::Installed);
             under_way.is_shown().await
         } else {
             let is_shown = under_way.is_shown().await;
-            run_all(installation).await.map_err(unknown)?;
+            done(&mut installation).await.map_err(unknown)?;
             is_shown
         };
         if !is_shown {
             return Err(CommitError::Unknown(version));
         }
+        R::passes(Step::Shown);
         session.committed(version);
         Ok(version)
     }
@@ -113,32 +124,38 @@ impl<R: Rules> Committing<'_, R> {
 
 /// What is written to the slot's log.
 struct Logging<'a> {
-    /// Before anything is locked.
-    intents: Vec<Plan<'a>>,
-    /// That nothing has come of it: whoever asks for its fate must not take it for committed.
-    verdicts: Vec<Plan<'a>>,
+    log: &'a LogAt,
+    /// For each copy. The intents are written before anything is locked.
+    plans: Vec<Plan<'a>>,
 }
 
 impl<'a> Logging<'a> {
     fn new<R: Rules>(worker: &'a Worker<R>, head: &Head, intents: &[u8]) -> Result<Self, MemoryError> {
         let layout = worker.log.layout;
         let place = layout.intents(head).expect("room for them was taken in the ring");
-        let mut log = Logging { intents: Vec::new(), verdicts: Vec::new() };
-        for copy in &worker.log.copies {
+        let mut plans = Vec::with_capacity(worker.log.copies.len());
+        for copy in worker.log.copies.iter().take(R::copies_logged()) {
             let mut plan = worker.memory.plan(copy.region.node, intents.len() + Head::BYTES)?;
             plan.write(copy, place.start, intents);
             plan.write(copy, layout.head(head.version).start, &head.encode());
-            log.intents.push(plan);
-            let mut plan = worker.memory.plan(copy.region.node, WORD_BYTES)?;
-            let verdict = Head::verdict_on(head.version).to_le_bytes();
-            plan.write(copy, layout.verdict(head.version).start, &verdict);
-            log.verdicts.push(plan);
+            plans.push(plan);
         }
-        Ok(log)
+        Ok(Logging { log: &worker.log, plans })
+    }
+
+    /// That nothing has come of it: whoever asks for its fate must not take it for committed. By the plans that have written the intents,
+    /// so that it does not fail for want of memory.
+    fn verdicts(self, version: Version) -> Vec<Plan<'a>> {
+        let Logging { log, mut plans } = self;
+        for (plan, copy) in plans.iter_mut().zip(&log.copies) {
+            plan.clear();
+            plan.write(copy, log.layout.verdict(version).start, &Head::verdict_on(version).to_le_bytes());
+        }
+        plans
     }
 }
 
-fn intent_of<'a>(write: &'a Write<'_>) -> Intent<'a> {
+fn intent_of(write: &Write) -> Intent<'_> {
     let (layout, piece, index) = (write.place.layout, write.place.piece, write.place.index);
     Intent {
         record: write.place.record,
@@ -153,10 +170,10 @@ fn intent_of<'a>(write: &'a Write<'_>) -> Intent<'a> {
 }
 
 /// Some records of one node.
-type Group<'a> = (NodeId, Vec<Write<'a>>);
+type Group = (NodeId, Vec<Write>);
 
-fn by_node<'a>(writes: impl Iterator<Item = Write<'a>>) -> Vec<Group<'a>> {
-    let mut nodes: BTreeMap<NodeId, Vec<Write<'a>>> = BTreeMap::new();
+fn by_node(writes: impl Iterator<Item = Write>) -> Vec<Group> {
+    let mut nodes: BTreeMap<NodeId, Vec<Write>> = BTreeMap::new();
     for write in writes {
         nodes.entry(write.place.piece.region.node).or_default().push(write);
     }
@@ -173,8 +190,6 @@ fn by_node<'a>(writes: impl Iterator<Item = Write<'a>>) -> Vec<Group<'a>> {
 /// All that is done with a group of records.
 struct Prepared<'a> {
     lock: Plan<'a>,
-    /// Filled once it is known what was locked.
-    unlock: Plan<'a>,
     /// Keeps the old versions and puts the new ones in their places (X3).
     install: Plan<'a>,
 }
@@ -183,19 +198,19 @@ impl<'a> Prepared<'a> {
     fn new(
         memory: &'a Memory,
         node: NodeId,
-        writes: &[Write<'_>],
+        writes: &[Write],
         version: Version,
     ) -> Result<Self, MemoryError> {
         let mut lock = memory.plan(node, 0)?;
         for write in writes {
-            lock.compare_and_swap(write.place.piece, header_at(write), write.before.seen.0, locked(version));
+            lock.compare_and_swap(&write.place.piece, header_at(write), write.before.seen.0, locked(version));
         }
-        // Two versions with their checksums, two headers, the counter, and which version it is.
+        // Two versions with their checksums, two headers, the counter, and which version it is, with its number.
         let bytes =
-            writes.iter().map(|write| 2 * (WORD_BYTES + write.before.data.len()) + 4 * WORD_BYTES).sum();
+            writes.iter().map(|write| 2 * (WORD_BYTES + write.before.data.len()) + 5 * WORD_BYTES).sum();
         let mut install = memory.plan(node, bytes)?;
         writes.iter().for_each(|write| prepare_one(&mut install, write, version));
-        Ok(Prepared { lock, unlock: memory.plan(node, 0)?, install })
+        Ok(Prepared { lock, install })
     }
 }
 
@@ -207,48 +222,53 @@ fn locked(version: Version) -> u64 {
 /// Locks all records that are still what the transaction has seen (X2), and says how they are installed; else somebody was first, and
 /// it says how those are unlocked that were locked.
 async fn lock<'a, R: Rules>(
-    groups: &[Group<'_>],
+    groups: &[Group],
     prepared: Vec<Prepared<'a>>,
     version: Version,
 ) -> Result<Result<Vec<Plan<'a>>, Vec<Plan<'a>>>, MemoryError> {
-    let (mut locks, mut unlocking, mut installation) = (Vec::new(), Vec::new(), Vec::new());
-    for Prepared { lock, unlock, install } in prepared {
-        locks.push(lock.run());
-        unlocking.push(unlock);
-        installation.push(install);
+    let (mut locks, installation): (Vec<_>, Vec<_>) =
+        prepared.into_iter().map(|Prepared { lock, install }| (lock, install)).unzip();
+    run_all(&mut locks).await;
+    locks.iter().try_for_each(Plan::check)?;
+    let has_locked = |write: &Write, found: u64| R::has_locked(write.before.seen, RecordHeader(found));
+    let has_locked_all = |(group, lock): (&Group, &Plan<'_>)| {
+        group.1.iter().zip(lock.words()).all(|(write, found)| has_locked(write, found))
+    };
+    if groups.iter().zip(&locks).all(has_locked_all) {
+        return Ok(Ok(installation));
     }
-    let mut is_first = true;
-    for (((_, writes), unlock), ran) in groups.iter().zip(&mut unlocking).zip(join_all(locks).await) {
-        for (write, found) in writes.iter().zip(ran.words()?) {
-            let seen = write.before.seen;
-            if R::has_locked(seen, RecordHeader(found)) {
-                unlock.compare_and_swap(write.place.piece, header_at(write), locked(version), seen.0);
-            } else {
-                is_first = false;
+    for ((_, writes), lock) in groups.iter().zip(&mut locks) {
+        let found: Vec<u64> = lock.words().collect();
+        lock.clear();
+        for (write, found) in writes.iter().zip(found) {
+            if has_locked(write, found) {
+                let seen = write.before.seen.0;
+                lock.compare_and_swap(&write.place.piece, header_at(write), locked(version), seen);
             }
         }
     }
-    Ok(if is_first { Ok(installation) } else { Err(unlocking) })
+    Ok(Err(locks))
 }
 
-fn header_at(write: &Write<'_>) -> u64 {
+fn header_at(write: &Write) -> u64 {
     write.place.layout.current(write.place.index).start
 }
 
-fn prepare_one(plan: &mut Plan<'_>, write: &Write<'_>, version: Version) {
-    let (layout, piece, index) = (write.place.layout, write.place.piece, write.place.index);
+fn prepare_one(plan: &mut Plan<'_>, write: &Write, version: Version) {
+    let (layout, piece, index) = (write.place.layout, &write.place.piece, write.place.index);
     let (record, old, data) = (write.place.record, write.before.old, &write.before.data);
     plan.write(piece, layout.old(index, old.number).start, &layout.encode_old(record, old, data));
     plan.write(piece, layout.old_header(index, old.number).start, &old.header.0.to_le_bytes());
     plan.write(piece, layout.ring(index).start, &(old.number + 1).to_le_bytes());
     let header = RecordHeader::of(version);
     let header = if write.new.is_some() { header } else { header.deleted() };
-    let body = layout.encode_body(record, header, write.new.as_deref().unwrap_or(data));
+    let named = NumberedHeader { number: old.number + 1, header };
+    let body = layout.encode_body(record, named, write.new.as_deref().unwrap_or(data));
     plan.write(piece, header_at(write) + WORD_BYTES as u64, &body);
     plan.write(piece, header_at(write), &header.0.to_le_bytes());
 }
 
-async fn run_all(plans: Vec<Plan<'_>>) -> Result<(), MemoryError> {
-    let ran = join_all(plans.into_iter().map(Plan::run)).await;
-    ran.iter().try_for_each(|ran| ran.check())
+async fn done(plans: &mut [Plan<'_>]) -> Result<(), MemoryError> {
+    run_all(plans).await;
+    plans.iter().try_for_each(Plan::check)
 }

@@ -1,14 +1,19 @@
 //! Finding the version of a record that a cut sees.
 
-use farpool_wire::RecordHeader;
+use std::ops::Range;
+
+use farpool_wire::{RecordHeader, Version};
 
 use super::{Row, is_absent};
 use crate::cut::Cut;
 use crate::error::ReadError;
-use crate::memory::Memory;
-use crate::record::{FoundVersion, OldVersion, Ring};
+use crate::horizon::Announcer;
+use crate::memory::{Memory, Plan};
+use crate::overflow::{Entry, entry_of, link_to};
+use crate::record::{FoundVersion, NumberedHeader, RecordLayout, Ring};
 use crate::rules::Rules;
 use crate::table::Place;
+use crate::worker::Worker;
 
 /// Looks at a record before it is given up as damaged. Between two looks a commit has gone on that the first one met, and the same
 /// does not happen to a later one for ever: either the cut sees what is there, or the ring is asked.
@@ -18,8 +23,9 @@ const LOOKS: u32 = 100;
 enum Look<'a> {
     /// The cut sees it, and here it is, with the header before it.
     Seen(RecordHeader, FoundVersion<'a>),
-    /// The cut sees an older one; or somebody is replacing the one that was there, and that lies in the ring.
-    Older,
+    /// The cut sees an older one; or somebody is replacing the one that was there, and that lies in the ring. Then this is it, unless
+    /// the word that says so is his already.
+    Older(Option<Version>),
     /// Header and data are of different times.
     Torn,
 }
@@ -29,20 +35,77 @@ pub(super) struct ToWrite {
     /// Its header as it was.
     pub(super) seen: RecordHeader,
     /// The present version, as it will lie in the ring.
-    pub(super) old: OldVersion,
+    pub(super) old: NumberedHeader,
     /// Its data.
     pub(super) data: Vec<u8>,
 }
 
+impl ToWrite {
+    /// As it was for the transaction.
+    pub(super) fn row(&self) -> Row {
+        row(self.old.header, &self.data)
+    }
+}
+
+/// Where a plan's READs of a record that is to be written put its current version and, where workers announce themselves, its ring.
+pub(super) struct Asked {
+    current: Range<usize>,
+    ring: Option<Range<usize>>,
+}
+
+impl Asked {
+    /// Bytes that the READs of one record take.
+    pub(super) fn bytes(layout: &RecordLayout) -> usize {
+        layout.current_bytes() + layout.ring_bytes()
+    }
+
+    /// Adds the READs of some records.
+    pub(super) fn add<R: Rules>(plan: &mut Plan<'_>, worker: &Worker<R>, places: &[Place]) -> Vec<Asked> {
+        let currents: Vec<Range<usize>> =
+            places.iter().map(|place| plan.read(&place.piece, place.layout.current(place.index))).collect();
+        let looks_at_rings = worker.announcer.is_some();
+        if looks_at_rings {
+            // Behind the versions: the rings have all before them.
+            plan.fence();
+        }
+        let mut ring = |place: &Place| plan.read(&place.piece, place.layout.ring(place.index));
+        let rings = places.iter().map(|place| looks_at_rings.then(|| ring(place)));
+        currents.into_iter().zip(rings).map(|(current, ring)| Asked { current, ring }).collect()
+    }
+
+    /// What was found of one; `None`: words of different times.
+    pub(super) async fn found<R: Rules>(
+        &self,
+        plan: &Plan<'_>,
+        worker: &Worker<R>,
+        cut: &Cut,
+        place: &Place,
+    ) -> Result<Option<ToWrite>, ReadError> {
+        let (seen, found) = match look::<R>(cut, place, plan.bytes(self.current.clone()))? {
+            Look::Seen(seen, found) if R::may_be_locked(seen, found.header) => (seen, found),
+            Look::Seen(..) | Look::Older(_) => return Err(ReadError::Conflict),
+            Look::Torn => return Ok(None),
+        };
+        let old = NumberedHeader { number: found.number, header: found.header };
+        if let (Some(announcer), Some(ring)) = (&worker.announcer, &self.ring) {
+            let ring = place.layout.decode_ring(plan.bytes(ring.clone())).ok_or(ReadError::Damaged)?;
+            find_room::<R>(&worker.memory, announcer, &ring, old).await?;
+        }
+        Ok(Some(ToWrite { seen, old, data: found.data.to_vec() }))
+    }
+}
+
 /// A record as a cut sees it.
-pub(super) async fn read<R: Rules>(memory: &Memory, cut: &Cut, place: &Place<'_>) -> Result<Row, ReadError> {
+pub(super) async fn read<R: Rules>(memory: &Memory, cut: &Cut, place: &Place) -> Result<Row, ReadError> {
     for _ in 0..LOOKS {
-        let bytes = memory.read(place.piece, place.layout.current(place.index)).await?;
+        let bytes = memory.read(&place.piece, place.layout.current(place.index)).await?;
         match look::<R>(cut, place, &bytes)? {
-            Look::Seen(_, found) => return Ok(row(&found)),
+            Look::Seen(_, found) => return Ok(row(found.header, found.data)),
             Look::Torn => {}
-            Look::Older => {
-                if let Some(row) = read_old::<R>(memory, cut, place).await? {
+            Look::Older(replaced) => {
+                let row = read_old::<R>(memory, cut, place).await?;
+                // Another one: nobody is replacing it, and memory was damaged.
+                if let Some(row) = row.filter(|row| replaced.is_none_or(|replaced| row.version == replaced)) {
                     return Ok(row);
                 }
             }
@@ -54,63 +117,119 @@ pub(super) async fn read<R: Rules>(memory: &Memory, cut: &Cut, place: &Place<'_>
 
 /// Reads a record that is to be written.
 pub(super) async fn read_to_write<R: Rules>(
-    memory: &Memory,
+    worker: &Worker<R>,
     cut: &Cut,
-    place: &Place<'_>,
+    place: &Place,
 ) -> Result<ToWrite, ReadError> {
-    let (current, ring) = (place.layout.current(place.index), place.layout.ring(place.index));
-    let bytes = (current.end - current.start + ring.end - ring.start) as usize;
+    let memory = &worker.memory;
     for _ in 0..LOOKS {
-        let mut plan = memory.plan(place.piece.region.node, bytes)?;
-        let current = plan.read(place.piece, current.clone());
-        // Behind the header: if that is still the same when it is locked, the counter is, too.
-        plan.fence();
-        let ring = plan.read(place.piece, ring.clone());
-        let ran = plan.run().await;
-        ran.check()?;
-        match look::<R>(cut, place, ran.bytes(current))? {
-            Look::Seen(seen, found) if !R::may_be_locked(seen, found.header) => {
-                return Err(ReadError::Conflict);
-            }
-            Look::Seen(seen, found) => {
-                let ring = place.layout.decode_ring(ran.bytes(ring)).ok_or(ReadError::Damaged)?;
-                let old = OldVersion { number: ring.next_number(), header: found.header };
-                return Ok(ToWrite { seen, old, data: found.data.to_vec() });
-            }
-            Look::Older => return Err(ReadError::Conflict),
-            Look::Torn => memory.endpoint().yield_now().await,
+        let mut plan = memory.plan(place.piece.region.node, Asked::bytes(&place.layout))?;
+        let asked = Asked::add(&mut plan, worker, std::slice::from_ref(place));
+        let plan = plan.run().await;
+        plan.check()?;
+        match asked[0].found(&plan, worker, cut, place).await? {
+            Some(found) => return Ok(found),
+            None => memory.endpoint().yield_now().await,
         }
     }
     Err(ReadError::Damaged)
 }
 
-fn look<'a, R: Rules>(cut: &Cut, place: &Place<'_>, bytes: &'a [u8]) -> Result<Look<'a>, ReadError> {
+/// The current version, if what was read of it is what the cut sees; else more has to be looked at.
+pub(super) fn settled<'a, R: Rules>(
+    cut: &Cut,
+    place: &Place,
+    bytes: &'a [u8],
+) -> Result<Option<FoundVersion<'a>>, ReadError> {
+    Ok(match look::<R>(cut, place, bytes)? {
+        Look::Seen(_, found) => Some(found),
+        Look::Older(_) | Look::Torn => None,
+    })
+}
+
+/// Makes sure that the ring has room for a version.
+async fn find_room<R: Rules>(
+    memory: &Memory,
+    announcer: &Announcer,
+    ring: &Ring,
+    kept: NumberedHeader,
+) -> Result<(), ReadError> {
+    if R::reuses_place(ring.has_room_for(kept, &announcer.horizon()))
+        || R::reuses_place(ring.has_room_for(kept, &announcer.refresh(memory).await?))
+    {
+        return Ok(());
+    }
+    // It may be this worker for whom everybody waits.
+    announcer.announce::<R>(memory).await?;
+    Err(ReadError::RingFull)
+}
+
+fn look<'a, R: Rules>(cut: &Cut, place: &Place, bytes: &'a [u8]) -> Result<Look<'a>, ReadError> {
     let (header, found) = place.layout.decode_current(place.record, bytes).ok_or(ReadError::Damaged)?;
     // What a cut sees was installed before the cut was made.
     let is_installed = !header.is_locked() && cut.sees(header.version());
+    let version = found.header.version();
     if !R::takes(found.is_right) {
-        return Ok(if is_installed { Look::Torn } else { Look::Older });
+        let replaced = Some(version).filter(|version| cut.sees(*version));
+        return Ok(if is_installed { Look::Torn } else { Look::Older(replaced) });
     }
-    Ok(match cut.sees(found.header.version()) {
-        true if is_installed && found.header.version() != header.version() => Look::Torn,
+    Ok(match cut.sees(version) {
+        true if is_installed && version != header.version() => Look::Torn,
         true => Look::Seen(header, found),
-        false => Look::Older,
+        false => Look::Older(None),
     })
 }
 
 /// The last version in the ring that the cut sees; `None`: what lay there was replaced meanwhile.
-async fn read_old<R: Rules>(memory: &Memory, cut: &Cut, place: &Place<'_>) -> Result<Option<Row>, ReadError> {
-    let ring = memory.read(place.piece, place.layout.ring(place.index)).await?;
+async fn read_old<R: Rules>(memory: &Memory, cut: &Cut, place: &Place) -> Result<Option<Row>, ReadError> {
+    let ring = memory.read(&place.piece, place.layout.ring(place.index)).await?;
     let ring: Ring = place.layout.decode_ring(&ring).ok_or(ReadError::Damaged)?;
     let Some(old) = ring.last_seen(cut) else {
-        return if ring.next_number() == 0 { Ok(None) } else { Err(ReadError::SnapshotTooOld) };
+        return match ring.next_number() {
+            0 => Ok(None),
+            _ => read_overflow::<R>(memory, cut, place, 0).await,
+        };
     };
-    let bytes = memory.read(place.piece, place.layout.old(place.index, old.number)).await?;
+    let bytes = memory.read(&place.piece, place.layout.old(place.index, old.number)).await?;
     let found = place.layout.decode_old(place.record, old, &bytes).ok_or(ReadError::Damaged)?;
-    Ok(R::takes(found.is_right).then(|| row(&found)))
+    match R::takes(found.is_right) {
+        true => Ok(Some(row(found.header, found.data))),
+        // Who writes there again may have died before the header.
+        false if old.header.is_moved() => read_overflow::<R>(memory, cut, place, old.number).await,
+        false => Ok(None),
+    }
 }
 
-fn row(found: &FoundVersion<'_>) -> Row {
-    let data = (!is_absent(found.header)).then(|| found.data.to_vec());
-    Row { version: found.header.version(), data }
+/// The last version in the overflow region that the cut sees, if it has that number at least, which the ring has named; `None`: the ring
+/// was read at different times, and the version is there.
+///
+/// Where its chain begins is read behind the ring: what the ring did not have any more is in the chain by then.
+async fn read_overflow<R: Rules>(
+    memory: &Memory,
+    cut: &Cut,
+    place: &Place,
+    least: u64,
+) -> Result<Option<Row>, ReadError> {
+    let (layout, most) = (&place.layout, place.layout.overflow());
+    if most == 0 {
+        return Err(ReadError::SnapshotTooOld);
+    }
+    let mut next = memory.read_word(&place.piece, layout.chain(place.index).start).await?;
+    for _ in 0..most {
+        let Some(entry) = entry_of(next) else { break };
+        let bytes = memory.read(&place.piece, layout.entry(entry).ok_or(ReadError::Damaged)?).await?;
+        let (found, is_right) = Entry::decode(layout, &bytes).ok_or(ReadError::Damaged)?;
+        if !R::takes(is_right) || found.record != place.record {
+            return Ok(None);
+        }
+        if cut.sees(found.named.header.version()) {
+            return Ok((found.named.number >= least).then(|| row(found.named.header, found.data)));
+        }
+        next = link_to(found.before);
+    }
+    Err(ReadError::SnapshotTooOld)
+}
+
+pub(super) fn row(header: RecordHeader, data: &[u8]) -> Row {
+    Row { version: header.version(), data: (!is_absent(header)).then(|| data.to_vec()) }
 }

@@ -1,4 +1,4 @@
-//! The far memory of an oracle: a region of each of some nodes, and ways of threads to it.
+//! The far memory of transactions: regions of some nodes, and ways of threads to them.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -11,32 +11,33 @@ use crate::footprint::Footprint;
 use crate::local_pool::{Lend, LocalPool};
 use crate::reach::open_endpoint;
 
-/// What a node lends: the least that one does.
-const REGION_BYTES: u64 = 1 << 20;
-/// Room for a thread's transfers: the images of all slots that there can be, and some words.
-const ARENA_BYTES: usize = 256 << 10;
-
 /// Nodes and their memory, gone with the value.
 pub struct Site {
     // Dropped before the pool that it leases from.
     footprint: Footprint,
     transports: Transports,
+    arena_bytes: usize,
     _pool: LocalPool,
 }
 
 impl Site {
-    /// Starts so many nodes, and leases a region of each.
-    pub fn start(transports: Transports, nodes: u32, farpool: &Path, stop: &AtomicBool) -> Result<Site> {
-        let lend = Lend { nodes, bytes_each: REGION_BYTES, region_bytes: REGION_BYTES };
+    /// Starts nodes, and leases all that they lend: as many regions of each. A thread has `arena_bytes` for its transfers.
+    pub fn start(
+        transports: Transports,
+        lend: Lend,
+        arena_bytes: usize,
+        farpool: &Path,
+        stop: &AtomicBool,
+    ) -> Result<Site> {
         let pool = LocalPool::lending(farpool, lend, transports.choice)?;
-        let bytes = u64::from(nodes) * REGION_BYTES;
+        let bytes = u64::from(lend.nodes) * lend.bytes_each;
         let footprint = Footprint::lease(&pool.broker, None, transports, bytes, stop)?;
-        let found = footprint.regions.len();
-        ensure!(found == nodes as usize, "{nodes} nodes have lent {found} regions");
-        Ok(Site { footprint, transports, _pool: pool })
+        let (nodes, found) = (lend.nodes, footprint.bytes());
+        ensure!(found == bytes, "{nodes} nodes have lent {found} bytes instead of {bytes}");
+        Ok(Site { footprint, transports, arena_bytes, _pool: pool })
     }
 
-    /// The regions, each on a node of its own.
+    /// The regions, node by node.
     pub fn pieces(&self) -> Vec<Piece> {
         let regions = self.footprint.regions.iter();
         regions.map(|region| Piece { region: region.id, epoch: region.epoch, start: 0 }).collect()
@@ -44,8 +45,8 @@ impl Site {
 
     /// A thread's way to all of them.
     pub fn memory(&self) -> Result<Memory> {
-        let endpoint: Endpoint = open_endpoint(self.transports, ARENA_BYTES)
-            .context("there is no memory for a thread's transfers: lower --clients")?;
+        let endpoint: Endpoint = open_endpoint(self.transports, self.arena_bytes)
+            .context("there is no memory for a thread's transfers: start fewer threads")?;
         let mut memory = Memory::new(endpoint.clone());
         for region in &self.footprint.regions {
             let attach = memory.attach(&region.node.peer, region.id, region.epoch, region.key);

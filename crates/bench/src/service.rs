@@ -9,7 +9,7 @@ use farpool_fabric::block_on;
 use farpool_txn::oracle::{NaiveAt, fetch, publish};
 use farpool_txn::{Fetched, Oracle, OracleAt, Shipped, Traffic};
 
-use super::site::Site;
+use crate::site::Site;
 
 /// A thread that runs until all clients are done.
 #[derive(Clone, Debug)]

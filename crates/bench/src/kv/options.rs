@@ -1,0 +1,167 @@
+//! What to measure of transactions on records, checked before anything starts.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::Result;
+use farpool_txn::{MAX_COMMITS_UNDER_WAY, MOST_OLD_VERSIONS};
+use serde::{Deserialize, Serialize};
+
+use super::chooser::RECORDS_MAX;
+use super::ground::Ground;
+use crate::options::{IoTransport, THREADS_MAX};
+
+/// Nodes of one run: each is a process that polls.
+pub const NODES_MAX: usize = 16;
+/// Fewest records: those of one transaction differ.
+pub const RECORDS_MIN: u64 = 4;
+/// Largest exponent of Zipf's law: with it two records of three are the same one.
+const SKEW_MAX: f64 = 2.0;
+
+/// What each transaction does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvMix {
+    /// Reads four records.
+    Read,
+    /// Writes two records, whatever they hold.
+    Update,
+    /// Reads two records and writes them: increments a counter in each.
+    Rmw,
+}
+
+impl FromStr for KvMix {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "read" => Ok(KvMix::Read),
+            "update" => Ok(KvMix::Update),
+            "rmw" => Ok(KvMix::Rmw),
+            other => Err(format!("unknown mix '{other}': choose read, update or rmw")),
+        }
+    }
+}
+
+impl fmt::Display for KvMix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            KvMix::Read => "read",
+            KvMix::Update => "update",
+            KvMix::Rmw => "rmw",
+        })
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct KvOptions {
+    /// What each transaction does.
+    pub mix: KvMix,
+    /// How many records there are.
+    pub records: u64,
+    /// Exponent of Zipf's law; 0: all records are as frequent.
+    pub skew: f64,
+    /// Old versions that are kept of each record.
+    pub old_versions: usize,
+    /// Threads in a closed loop, each with a slot.
+    pub threads: usize,
+    /// Transactions in flight per thread.
+    pub in_flight: usize,
+    /// Nodes over which the records are spread.
+    pub nodes: usize,
+    /// What carries the operations.
+    pub transport: IoTransport,
+    /// How long is measured, warm-up not counted.
+    pub duration: Duration,
+    /// How long transactions run before that.
+    pub warm_up: Duration,
+}
+
+impl KvOptions {
+    /// Far memory that it takes.
+    ///
+    /// # Errors
+    /// When no memory is as large.
+    pub fn far_bytes(&self) -> Result<u64> {
+        Ok(Ground::of(self)?.bytes())
+    }
+
+    /// Says what cannot be measured.
+    ///
+    /// # Errors
+    /// Names the option that mends it.
+    pub fn check(&self) -> Result<(), String> {
+        let counts = [
+            ("--threads", self.threads as u64, 1, THREADS_MAX as u64),
+            ("--in-flight", self.in_flight as u64, 1, MAX_COMMITS_UNDER_WAY as u64),
+            ("--nodes", self.nodes as u64, 1, NODES_MAX as u64),
+            ("--records", self.records, RECORDS_MIN, RECORDS_MAX),
+            ("--old-versions", self.old_versions as u64, 1, MOST_OLD_VERSIONS as u64),
+        ];
+        if let Some((option, value, least, most)) =
+            counts.into_iter().find(|&(_, value, least, most)| !(least..=most).contains(&value))
+        {
+            return Err(format!("{value}: choose {option} from {least} to {most}"));
+        }
+        if !(0.0..=SKEW_MAX).contains(&self.skew) {
+            return Err(format!("a skew of {}: choose --skew from 0 to {SKEW_MAX}", self.skew));
+        }
+        if self.duration.is_zero() {
+            return Err("nothing is measured in no time: give --seconds 1 or more".into());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use farpool_fabric::TransportChoice;
+
+    use super::*;
+
+    /// A small, valid measurement.
+    pub fn small() -> KvOptions {
+        KvOptions {
+            mix: KvMix::Rmw,
+            records: 1000,
+            skew: 0.0,
+            old_versions: 4,
+            threads: 1,
+            in_flight: 1,
+            nodes: 2,
+            transport: IoTransport(TransportChoice::Shm),
+            duration: Duration::from_millis(10),
+            warm_up: Duration::from_millis(1),
+        }
+    }
+
+    #[test]
+    fn bad_options_name_the_option_that_mends_them() {
+        small().check().unwrap();
+        let bad = [
+            (KvOptions { threads: 0, ..small() }, "--threads"),
+            (KvOptions { in_flight: MAX_COMMITS_UNDER_WAY + 1, ..small() }, "--in-flight"),
+            (KvOptions { nodes: 0, ..small() }, "--nodes"),
+            (KvOptions { records: 3, ..small() }, "--records"),
+            (KvOptions { records: RECORDS_MAX + 1, ..small() }, "--records"),
+            (KvOptions { old_versions: 0, ..small() }, "--old-versions"),
+            (KvOptions { skew: -0.1, ..small() }, "--skew"),
+            (KvOptions { skew: f64::NAN, ..small() }, "--skew"),
+            (KvOptions { duration: Duration::ZERO, ..small() }, "--seconds"),
+        ];
+        for (options, fix) in bad {
+            let complaint = options.check().unwrap_err();
+            assert!(complaint.contains(fix), "{complaint}");
+        }
+    }
+
+    #[test]
+    fn mixes_are_read_as_they_are_shown() {
+        for mix in [KvMix::Read, KvMix::Update, KvMix::Rmw] {
+            assert_eq!(mix.to_string().parse(), Ok(mix));
+        }
+        assert!("scan".parse::<KvMix>().unwrap_err().contains("rmw"));
+    }
+}

@@ -1,0 +1,222 @@
+//! What a measurement of transactions on records says: as JSON for programs, as lines for people.
+
+use std::fmt::Write;
+
+use anyhow::{Context, Result, ensure};
+use farpool_txn::Traffic;
+use serde::{Deserialize, Serialize};
+
+use super::content::RECORD_BYTES;
+use super::options::{KvMix, KvOptions};
+use super::run::Thread;
+use crate::machine::Machine;
+use crate::slices::Plan;
+use crate::spread::grouped;
+use crate::tally::Tally;
+
+/// All that was measured.
+pub struct Measured {
+    /// Of each thread.
+    pub threads: Vec<Thread>,
+    /// When they measured.
+    pub plan: Plan,
+    /// Of the publisher.
+    pub service_traffic: Traffic,
+}
+
+/// Facts of a measurement. Names and meanings of the fields are stable; new ones may join.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct KvReport {
+    /// Transactions per second of all threads; the median over the slices.
+    pub trx_s: f64,
+    /// Smallest and largest of the slices.
+    pub trx_s_range: (f64, f64),
+    /// Of a thread: threads by `trx_s`.
+    pub ns_per_trx: f64,
+    /// Processor time of a thread: what is left of `ns_per_trx` it has waited, or others had the processor.
+    pub processor_ns_per_trx: f64,
+    /// Half took no longer, from their first beginning to their acknowledgement.
+    pub p50_us: f64,
+    /// 99 % took no longer.
+    pub p99_us: f64,
+    /// Acknowledged, the warm-up's included.
+    pub committed: u64,
+    /// Times that one of them had to begin again.
+    pub aborted: u64,
+    /// Operations on far memory by the threads, per transaction that was committed.
+    pub operations_per_trx: f64,
+    /// Bytes that they move, without what a transport puts around them.
+    pub bytes_per_trx: f64,
+    /// Operations by the publisher, likewise.
+    pub service_operations_per_trx: f64,
+    /// Bytes that they move.
+    pub service_bytes_per_trx: f64,
+    /// What each transaction did.
+    pub mix: KvMix,
+    /// How many records there were.
+    pub records: u64,
+    /// Bytes of each one's data.
+    pub record_bytes: usize,
+    /// Old versions that were kept of each.
+    pub old_versions: usize,
+    /// Far memory in all, with oracle, logs and what is left over at the ends of regions.
+    pub far_bytes: u64,
+    /// Exponent of Zipf's law.
+    pub skew: f64,
+    /// What carried it.
+    pub transport: String,
+    /// Nodes over which the records were spread.
+    pub nodes: usize,
+    /// Threads in a closed loop.
+    pub threads: usize,
+    /// Transactions in flight per thread.
+    pub in_flight: usize,
+    /// How long was measured.
+    pub seconds: f64,
+    /// How long transactions ran before that.
+    pub warm_up_seconds: f64,
+    /// Slices into which the time was cut.
+    pub slices: usize,
+    /// The machine.
+    pub machine: Machine,
+    /// The commit this was built from, if the build was told.
+    pub commit: Option<String>,
+}
+
+impl KvReport {
+    /// Puts everything together.
+    pub(super) fn new(options: &KvOptions, far_bytes: u64, measured: &Measured) -> Result<Self> {
+        let Measured { threads, plan, service_traffic } = measured;
+        let courses = || threads.iter().map(|thread| &thread.course);
+        let mut latencies = Tally::new()?;
+        for course in courses() {
+            latencies.join(&course.latencies)?;
+        }
+        let rates = plan.rates(courses().map(|course| course.slices.as_slice()));
+        let rates = rates.context("nothing was measured")?;
+        ensure!(rates.middle > 0.0, "nothing was measured: give more --seconds");
+        let committed: u64 = courses().map(|course| course.committed).sum();
+        let traffic = threads.iter().fold(Traffic::default(), |sum, thread| sum + thread.traffic);
+        let each = |of: u64| of as f64 / committed as f64;
+        Ok(KvReport {
+            trx_s: rates.middle,
+            trx_s_range: (rates.least, rates.most),
+            ns_per_trx: options.threads as f64 * 1e9 / rates.middle,
+            processor_ns_per_trx: each(threads.iter().map(|thread| thread.processor.as_nanos() as u64).sum()),
+            p50_us: latencies.quantile_us(0.5),
+            p99_us: latencies.quantile_us(0.99),
+            committed,
+            aborted: courses().map(|course| course.aborted).sum(),
+            operations_per_trx: each(traffic.operations),
+            bytes_per_trx: each(traffic.bytes),
+            service_operations_per_trx: each(service_traffic.operations),
+            service_bytes_per_trx: each(service_traffic.bytes),
+            mix: options.mix,
+            records: options.records,
+            record_bytes: RECORD_BYTES,
+            old_versions: options.old_versions,
+            far_bytes,
+            skew: options.skew,
+            transport: options.transport.to_string(),
+            nodes: options.nodes,
+            threads: options.threads,
+            in_flight: options.in_flight,
+            seconds: options.duration.as_secs_f64(),
+            warm_up_seconds: options.warm_up.as_secs_f64(),
+            slices: plan.slices,
+            machine: Machine::this(),
+            commit: option_env!("FARPOOL_COMMIT").map(str::to_owned),
+        })
+    }
+
+    /// The report for people.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub fn lines(&self) -> Result<String> {
+        let mut text = String::new();
+        self.write(&mut text).context("cannot write the report")?;
+        Ok(text)
+    }
+
+    fn write(&self, text: &mut String) -> std::fmt::Result {
+        let Self { mix, transport, threads, in_flight, nodes, seconds, slices, .. } = self;
+        let many = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let (threads, nodes) = (many(*threads, "thread"), many(*nodes, "node"));
+        writeln!(text, "{mix} transactions over {transport}, {threads} with {in_flight} in flight, {nodes}")?;
+        let (records, far) = (grouped(self.records as f64, 0), grouped((self.far_bytes >> 20) as f64, 0));
+        let skew = if self.skew > 0.0 { format!(", skew {}", self.skew) } else { String::new() };
+        let versions = many(self.old_versions, "old version");
+        writeln!(
+            text,
+            "{records} records of {} B with {versions} in {far} MiB{skew}; {seconds} s in {slices} slices",
+            self.record_bytes
+        )?;
+        let (least, most) = self.trx_s_range;
+        let range = format!("{} to {} over the slices", grouped(least, 0), grouped(most, 0));
+        let mut row = |name: &str, value: f64, digits: usize, note: &str| {
+            writeln!(text, "{name:32}{:>14}  {note}", grouped(value, digits))
+        };
+        row("transactions/s", self.trx_s, 0, &range)?;
+        row("ns per transaction and thread", self.ns_per_trx, 0, "")?;
+        row("of these on the processor", self.processor_ns_per_trx, 0, "")?;
+        row("p50, us", self.p50_us, 3, "")?;
+        row("p99, us", self.p99_us, 3, "")?;
+        row("committed", self.committed as f64, 0, "in all")?;
+        row("begun again", self.aborted as f64, 0, "after a conflict, or for want of room")?;
+        row("far operations per transaction", self.operations_per_trx, 2, "by the threads")?;
+        row("bytes per transaction", self.bytes_per_trx, 1, "")?;
+        row("far operations per transaction", self.service_operations_per_trx, 2, "by the publisher")?;
+        row("bytes per transaction", self.service_bytes_per_trx, 1, "")?;
+        writeln!(text, "all records were read in the end, and none was wrong")?;
+        let commit = self.commit.as_ref().map(|commit| format!("; commit {commit}")).unwrap_or_default();
+        write!(text, "{}{commit}", self.machine)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::lane::Course;
+    use super::super::options::tests::small;
+    use super::*;
+
+    fn report() -> KvReport {
+        let slice = Duration::from_millis(1);
+        let plan = Plan { warm_up: slice, slices: 3, slice };
+        let thread = |slices: [u64; 3]| {
+            let mut course = Course::new(&plan).unwrap();
+            course.latencies.record(Duration::from_micros(3), 1);
+            let committed = slices.iter().sum();
+            let course = Course { slices: slices.to_vec(), committed, aborted: 2, ..course };
+            Thread { course, traffic: Traffic { operations: 60, bytes: 480 }, processor: slice }
+        };
+        let threads = vec![thread([10, 20, 0]), thread([0, 10, 20])];
+        let service_traffic = Traffic { operations: 6, bytes: 600 };
+        let options = KvOptions { threads: 2, skew: 0.5, ..small() };
+        KvReport::new(&options, 3 << 20, &Measured { threads, plan, service_traffic }).unwrap()
+    }
+
+    #[test]
+    fn slices_add_up_over_threads_and_traffic_is_per_transaction() {
+        let report = report();
+        assert_eq!((report.trx_s, report.trx_s_range), (20_000.0, (10_000.0, 30_000.0)));
+        assert_eq!((report.ns_per_trx, report.committed, report.aborted), (100_000.0, 60, 4));
+        assert_eq!((report.operations_per_trx, report.bytes_per_trx), (2.0, 16.0));
+        assert_eq!((report.service_operations_per_trx, report.service_bytes_per_trx), (0.1, 10.0));
+    }
+
+    #[test]
+    fn lines_say_which_is_which_and_where() {
+        let lines = report().lines().unwrap();
+        for part in [
+            "rmw transactions over shm, 2 threads with 1 in flight, 2 nodes\n",
+            "old versions in 3 MiB, skew 0.5; 0.01 s in 3 slices\n",
+            "transactions/s",
+            "Linux",
+        ] {
+            assert!(lines.contains(part), "no `{part}` in {lines}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! `farpool db`: databases in far memory.
+
+mod bank;
+mod judge;
+mod status;
+mod up;
+mod work;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Subcommand;
+use farpool_fabric::{TransportChoice, Transports, raise_limit};
+use farpool_namdb::{Database, Reach};
+
+use crate::rdma::card_transport;
+use crate::reach::BrokerAt;
+
+/// Make databases in far memory, look at them, and try them
+///
+/// A database lies in the memory of the pool's nodes. Processes that open it are its compute servers: they run transactions with
+/// snapshot isolation by reading and writing far memory directly, and look after each other. The database lasts as long as one of them
+/// does.
+#[derive(Debug, clap::Args)]
+#[command(
+    subcommand_required = true,
+    arg_required_else_help = true,
+    after_long_help = "\
+Examples:
+  farpool db up bank.far                      makes a database, or takes part in it, until Ctrl-C
+  farpool db status bank.far                  its compute servers and tables
+  farpool db bank bank.far --seconds 10       moves money between accounts, and counts it meanwhile
+  farpool db work bank.far --history a.jsonl  random transactions that write down what they saw
+  farpool db judge a.jsonl b.jsonl            whether that was snapshot isolation"
+)]
+pub struct DbArgs {
+    #[command(subcommand)]
+    command: DbCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum DbCommand {
+    Up(up::UpArgs),
+    Status(status::StatusArgs),
+    Bank(bank::BankArgs),
+    Work(work::WorkArgs),
+    Judge(judge::JudgeArgs),
+}
+
+/// Runs a subcommand.
+pub fn run(args: DbArgs) -> Result<()> {
+    match args.command {
+        DbCommand::Up(args) => up::run(args),
+        DbCommand::Status(args) => status::run(args),
+        DbCommand::Bank(args) => bank::run(args),
+        DbCommand::Work(args) => work::run(args),
+        DbCommand::Judge(args) => judge::run(args),
+    }
+}
+
+/// Which database, and how it is reached.
+#[derive(Debug, clap::Args)]
+struct DatabaseAt {
+    /// The database's file, as `farpool db up` has written it
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    #[command(flatten)]
+    broker: BrokerAt,
+
+    /// How nodes are reached: shm (same host), verbs (RDMA), tcp, or auto for the best of them
+    #[arg(long, default_value = "auto", env = "FARPOOL_TRANSPORT", hide_env_values = true)]
+    transport: TransportChoice,
+}
+
+impl DatabaseAt {
+    fn transports(&self) -> Transports {
+        Transports { choice: self.transport, card: Some(card_transport) }
+    }
+
+    fn open(&self) -> Result<Database> {
+        raise_limit();
+        let tls = self.broker.find()?.and_then(|broker| broker.tls);
+        Ok(Database::open(&self.file, &Reach { transport: self.transports(), tls })?)
+    }
+}

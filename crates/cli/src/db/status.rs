@@ -1,0 +1,95 @@
+//! `farpool db status`: who works on a database, and which tables it has.
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::DatabaseAt;
+use crate::output::{tell, tell_json};
+use crate::size::ByteSize;
+
+/// Say which compute servers and tables a database has
+///
+/// Takes a seat for a moment, like any other compute server.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool db status bank.far
+  farpool db status bank.far --json | jq '.tables[].name'")]
+pub struct StatusArgs {
+    #[command(flatten)]
+    at: DatabaseAt,
+
+    /// Print JSON instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Facts about a database. Names and meanings of the fields are stable; new ones may join.
+#[derive(Serialize)]
+struct Status {
+    servers: Vec<Server>,
+    tables: Vec<Table>,
+}
+
+#[derive(Serialize)]
+struct Server {
+    slot: u16,
+    beats: u64,
+    publishes: bool,
+    is_looked_after: bool,
+}
+
+#[derive(Serialize)]
+struct Table {
+    name: String,
+    rows_at_most: u64,
+    row_bytes: u32,
+    key_bytes: u32,
+    pieces: usize,
+    bytes: u64,
+}
+
+/// Asks and prints.
+pub fn run(args: StatusArgs) -> Result<()> {
+    let database = args.at.open()?;
+    let members = database.members()?.into_iter().filter(|member| !member.is_self);
+    let servers = members.map(|member| Server {
+        slot: member.slot,
+        beats: member.beats,
+        publishes: member.publishes,
+        is_looked_after: member.is_looked_after,
+    });
+    let tables = database.client()?.tables()?.into_iter().map(|table| Table {
+        name: table.name,
+        rows_at_most: table.rows,
+        row_bytes: table.row_bytes,
+        key_bytes: table.key_bytes,
+        pieces: table.pieces,
+        bytes: table.bytes,
+    });
+    let status = Status { servers: servers.collect(), tables: tables.collect() };
+    if args.json {
+        return tell_json(&status);
+    }
+    tell(format!("{:<8}{:>12}  DOES", "SERVER", "BEATS"))?;
+    for server in &status.servers {
+        let does = match (server.is_looked_after, server.publishes) {
+            (true, _) => "died; another one undoes what it left",
+            (false, true) => "publishes what is committed",
+            (false, false) => "",
+        };
+        tell(format!("{:<8}{:>12}  {does}", server.slot, server.beats).trim_end())?;
+    }
+    tell("")?;
+    tell(format!("{:<24}{:>12}{:>10}{:>10}{:>8}{:>12}", "TABLE", "ROWS", "ROW", "KEY", "PIECES", "MEMORY"))?;
+    for table in &status.tables {
+        let Table { name, rows_at_most, row_bytes, key_bytes, pieces, bytes } = table;
+        let memory = ByteSize(*bytes).to_string();
+        tell(format!(
+            "{name:<24}{rows_at_most:>12}{:>10}{:>10}{pieces:>8}{memory:>12}",
+            format!("{row_bytes} B"),
+            format!("{key_bytes} B")
+        ))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,92 @@
+//! `farpool db up`: makes a database, or takes part in it.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use farpool_fabric::raise_limit;
+use farpool_namdb::{CreateOptions, Database};
+use farpool_pool::PoolConfig;
+
+use super::DatabaseAt;
+use crate::output::say;
+use crate::reach::{Located, runtime};
+use crate::shutdown::Shutdown;
+use crate::size::ByteSize;
+
+/// How often it is looked at whether the database is still there.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Make a database, or take part in one
+///
+/// If FILE is not there, leases memory of the pool, makes an empty database of it, and writes FILE, by which other processes find it.
+/// Whoever can read FILE can do everything with the database. Then stays as one of its compute servers, in the foreground, prints
+/// `ready`, looks after the others, and leaves on SIGTERM or Ctrl-C. The database is gone ten seconds after its last compute server.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool db up bank.far                       a database in the pool of this user's `farpool up`
+  farpool db up bank.far --memory 2GiB --servers 32
+  farpool db up bank.far &                     on another machine, with a copy of the file: the database outlives either")]
+pub struct UpArgs {
+    #[command(flatten)]
+    at: DatabaseAt,
+
+    /// Memory of a new database, rounded up to whole regions of the pool
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    memory: ByteSize,
+
+    /// Compute servers that a new database can have at a time
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=63))]
+    servers: u16,
+
+    /// Seconds without a sign of life after which a new database's compute servers take one of them for dead
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = parse_patience)]
+    patience: f64,
+}
+
+/// Shorter ones would take a thread that waits for its processor for dead; longer ones keep what it has locked for too long.
+fn parse_patience(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "write a number of seconds".to_owned())?;
+    if (0.2..=60.0).contains(&seconds) { Ok(seconds) } else { Err("from 0.2 to 60 seconds".to_owned()) }
+}
+
+/// Runs until it is asked to stop, or the database is gone.
+pub fn run(args: UpArgs) -> Result<()> {
+    let runtime = runtime()?;
+    let mut shutdown = {
+        let _inside = runtime.enter();
+        Shutdown::listen()?
+    };
+    let is_new = !args.at.file.try_exists().context("cannot look for the database's file")?;
+    let database = if is_new { create(&args)? } else { args.at.open()? };
+    let made = if is_new { "made" } else { "joined" };
+    say(format!("ready: {made} {}", args.at.file.display()));
+    let ended = runtime.block_on(async {
+        loop {
+            if let Err(ended) = database.check() {
+                return Some(ended);
+            }
+            tokio::select! {
+                () = shutdown.asked() => return None,
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+            }
+        }
+    });
+    match ended {
+        Some(ended) => Err(ended.into()),
+        None => Ok(()),
+    }
+}
+
+fn create(args: &UpArgs) -> Result<Database> {
+    raise_limit();
+    let Located { address, tls } = args.at.broker.require()?;
+    let pool = PoolConfig { broker: address, tls, transport: args.at.transports(), limit_bytes: None };
+    let options = CreateOptions {
+        bytes: args.memory.0,
+        servers: args.servers,
+        patience: Duration::from_secs_f64(args.patience),
+        ..CreateOptions::default()
+    };
+    Ok(Database::create(&pool, &args.at.file, &options)?)
+}

@@ -1,0 +1,97 @@
+//! `farpool db work`: random transactions that write down what they saw.
+
+use std::fs::OpenOptions;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use farpool_namdb::work::{Signal, Step, Strike, Work, work_table};
+
+use super::DatabaseAt;
+use crate::output::{say, tell};
+
+/// Run random transactions, and write down what they saw
+///
+/// Reads, writes and deletes random rows of a table of its own. Each transaction is a line of JSON in --history, written before it commits
+/// and again afterwards: so a process that is killed leaves what is known. Let several processes work at a time, and give what all of
+/// them wrote to `farpool db judge`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool db work bank.far --history a.jsonl --seconds 10
+  farpool db work bank.far --history b.jsonl --seed 2 --rows 4    more conflicts")]
+pub struct WorkArgs {
+    #[command(flatten)]
+    at: DatabaseAt,
+
+    /// Where to write; a file that is there is continued
+    #[arg(long, value_name = "FILE")]
+    history: PathBuf,
+
+    /// Rows: the fewer, the more conflicts. The first process to come decides how many there can be
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    rows: u64,
+
+    /// What to do
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// For how long
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    seconds: u64,
+
+    /// Transactions per second at most: a line of each has a few hundred bytes
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
+    rate: u32,
+
+    /// Send this process a signal at a step of one of its commits, for tests: kill:locked:20
+    #[arg(long, value_name = "SIGNAL:STEP:N", value_parser = parse_strike, hide = true)]
+    strike: Option<Strike>,
+}
+
+fn parse_strike(text: &str) -> Result<Strike, String> {
+    let wrong = || "write for instance kill:locked:20, or stop:shown:1".to_owned();
+    let mut parts = text.split(':');
+    let (Some(signal), Some(step), Some(commit), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return Err(wrong());
+    };
+    let signal = match signal {
+        "kill" => Signal::KILL,
+        "stop" => Signal::STOP,
+        _ => return Err(wrong()),
+    };
+    let step = match step {
+        "prepared" => Step::Prepared,
+        "logged" => Step::Logged,
+        "locked" => Step::Locked,
+        "installed" => Step::Installed,
+        "shown" => Step::Shown,
+        _ => return Err(wrong()),
+    };
+    Ok(Strike { signal, step, commit: commit.parse().map_err(|_| wrong())? })
+}
+
+/// Works until the time is over, or it does not go on.
+pub fn run(args: WorkArgs) -> Result<()> {
+    let database = args.at.open()?;
+    let client = database.client()?;
+    let table = work_table(&client, args.rows)?;
+    let file = OpenOptions::new().create(true).append(true).open(&args.history);
+    let mut file = file.with_context(|| format!("cannot write {}", args.history.display()))?;
+    let mut work = Work::new(&client, &table, args.rows, args.seed, &mut file, args.strike)?;
+    say("ready");
+    let started = Instant::now();
+    let end = started + Duration::from_secs(args.seconds);
+    let (mut committed, mut aborted) = (0_u64, 0_u64);
+    while Instant::now() < end {
+        let due = started + Duration::from_secs_f64((committed + aborted) as f64 / f64::from(args.rate));
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        match work.run_one()? {
+            true => committed += 1,
+            false => aborted += 1,
+        }
+    }
+    tell(format!("{committed} transactions were done, {aborted} gave way to others"))
+}

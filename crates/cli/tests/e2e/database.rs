@@ -1,0 +1,291 @@
+//! Databases in far memory: compute servers that are real processes, killed, stopped and taken for dead, judged by what they saw.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::{
+    Output, Pool, PoolOptions, Process, assert_complaint, farpool, run, run_command, within,
+};
+
+/// A compute server is taken for dead after so long: more than a busy machine keeps a thread from its processor.
+const PATIENCE_SECONDS: &str = "2";
+/// Who is stopped for so long is taken for dead, on a busy machine as well.
+const STOPPED: Duration = Duration::from_secs(5);
+
+/// A pool, and a database's file that is not there yet.
+struct Ground {
+    pool: Pool,
+    dir: TempDir,
+}
+
+impl Ground {
+    fn new() -> Ground {
+        let pool = Pool::start(PoolOptions { nodes: 2, memory: "16MiB", region_size: "4MiB" });
+        Ground { pool, dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.path().join("bank.far")
+    }
+
+    /// `farpool db COMMAND FILE ARGS`.
+    fn command(&self, command: &str, transport: &str, args: &[&str]) -> Command {
+        let mut built = farpool(["db", command]);
+        built.arg(self.file()).args(["--broker", &self.pool.address, "--transport", transport]).args(args);
+        built
+    }
+
+    /// A compute server that does nothing but look after others; the first one makes the database.
+    #[track_caller]
+    fn up(&self) -> Process {
+        let args = ["--memory", "24MiB", "--servers", "16", "--patience", PATIENCE_SECONDS];
+        Process::ready("a compute server", self.command("up", "auto", &args)).0
+    }
+
+    #[track_caller]
+    fn bank(&self, transport: &str, seconds: &str) -> Output {
+        let output =
+            run_command(self.command("bank", transport, &["--accounts", "50", "--seconds", seconds]));
+        assert!(output.status.success(), "{output:?}");
+        output
+    }
+
+    #[track_caller]
+    fn status(&self) -> Value {
+        let output = run_command(self.command("status", "auto", &["--json"]));
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_str(&output.stdout).unwrap()
+    }
+
+    fn history(&self, number: u32) -> PathBuf {
+        self.dir.path().join(format!("{number}.jsonl"))
+    }
+
+    /// A compute server that works on a few rows and writes down what it sees.
+    #[track_caller]
+    fn work(&self, number: u32, transport: &str, seconds: u64) -> Process {
+        self.work_until(number, transport, seconds, None)
+    }
+
+    /// As [`work`](Self::work), and it sends itself a signal at a step of a commit.
+    #[track_caller]
+    fn work_until(&self, number: u32, transport: &str, seconds: u64, strike: Option<&str>) -> Process {
+        let (seed, seconds) = (number.to_string(), seconds.to_string());
+        let mut command = self.command("work", transport, &["--seed", &seed, "--seconds", &seconds]);
+        command.args(["--rows", "6", "--rate", "600", "--history"]).arg(self.history(number));
+        command.args(strike.map(|strike| format!("--strike={strike}")));
+        Process::ready(format!("worker {number}"), command).0
+    }
+
+    /// What all workers wrote down is snapshot isolation; says how many transactions they committed.
+    #[track_caller]
+    fn judge(&self, workers: u32) -> u64 {
+        let mut command = farpool(["db", "judge"]);
+        command.args((1..=workers).map(|number| self.history(number)).filter(|file| file.exists()));
+        let output = run_command(command);
+        assert!(output.status.success(), "{output:?}");
+        let committed = output.stdout.split_once(": ").and_then(|(_, rest)| rest.split(' ').next());
+        committed.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("{output:?}"))
+    }
+}
+
+#[test]
+fn money_moves_between_processes_over_shm_and_tcp_and_the_database_outlives_who_made_it() {
+    let ground = Ground::new();
+    let mut first = ground.up();
+    assert!(ground.bank("shm", "1").stdout.contains("opened 50 accounts"));
+    let _second = ground.up();
+    first.end_well();
+    let output = ground.bank("tcp", "1");
+    assert!(!output.stdout.contains("opened") && output.stdout.contains("50000 cents"), "{output:?}");
+    let status = ground.status();
+    assert_eq!(status["servers"].as_array().unwrap().len(), 1);
+    assert_eq!(status["servers"][0]["publishes"], true);
+    let names: Vec<_> = status["tables"].as_array().unwrap().iter().map(|table| &table["name"]).collect();
+    assert_eq!(names, ["accounts", "bank"]);
+}
+
+#[test]
+fn a_killed_publisher_is_followed_by_another_and_what_was_committed_is_there() {
+    let ground = Ground::new();
+    let mut publisher = ground.up();
+    ground.bank("shm", "0");
+    let mut moving = Process::start("the bank", ground.command("bank", "shm", &["--seconds", "4"]));
+    moving.await_line("   0 s");
+    publisher.kill();
+    // Its seat is looked after, or nothing would be published any more.
+    let output = moving.wait();
+    assert!(output.status.success() && output.stdout.contains("50000 cents"), "{output:?}");
+    // The last one has left, and the leases last for some seconds more.
+    assert!(ground.bank("shm", "0").stdout.contains("50000 cents"));
+}
+
+/// A worker was shut out, and says so; in the middle of a commit it says what that means.
+#[track_caller]
+fn assert_shut_out(output: &Output) {
+    let said = ["took this one for dead", "nobody knows yet"];
+    assert!(said.iter().any(|said| output.stderr.contains(said)), "{output:?}");
+}
+
+/// Workers come, are killed, or are stopped until the others have shut them out; what all of them saw is snapshot isolation.
+#[track_caller]
+fn assert_isolated_while_workers_die(transport: &str) {
+    const SECONDS: u64 = 10;
+    let ground = Ground::new();
+    let _up = ground.up();
+    let end = Instant::now() + Duration::from_secs(SECONDS);
+    let mut workers: Vec<Process> = (1..=3).map(|number| ground.work(number, transport, SECONDS)).collect();
+    let mut started = 3;
+    let mut stopped = Vec::new();
+    while Instant::now() < end {
+        // Long enough to be in the middle of something, and never twice the same.
+        std::thread::sleep(Duration::from_millis(500 + 37 * u64::from(started) % 300));
+        let mut worker = workers.remove(0);
+        if started % 3 == 0 {
+            worker.signal(Signal::STOP);
+            stopped.push((worker, Instant::now()));
+        } else {
+            worker.kill();
+        }
+        let (awake, asleep): (Vec<_>, Vec<_>) =
+            stopped.into_iter().partition(|(_, since): &(Process, Instant)| since.elapsed() > STOPPED);
+        stopped = asleep;
+        for (worker, _) in awake {
+            worker.signal(Signal::CONT);
+            workers.push(worker);
+        }
+        started += 1;
+        workers.push(ground.work(started, transport, SECONDS));
+    }
+    for (worker, _) in &stopped {
+        worker.signal(Signal::CONT);
+    }
+    let mut shut_out = 0;
+    for worker in workers.iter_mut().chain(stopped.iter_mut().map(|(worker, _)| worker)) {
+        let output = worker.wait();
+        if !output.status.success() {
+            assert_shut_out(&output);
+            shut_out += 1;
+        }
+    }
+    assert!(shut_out > 0, "nobody was stopped for long enough");
+    let committed = ground.judge(started);
+    assert!(committed > 500, "{committed} transactions");
+    // What the dead have left holds nobody up, and what they were told is there.
+    let last = started + 1;
+    let output = ground.work(last, transport, 1).wait();
+    assert!(output.status.success(), "{output:?}");
+    assert!(ground.judge(last) > committed);
+    within(Duration::from_secs(20), "all seats of the dead are free", || {
+        ground.status()["servers"].as_array().unwrap().len() == 1
+    });
+}
+
+#[test]
+fn snapshot_isolation_holds_while_processes_are_killed_and_stopped_over_shared_memory() {
+    assert_isolated_while_workers_die("shm");
+}
+
+#[test]
+fn snapshot_isolation_holds_while_processes_are_killed_and_stopped_over_tcp() {
+    assert_isolated_while_workers_die("tcp");
+}
+
+const STEPS: [&str; 5] = ["prepared", "logged", "locked", "installed", "shown"];
+
+/// Processes are killed, or stopped until they were shut out, at each step of a commit, while others work.
+#[track_caller]
+fn assert_isolated_at_each_step(transport: &str) {
+    let ground = Ground::new();
+    let _up = ground.up();
+    let mut others = ground.work(1, transport, 8);
+    let strikes: Vec<String> =
+        ["kill", "stop"].iter().flat_map(|signal| STEPS.map(|step| format!("{signal}:{step}:20"))).collect();
+    let struck: Vec<Process> = (2..)
+        .zip(&strikes)
+        .map(|(number, strike)| ground.work_until(number, transport, 60, Some(strike)))
+        .collect();
+    let (mut killed, mut stopped) = (Vec::from_iter(struck), Vec::new());
+    stopped.extend(killed.split_off(STEPS.len()));
+    for process in &mut killed {
+        assert_eq!(process.wait().status.signal(), Some(9), "it kills itself");
+    }
+    // Long enough for the others to find out.
+    within(Duration::from_secs(30), "the stopped ones are shut out", || {
+        ground.status()["servers"].as_array().unwrap().len() <= 2
+    });
+    for process in &mut stopped {
+        process.signal(Signal::CONT);
+        assert_shut_out(&process.wait());
+    }
+    assert!(others.wait().status.success());
+    let last = strikes.len() as u32 + 2;
+    assert!(ground.work(last, transport, 1).wait().status.success(), "nothing is locked any more");
+    assert!(ground.judge(last) > 500);
+}
+
+#[test]
+fn snapshot_isolation_holds_where_processes_are_killed_and_stopped_at_each_step_of_a_commit_over_shared_memory()
+ {
+    assert_isolated_at_each_step("shm");
+}
+
+#[test]
+fn snapshot_isolation_holds_where_processes_are_killed_and_stopped_at_each_step_of_a_commit_over_tcp() {
+    assert_isolated_at_each_step("tcp");
+}
+
+#[test]
+fn a_history_with_a_lost_update_is_no_snapshot_isolation() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = |session: u32, slot: u16| {
+        format!(
+            r#"{{"session":{session},"number":1,"cut":1,"counts":[0,0],"reads":[[1,[0,0],null]],"writes":[[1,[0,0],{session}]],"version":[{slot},1],"committed":true}}"#
+        )
+    };
+    let history = dir.path().join("lost.jsonl");
+    std::fs::write(&history, format!("{}\n{}\n", line(1, 0), line(2, 1))).unwrap();
+    let mut command = farpool(["db", "judge"]);
+    command.arg(&history);
+    assert_complaint(&run_command(command), 1, "not snapshot isolation");
+}
+
+#[track_caller]
+fn assert_refused(file: &Path, fix: &str) {
+    let args = ["db".as_ref(), "status".as_ref(), file.as_os_str()];
+    assert_complaint(&run(args), 1, fix);
+}
+
+#[test]
+fn what_is_no_database_or_is_gone_is_refused_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_refused(&dir.path().join("none.far"), "No such file");
+    let notes = dir.path().join("notes.txt");
+    std::fs::write(&notes, "nothing").unwrap();
+    assert_refused(&notes, "not the file of a database");
+    let ground = Ground::new();
+    let mut up = ground.up();
+    up.kill();
+    within(Duration::from_secs(30), "the leases have ended", || {
+        ground.pool.regions_free() == ground.pool.regions_total()
+    });
+    let output = run_command(ground.command("status", "auto", &[]));
+    assert_complaint(&output, 1, "what lay there is gone");
+}
+
+#[test]
+fn a_database_that_does_not_fit_the_pool_leaves_nothing_behind() {
+    let ground = Ground::new();
+    let output = run_command(ground.command("up", "auto", &["--memory", "1GiB"]));
+    assert_complaint(&output, 1, "regions");
+    assert!(!ground.file().exists());
+    within(Duration::from_secs(20), "all regions are free again", || {
+        ground.pool.regions_free() == ground.pool.regions_total()
+    });
+}

@@ -1,0 +1,356 @@
+//! A process's seat among the compute servers of a database.
+//!
+//! D1. The process works under grants of its own. Once it has a seat, others fence them before they undo what it left.
+//! D2. It says that it lives, on a thread that does nothing long; when it was shut out, nothing that it does takes effect, and it says so.
+//! D3. It gives its seat back only when nothing of it is under way: else the others look after it, as after one that has died.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use farpool_control::Tls;
+use farpool_fabric::{Endpoint, OpError, Transports, block_on};
+use farpool_pool::{ClientGrant, GrantError, JointLeases, PoolConfig};
+use farpool_txn::horizon::HorizonAt;
+use farpool_txn::log::LogAt;
+use farpool_txn::membership::{MembersAt, Seat, take_seat};
+use farpool_txn::recovery::recover;
+use farpool_txn::{Memory, MemoryError, Oracle, OracleAt, Piece, SharedSlot};
+use farpool_wire::{Epoch, Refusal, Slot};
+use futures_util::future::try_join_all;
+use parking_lot::Mutex;
+
+use crate::client::Client;
+use crate::error::{DatabaseError, Ended};
+use crate::file::DatabaseFile;
+use crate::plan::{MOST_SLOTS, Plan, Shape};
+use crate::service;
+use crate::workers::Workers;
+
+/// For a thread's transfers: the largest commit's intents and versions several times over.
+const ARENA_BYTES: usize = 4 << 20;
+/// For who joins, and the service threads: one transfer, and what recovery reads.
+const SERVICE_ARENA_BYTES: usize = 4 << 20;
+/// How long a region is waited for whose memory moves while it is attached.
+const ATTACH_PATIENCE: Duration = Duration::from_secs(20);
+const ATTACH_PAUSE: Duration = Duration::from_millis(1);
+
+/// How long a seat is waited for, in times of the patience with those who are silent.
+const SEAT_PATIENCES: u32 = 3;
+const SEAT_PAUSE: Duration = Duration::from_millis(20);
+
+/// How a process reaches the memory.
+#[derive(Clone, Debug, Default)]
+pub struct Reach {
+    /// Which transports may be used.
+    pub transport: Transports,
+    /// Certificates of the control plane.
+    pub tls: Option<Tls>,
+}
+
+/// What a new database is to be.
+#[derive(Clone, Debug)]
+pub struct CreateOptions {
+    /// Its memory, rounded up to whole regions of the pool.
+    pub bytes: u64,
+    /// Compute servers at a time, at most 63.
+    pub servers: u16,
+    /// For the intents of one compute server's commits under way: what they write, with the places.
+    pub log_bytes: u64,
+    /// A compute server that is silent for so long is taken for dead. Longer than a busy machine keeps a thread waiting.
+    pub patience: Duration,
+}
+
+impl Default for CreateOptions {
+    fn default() -> Self {
+        CreateOptions {
+            bytes: 256 << 20,
+            servers: 16,
+            log_bytes: 128 << 10,
+            patience: Duration::from_secs(3),
+        }
+    }
+}
+
+/// A seat among the compute servers of a database. Dropping it gives the seat back.
+pub struct Database {
+    pub(crate) shared: Arc<Shared>,
+    file: DatabaseFile,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What all threads of the process share.
+pub(crate) struct Shared {
+    pub(crate) leases: JointLeases,
+    pub(crate) plan: Plan,
+    pub(crate) grants: Vec<ClientGrant>,
+    pub(crate) seat: Seat,
+    pub(crate) slot: Arc<SharedSlot>,
+    pub(crate) patience: Duration,
+    /// Threads that run transactions.
+    pub(crate) workers: Arc<Workers>,
+    /// One thread at a time changes tables.
+    pub(crate) catalog: Mutex<()>,
+    ended: Mutex<Option<Ended>>,
+    is_over: AtomicBool,
+}
+
+impl Database {
+    /// Makes a database of memory that the pool lends, and writes the file by which others find it. The caller is its first compute
+    /// server; it lasts as long as there is one.
+    ///
+    /// # Errors
+    /// When there is not so much memory, or the file cannot be written. Nothing is left of it then.
+    pub fn create(
+        pool: &PoolConfig,
+        file: &Path,
+        options: &CreateOptions,
+    ) -> Result<Database, DatabaseError> {
+        // Before anything is leased: a path that cannot be written to is found out at once.
+        let place = || DatabaseError::NotADatabase(PathBuf::from(file));
+        let folder = file.parent().ok_or_else(place)?;
+        let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+        let trouble = |reason| DatabaseError::File { file: folder.to_owned(), reason };
+        std::fs::metadata(folder).map_err(trouble)?;
+        let region_bytes = JointLeases::region_bytes_of(pool)?.max(1);
+        let regions = options.bytes.div_ceil(region_bytes).max(1);
+        let regions = u32::try_from(regions)
+            .map_err(|_| DatabaseError::TooManyRegions { most: crate::plan::MOST_REGIONS })?;
+        let leases = JointLeases::acquire(pool, regions)?;
+        let made = || {
+            let shape = Shape {
+                slots: options.servers.clamp(1, MOST_SLOTS),
+                log_bytes: options.log_bytes.next_multiple_of(8),
+                region_bytes: leases.keys().region_bytes(),
+            };
+            let written = DatabaseFile::new(shape, options.patience, leases.keys().clone());
+            let regions = leases.keys().regions().ok_or_else(place)?;
+            Plan::new(shape, &regions)?;
+            written.save(file)?;
+            Ok(written)
+        };
+        match made() {
+            Ok(file) => Self::take_part(file, leases),
+            Err(error) => {
+                leases.release();
+                Err(error)
+            }
+        }
+    }
+
+    /// Becomes a compute server of a database.
+    ///
+    /// # Errors
+    /// When it is not there any more, cannot be reached, or has as many as it can.
+    pub fn open(file: &Path, reach: &Reach) -> Result<Database, DatabaseError> {
+        let found = DatabaseFile::load(file)?;
+        let keys = found.keys().cloned().ok_or_else(|| DatabaseError::NotADatabase(file.to_owned()))?;
+        let leases = JointLeases::join(keys, reach.transport, reach.tls.clone())?;
+        Self::take_part(found, leases)
+    }
+
+    fn take_part(file: DatabaseFile, leases: JointLeases) -> Result<Database, DatabaseError> {
+        let damaged = || DatabaseError::NotADatabase(PathBuf::from("the file"));
+        let shape = file.shape().ok_or_else(damaged)?;
+        let regions = leases.keys().regions().ok_or_else(damaged)?;
+        let plan = Plan::new(shape, &regions)?;
+        let endpoint = leases.endpoint(SERVICE_ARENA_BYTES);
+        let asked = try_join_all(regions.iter().map(|&region| leases.add_grant(region)));
+        let grants = block_on(&endpoint, asked)?;
+        let seated = attach_all(endpoint.clone(), &leases, &grants).and_then(|memory| {
+            Ok((block_on(&endpoint, sit_down(&memory, &plan, &grants, file.patience()))?, memory))
+        });
+        let (seat, memory) = match seated {
+            Ok((Some(seat), memory)) => (seat, memory),
+            no_seat => {
+                block_on(&endpoint, fence_all(&leases, &grants));
+                return Err(no_seat.err().unwrap_or(DatabaseError::NoSeat(shape.slots)));
+            }
+        };
+        // From here on others look after the seat, if this fails.
+        let at = At { plan: &plan, grants: &grants };
+        let log = at.log(seat.slot);
+        let recovered = block_on(&endpoint, recover(&memory, &at.oracle(), &log, seat.slot))?;
+        let shared = Arc::new(Shared {
+            slot: Arc::new(SharedSlot::after(seat.slot, log, recovered.last)),
+            leases,
+            plan,
+            grants,
+            seat,
+            patience: file.patience(),
+            workers: Arc::default(),
+            catalog: Mutex::new(()),
+            ended: Mutex::new(None),
+            is_over: AtomicBool::new(false),
+        });
+        drop(memory);
+        let threads = service::start(&shared)?;
+        Ok(Database { shared, file, threads })
+    }
+
+    /// A thread's way to the database: it may be used by the thread that made it alone.
+    ///
+    /// # Errors
+    /// When the memory cannot be reached.
+    pub fn client(&self) -> Result<Client, DatabaseError> {
+        self.check()?;
+        Client::new(self.shared.clone())
+    }
+
+    /// Whether this process is one of the compute servers still.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check(&self) -> Result<(), Ended> {
+        self.shared.check()
+    }
+
+    /// The compute servers, and what they do for all.
+    ///
+    /// # Errors
+    /// When the memory cannot be reached.
+    pub fn members(&self) -> Result<Vec<service::MemberInfo>, DatabaseError> {
+        service::members(&self.shared)
+    }
+
+    /// What the file of this database says.
+    pub fn file(&self) -> &DatabaseFile {
+        &self.file
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        self.shared.end(Ended::Closed);
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a service thread of a database panicked");
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// A thread's way to all regions.
+    pub(crate) fn memory(&self) -> Result<Memory, DatabaseError> {
+        attach_all(self.leases.endpoint(ARENA_BYTES), &self.leases, &self.grants)
+    }
+
+    pub(crate) fn at(&self) -> At<'_> {
+        At { plan: &self.plan, grants: &self.grants }
+    }
+
+    /// Whether the process is one of the compute servers still.
+    pub(crate) fn check(&self) -> Result<(), Ended> {
+        // Acquire: pairs with the release in `end`.
+        if !self.is_over.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        Err(self.ended.lock().clone().unwrap_or(Ended::Closed))
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// It is not, from now on, for that reason; the first one counts.
+    pub(crate) fn end(&self, why: Ended) {
+        self.ended.lock().get_or_insert(why);
+        self.is_over.store(true, Ordering::Release);
+    }
+}
+
+/// Where things lie, for one compute server.
+pub(crate) struct At<'a> {
+    plan: &'a Plan,
+    grants: &'a [ClientGrant],
+}
+
+impl At<'_> {
+    /// A place of a region.
+    pub(crate) fn piece(&self, region: usize, start: u64) -> Piece {
+        let grant = &self.grants[region];
+        Piece { region: grant.region, epoch: grant.epoch, start }
+    }
+
+    pub(crate) fn members(&self) -> MembersAt {
+        MembersAt { piece: self.piece(0, 0), layout: self.plan.members }
+    }
+
+    pub(crate) fn oracle(&self) -> Oracle {
+        self.board().into()
+    }
+
+    pub(crate) fn board(&self) -> OracleAt {
+        OracleAt { piece: self.piece(0, self.plan.board.0), board: self.plan.board.1 }
+    }
+
+    pub(crate) fn horizon(&self) -> HorizonAt {
+        HorizonAt { piece: self.piece(0, self.plan.horizon.0), layout: self.plan.horizon.1 }
+    }
+
+    pub(crate) fn log(&self, slot: Slot) -> LogAt {
+        let copies = self.plan.log(slot).map(|(region, start)| self.piece(region, start));
+        LogAt { copies, layout: self.plan.log }
+    }
+}
+
+/// Opens all regions on a thread.
+fn attach_all(
+    endpoint: Endpoint,
+    leases: &JointLeases,
+    grants: &[ClientGrant],
+) -> Result<Memory, DatabaseError> {
+    let mut memory = Memory::new(endpoint.clone());
+    block_on(&endpoint, async {
+        let give_up_at = endpoint.now_ns() + ATTACH_PATIENCE.as_nanos() as u64;
+        for grant in grants {
+            let no_lease = GrantError::LeaseLost { region: grant.region };
+            let peer = leases.peer(grant.region).ok_or(no_lease)?;
+            loop {
+                match memory.attach(peer, grant.region, grant.epoch, grant.key).await {
+                    Ok(()) => break,
+                    Err(MemoryError::Failed(OpError::Refused(Refusal::Busy)))
+                        if endpoint.now_ns() < give_up_at =>
+                    {
+                        endpoint.sleep(ATTACH_PAUSE).await;
+                    }
+                    Err(error) => return Err(DatabaseError::from(error)),
+                }
+            }
+        }
+        Ok(())
+    })?;
+    Ok(memory)
+}
+
+/// Takes a seat. Where there is none, waits for those of the dead, until these would have been looked after.
+async fn sit_down(
+    memory: &Memory,
+    plan: &Plan,
+    grants: &[ClientGrant],
+    patience: Duration,
+) -> Result<Option<Seat>, MemoryError> {
+    let at = At { plan, grants }.members();
+    let epochs: Vec<Epoch> = grants.iter().map(|grant| grant.epoch).collect();
+    let endpoint = memory.endpoint();
+    let give_up_at = endpoint.now_ns() + (patience * SEAT_PATIENCES).as_nanos() as u64;
+    loop {
+        let seat = take_seat(memory, &at, &epochs).await?;
+        if seat.is_some() || endpoint.now_ns() > give_up_at {
+            return Ok(seat);
+        }
+        endpoint.sleep(SEAT_PAUSE).await;
+    }
+}
+
+/// Ends grants that nobody will use; what is not fenced ends with the leases.
+async fn fence_all(leases: &JointLeases, grants: &[ClientGrant]) {
+    for grant in grants {
+        if let Err(error) = leases.fence_grant(grant.region, grant.epoch).await {
+            tracing::debug!(%error, "a grant is left over");
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Why something cannot be done: one variant for each thing that the caller may do.
+
+use std::path::PathBuf;
+
+use farpool_pool::{GrantError, JointError};
+use farpool_txn::hash::IndexError;
+use farpool_txn::recovery::RecoveryError;
+use farpool_txn::{BeginError, CommitError, KeyError, MemoryError, ReadError};
+use farpool_wire::{RegionId, Version};
+
+/// Why a database cannot be made, opened or worked on.
+#[derive(Debug, thiserror::Error)]
+pub enum DatabaseError {
+    /// Its memory is not to be had.
+    #[error(transparent)]
+    Leases(#[from] JointError),
+    /// A node does not let this process in.
+    #[error(transparent)]
+    Grant(#[from] GrantError),
+    /// Name another file, or mend its permissions.
+    #[error("{}: {reason}", .file.display())]
+    File {
+        /// Which.
+        file: PathBuf,
+        /// What the system says.
+        reason: std::io::Error,
+    },
+    /// Name the file that `farpool db up` has written.
+    #[error("{} is not the file of a database, or was damaged", .0.display())]
+    NotADatabase(PathBuf),
+    /// Ask for fewer compute servers.
+    #[error(
+        "a database has 1 to {most_slots} compute servers, logs of whole words, and regions that are a multiple of 4096 bytes"
+    )]
+    BadShape {
+        /// So many.
+        most_slots: u16,
+    },
+    /// Lend larger regions.
+    #[error(
+        "regions of {region_bytes} bytes are too small: what every database has takes {needed}; start the nodes with a larger \
+         --region-size, or ask for fewer compute servers"
+    )]
+    RegionsTooSmall {
+        /// What there is.
+        region_bytes: u64,
+        /// What the largest part needs.
+        needed: u64,
+    },
+    /// Lend larger regions.
+    #[error("more than {most} regions: start the nodes with a larger --region-size")]
+    TooManyRegions {
+        /// So many.
+        most: usize,
+    },
+    /// Try again when a compute server has gone.
+    #[error("all {0} seats for compute servers are taken")]
+    NoSeat(u16),
+    /// Drop a client first.
+    #[error("a compute server has {0} clients at most")]
+    TooManyClients(u16),
+    /// Nobody publishes what was committed.
+    #[error(transparent)]
+    Begin(#[from] BeginError),
+    /// What a slot's earlier client left cannot be undone.
+    #[error(transparent)]
+    Recovery(#[from] RecoveryError),
+    /// Far memory does not answer.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// Raise the limits on processes and open files.
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+    /// Open it again: this process is not one of its compute servers any more.
+    #[error(transparent)]
+    Ended(#[from] Ended),
+}
+
+/// Why a process is not a compute server of a database any more. What it had under way was undone by the others, or will be.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Ended {
+    /// Open the database again.
+    #[error(
+        "the other compute servers took this one for dead, since it was silent for too long, and shut it out"
+    )]
+    TakenForDead,
+    /// What lay there is gone, and with it the database.
+    #[error("the lease of region {0} has ended: what lay there is gone, and with it the database")]
+    LeaseEnded(RegionId),
+    /// It was closed by this process.
+    #[error("the database was closed")]
+    Closed,
+    /// Something that should not happen.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Why a transaction did not do what it should.
+#[derive(Debug, thiserror::Error)]
+pub enum TxError {
+    /// Others were first, again and again: try later.
+    #[error("others were first to write what this transaction writes, {0} times")]
+    Conflict(u32),
+    /// It was given up by what it was to do, for that reason. Nothing of it is left.
+    #[error("{0}")]
+    RolledBack(Box<dyn std::error::Error + Send + Sync>),
+    /// There is a row of that key already.
+    #[error("duplicate key in table {0}")]
+    Duplicate(String),
+    /// There is no row of that key.
+    #[error("no such key in table {0}")]
+    NoSuchKey(String),
+    /// The table has no room for another key.
+    #[error("table {0} is full")]
+    Full(String),
+    /// A row that is larger than the rows of its table.
+    #[error("a row of {found} bytes, where table {table} has {most}")]
+    RowTooLarge {
+        /// Which.
+        table: String,
+        /// What it takes.
+        found: usize,
+        /// What there is.
+        most: usize,
+    },
+    /// A row that is not of the type that was asked for.
+    #[error("a row of table {0} is not of the type as which it was read")]
+    WrongType(String),
+    /// The table was dropped.
+    #[error("table {0} was dropped")]
+    Dropped(String),
+    /// The table's keys or rows are other ones than the caller believes.
+    #[error("table {table} has {what}")]
+    OtherShape {
+        /// Which.
+        table: String,
+        /// What it has.
+        what: String,
+    },
+    /// There is none of that name.
+    #[error("there is no table {0}")]
+    NoSuchTable(String),
+    /// There is one of that name.
+    #[error("there is a table {0} already")]
+    TableExists(String),
+    /// A name that no table can have.
+    #[error("{0:?} is no name for a table: 1 to 64 bytes")]
+    BadName(String),
+    /// Drop something, or make the database with more memory.
+    #[error("no space: {0}")]
+    NoSpace(String),
+    /// Begin again: the version that the snapshot has is not kept any more.
+    #[error("the snapshot is too old: a version that it has is not kept any more")]
+    SnapshotTooOld,
+    /// Write less at a time.
+    #[error(transparent)]
+    TooLarge(CommitError),
+    /// Nobody knows yet whether it took effect; ask with [`Client::outcome`](crate::Client::outcome) after a while.
+    #[error("nobody knows yet whether commit {0} took effect")]
+    Unknown(Version),
+    /// This process is not one of the database's compute servers any more. Nothing of this transaction is left.
+    #[error(transparent)]
+    Ended(Ended),
+    /// Far memory does not answer. Nothing of this transaction is left.
+    #[error(transparent)]
+    Memory(MemoryError),
+    /// Far memory holds what nobody has written there.
+    #[error("{0}")]
+    Damaged(String),
+    /// Somebody else changes the catalog, for long.
+    #[error("another compute server changes tables, and does not come to an end")]
+    CatalogBusy,
+}
+
+impl TxError {
+    /// Gives a transaction up, for that reason: nothing of it is left.
+    pub fn roll_back(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> TxError {
+        TxError::RolledBack(reason.into())
+    }
+}
+
+/// Why one try of a transaction has ended.
+pub(crate) enum Stop {
+    /// Begin again, at once or a little later.
+    Again,
+    /// Do not.
+    For(TxError),
+}
+
+impl From<TxError> for Stop {
+    fn from(error: TxError) -> Stop {
+        Stop::For(error)
+    }
+}
+
+impl From<BeginError> for TxError {
+    fn from(error: BeginError) -> TxError {
+        match error {
+            BeginError::OracleStopped => {
+                TxError::Ended(Ended::Failed("nobody publishes what was committed".to_owned()))
+            }
+            BeginError::Memory(error) => TxError::Memory(error),
+        }
+    }
+}
+
+/// What a read or a write by key has met; `None` in place of an error: somebody else was first.
+pub(crate) fn of_key(error: KeyError, table: &str) -> Option<TxError> {
+    Some(match error {
+        KeyError::Duplicate => TxError::Duplicate(table.to_owned()),
+        KeyError::NoSuchKey => TxError::NoSuchKey(table.to_owned()),
+        KeyError::Index(IndexError::Full) => TxError::Full(table.to_owned()),
+        KeyError::Index(IndexError::Memory(error)) => TxError::Memory(error),
+        KeyError::Index(error) => TxError::Damaged(format!("table {table}: {error}")),
+        KeyError::Record(error) => return of_read(error, table),
+    })
+}
+
+/// What a read has met; `None`: somebody else was first.
+pub(crate) fn of_read(error: ReadError, table: &str) -> Option<TxError> {
+    Some(match error {
+        ReadError::Conflict | ReadError::RingFull => return None,
+        ReadError::SnapshotTooOld => TxError::SnapshotTooOld,
+        ReadError::Memory(error) => TxError::Memory(error),
+        error => TxError::Damaged(format!("table {table}: {error}")),
+    })
+}

@@ -1,0 +1,135 @@
+//! The file by which processes find a database: who has it can do all that an owner can (`docs/src/namdb.md`, *the file*).
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crc_fast::{CrcAlgorithm, checksum};
+use farpool_pool::JointKeys;
+use prost::Message;
+
+use crate::error::DatabaseError;
+use crate::plan::Shape;
+
+/// First in each file: what it is, and of which version.
+const MAGIC: &[u8; 16] = b"farpool-namdb 1\n";
+/// Longest file: the keys of as many regions as there can be.
+const MOST_BYTES: u64 = 4 << 20;
+
+/// What a database is.
+#[derive(Clone, PartialEq, Message)]
+pub struct DatabaseFile {
+    /// Compute servers that it can have at a time.
+    #[prost(uint32, tag = "1")]
+    slots: u32,
+    /// For the intents of one compute server's commits under way.
+    #[prost(uint64, tag = "2")]
+    log_bytes: u64,
+    /// A compute server that is silent for so long is taken for dead.
+    #[prost(uint64, tag = "3")]
+    patience_ms: u64,
+    /// The leases of its regions; the first is the root.
+    #[prost(message, optional, tag = "4")]
+    keys: Option<JointKeys>,
+}
+
+impl DatabaseFile {
+    pub(crate) fn new(shape: Shape, patience: Duration, keys: JointKeys) -> DatabaseFile {
+        DatabaseFile {
+            slots: shape.slots.into(),
+            log_bytes: shape.log_bytes,
+            patience_ms: patience.as_millis() as u64,
+            keys: Some(keys),
+        }
+    }
+
+    pub(crate) fn shape(&self) -> Option<Shape> {
+        let slots = u16::try_from(self.slots).ok()?;
+        Some(Shape { slots, log_bytes: self.log_bytes, region_bytes: self.keys()?.region_bytes() })
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_millis(self.patience_ms)
+    }
+
+    pub(crate) fn keys(&self) -> Option<&JointKeys> {
+        self.keys.as_ref()
+    }
+
+    /// Writes it, for its owner's eyes only. A file that is there is replaced as a whole.
+    pub(crate) fn save(&self, file: &Path) -> Result<(), DatabaseError> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(self.encode_to_vec());
+        bytes.extend(checksum(CrcAlgorithm::Crc64Nvme, &bytes).to_le_bytes());
+        let mut beside = file.as_os_str().to_owned();
+        beside.push(".new");
+        let beside = PathBuf::from(beside);
+        let write = || {
+            let _ = std::fs::remove_file(&beside);
+            let mut new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+            new.write_all(&bytes)?;
+            new.sync_all()?;
+            std::fs::rename(&beside, file)
+        };
+        write().map_err(|reason| DatabaseError::File { file: file.to_owned(), reason })
+    }
+
+    /// Reads it.
+    pub(crate) fn load(file: &Path) -> Result<DatabaseFile, DatabaseError> {
+        let trouble = |reason| DatabaseError::File { file: file.to_owned(), reason };
+        let mut bytes = Vec::new();
+        File::open(file).and_then(|open| open.take(MOST_BYTES).read_to_end(&mut bytes)).map_err(trouble)?;
+        Self::decode_all(&bytes).ok_or_else(|| DatabaseError::NotADatabase(file.to_owned()))
+    }
+
+    fn decode_all(bytes: &[u8]) -> Option<DatabaseFile> {
+        let (body, sum) = bytes.split_last_chunk::<8>()?;
+        let message = body.strip_prefix(MAGIC)?;
+        let is_whole = u64::from_le_bytes(*sum) == checksum(CrcAlgorithm::Crc64Nvme, body);
+        let file = is_whole.then(|| DatabaseFile::decode(message).ok())??;
+        file.shape().is_some().then_some(file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn file() -> DatabaseFile {
+        let shape = Shape { slots: 3, log_bytes: 64, region_bytes: 0 };
+        DatabaseFile::new(shape, Duration::from_secs(2), JointKeys::default())
+    }
+
+    #[test]
+    fn a_file_is_found_again_and_is_for_its_owner_only() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("bank.far");
+        file().save(&path).unwrap();
+        file().save(&path).unwrap();
+        assert_eq!(DatabaseFile::load(&path).unwrap(), file());
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn what_is_no_database_is_called_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notes.txt");
+        assert!(matches!(DatabaseFile::load(&path), Err(DatabaseError::File { .. })));
+        std::fs::write(&path, b"farpool-namdb 1\nnothing").unwrap();
+        assert!(DatabaseFile::load(&path).unwrap_err().to_string().contains("not the file of a database"));
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_are_no_database(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert_eq!(DatabaseFile::decode_all(&bytes), None);
+            let all = [&MAGIC[..], &bytes].concat();
+            let _ = DatabaseFile::decode_all(&all);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Which units of a region tables have taken. Pure.
+
+use farpool_wire::NodeId;
+
+use crate::plan::{MAP_BYTES, UNITS};
+
+const WORD_BITS: u64 = u64::BITS as u64;
+
+/// A region's map: a bit for each unit, set where a table has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Map {
+    words: [u64; MAP_BYTES / 8],
+    /// Units before this one are no table's.
+    first: u64,
+}
+
+impl Map {
+    /// As it was read; `None` stands for a map of which nothing was ever taken.
+    pub fn decode(bytes: Option<&[u8]>, first: u64) -> Option<Map> {
+        let mut words = [0; MAP_BYTES / 8];
+        if let Some(bytes) = bytes {
+            let (found, []) = bytes.as_chunks::<8>() else { return None };
+            if found.len() != words.len() {
+                return None;
+            }
+            words.iter_mut().zip(found).for_each(|(word, found)| *word = u64::from_le_bytes(*found));
+        }
+        Some(Map { words, first })
+    }
+
+    /// As it is written.
+    pub fn encode(&self) -> Vec<u8> {
+        self.words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    fn is_taken(&self, unit: u64) -> bool {
+        self.words[(unit / WORD_BITS) as usize] >> (unit % WORD_BITS) & 1 != 0
+    }
+
+    fn set(&mut self, unit: u64, is_taken: bool) {
+        let bit = 1 << (unit % WORD_BITS);
+        let word = &mut self.words[(unit / WORD_BITS) as usize];
+        *word = if is_taken { *word | bit } else { *word & !bit };
+    }
+
+    /// Takes units that follow each other, the first that are free.
+    pub fn take(&mut self, units: u64) -> Option<u64> {
+        let mut start = self.first;
+        while units > 0 && start + units <= UNITS {
+            match (start..start + units).rev().find(|&unit| self.is_taken(unit)) {
+                Some(taken) => start = taken + 1,
+                None => {
+                    (start..start + units).for_each(|unit| self.set(unit, true));
+                    return Some(start);
+                }
+            }
+        }
+        None
+    }
+
+    /// Gives units back.
+    pub fn free(&mut self, start: u64, units: u64) {
+        (start..(start + units).min(UNITS)).for_each(|unit| self.set(unit, false));
+    }
+
+    /// How many are free.
+    pub fn units_free(&self) -> u64 {
+        (self.first..UNITS).filter(|&unit| !self.is_taken(unit)).count() as u64
+    }
+}
+
+/// Where a piece of a table, and the piece of its index beside it, were placed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Placed {
+    /// In which region.
+    pub region: usize,
+    /// From which unit on, the records...
+    pub records: u64,
+    /// ...and the index.
+    pub index: u64,
+}
+
+/// Places so many pieces of that many units each, on one node after another. `None`: they do not fit; the maps are of no use then.
+pub fn place(
+    maps: &mut [Map],
+    nodes: &[NodeId],
+    pieces: usize,
+    records: u64,
+    index: u64,
+) -> Option<Vec<Placed>> {
+    let mut distinct: Vec<NodeId> = Vec::new();
+    for node in nodes {
+        if !distinct.contains(node) {
+            distinct.push(*node);
+        }
+    }
+    let mut placed = Vec::new();
+    for piece in 0..pieces {
+        let wanted = distinct[piece % distinct.len()];
+        let near = (0..maps.len()).filter(|&region| nodes[region] == wanted);
+        let far = (0..maps.len()).filter(|&region| nodes[region] != wanted);
+        placed.push(near.chain(far).find_map(|region| {
+            let map = &mut maps[region];
+            let before = map.clone();
+            if let Some(records) = map.take(records)
+                && let Some(index) = map.take(index)
+            {
+                return Some(Placed { region, records, index });
+            }
+            *map = before;
+            None
+        })?);
+    }
+    Some(placed)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn empty(first: u64) -> Map {
+        Map::decode(None, first).unwrap()
+    }
+
+    #[test]
+    fn units_are_taken_behind_what_is_no_tables_and_found_again_when_they_are_free() {
+        let mut map = empty(4_090);
+        assert_eq!((map.take(4), map.take(3), map.take(2)), (Some(4_090), None, Some(4_094)));
+        map.free(4_091, 2);
+        assert_eq!((map.units_free(), map.take(2), map.units_free()), (2, Some(4_091), 0));
+        assert_eq!(Map::decode(Some(&map.encode()), 4_090), Some(map));
+        assert_eq!(Map::decode(Some(&[0; 8]), 0), None);
+    }
+
+    #[test]
+    fn pieces_go_to_one_node_after_another_while_these_have_room() {
+        let nodes = [1, 1, 2].map(NodeId);
+        let mut maps = [empty(0), empty(0), empty(4_000)];
+        let placed = place(&mut maps, &nodes, 4, 60, 10).unwrap();
+        assert_eq!(placed.iter().map(|piece| piece.region).collect::<Vec<_>>(), [0, 2, 0, 0]);
+        assert_eq!(placed[2], Placed { region: 0, records: 70, index: 130 });
+        assert_eq!(place(&mut maps, &nodes, 1, UNITS, 1), None);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_taken_twice(steps in prop::collection::vec((any::<bool>(), 1..700_u64), 1..60)) {
+            let (mut map, mut taken) = (empty(100), Vec::<(u64, u64)>::new());
+            for (takes, units) in steps {
+                if takes {
+                    if let Some(start) = map.take(units) {
+                        prop_assert!(start >= 100 && start + units <= UNITS);
+                        prop_assert!(taken.iter().all(|&(other, long)| start + units <= other || other + long <= start));
+                        taken.push((start, units));
+                    }
+                } else if let Some((start, units)) = taken.pop() {
+                    map.free(start, units);
+                }
+                let all: u64 = taken.iter().map(|(_, units)| units).sum();
+                prop_assert_eq!(map.units_free(), UNITS - 100 - all);
+            }
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! What a transaction's body does.
+
+use std::borrow::Borrow;
+
+use farpool_txn::{Cut, KeyError, Shipped, Transaction};
+use farpool_wire::Slot;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::catalog::{Catalog, TableInfo, TableRow};
+use crate::error::{TxError, of_key};
+use crate::table::{Key, Table};
+
+/// A transaction under way: it reads one snapshot, and its own writes. What it has written takes effect when its body returns.
+pub struct Tx<'a> {
+    transaction: Transaction<'a, Shipped>,
+    catalog: &'a Catalog,
+    catalog_slot: Slot,
+    /// Somebody else was first: whatever the body makes of it, it is run again.
+    is_again: bool,
+}
+
+impl<'a> Tx<'a> {
+    pub(crate) fn new(
+        transaction: Transaction<'a, Shipped>,
+        catalog: &'a Catalog,
+        catalog_slot: Slot,
+    ) -> Self {
+        Tx { transaction, catalog, catalog_slot, is_again: false }
+    }
+
+    /// To be committed; `None`: begin again.
+    pub(crate) fn into_inner(self) -> Option<Transaction<'a, Shipped>> {
+        (!self.is_again).then_some(self.transaction)
+    }
+
+    /// Its snapshot.
+    pub fn cut(&self) -> &Cut {
+        self.transaction.cut()
+    }
+
+    /// How often tables were made and dropped, as its snapshot has it.
+    pub(crate) fn schema(&self) -> u64 {
+        self.cut().counts().get(self.catalog_slot.index()).copied().unwrap_or(0)
+    }
+
+    /// The row of a key, if there is one.
+    ///
+    /// # Errors
+    /// When it cannot be read, or the table was dropped.
+    pub async fn get<K: Key, V: DeserializeOwned>(
+        &mut self,
+        table: &Table<K, V>,
+        key: impl Borrow<K>,
+    ) -> Result<Option<V>, TxError> {
+        self.check(table).await?;
+        let found = table.keyed().get(&self.transaction, key.borrow().encode().as_ref()).await;
+        let row = self.told(table.name(), found)?;
+        row.data.map(|data| table.decode(&data)).transpose()
+    }
+
+    /// Makes a row for a key that has none.
+    ///
+    /// # Errors
+    /// [`TxError::Duplicate`] if it has one; [`TxError::Full`]; or when the table was dropped.
+    pub async fn insert<K: Key, V: Serialize>(
+        &mut self,
+        table: &Table<K, V>,
+        key: impl Borrow<K>,
+        row: impl Borrow<V>,
+    ) -> Result<(), TxError> {
+        self.check(table).await?;
+        let data = table.encode(row.borrow())?;
+        let done = table.keyed().insert(&mut self.transaction, key.borrow().encode().as_ref(), &data).await;
+        self.told(table.name(), done).map(drop)
+    }
+
+    /// Puts another row in the place of a key's.
+    ///
+    /// # Errors
+    /// [`TxError::NoSuchKey`] if it has none; or when the table was dropped.
+    pub async fn update<K: Key, V: Serialize>(
+        &mut self,
+        table: &Table<K, V>,
+        key: impl Borrow<K>,
+        row: impl Borrow<V>,
+    ) -> Result<(), TxError> {
+        self.check(table).await?;
+        let data = table.encode(row.borrow())?;
+        let done = table.keyed().update(&mut self.transaction, key.borrow().encode().as_ref(), &data).await;
+        self.told(table.name(), done).map(drop)
+    }
+
+    /// Deletes a key's row.
+    ///
+    /// # Errors
+    /// As [`update`](Self::update).
+    pub async fn delete<K: Key, V>(
+        &mut self,
+        table: &Table<K, V>,
+        key: impl Borrow<K>,
+    ) -> Result<(), TxError> {
+        self.check(table).await?;
+        let done = table.keyed().delete(&mut self.transaction, key.borrow().encode().as_ref()).await;
+        self.told(table.name(), done).map(drop)
+    }
+
+    /// Whether the table is there for this transaction. Asks only where tables were made or dropped since this was known.
+    async fn check<K: Key, V>(&mut self, table: &Table<K, V>) -> Result<(), TxError> {
+        let schema = self.schema();
+        if table.checked_at() == schema {
+            return Ok(());
+        }
+        if schema < table.known_since() {
+            // An older snapshot than that in which it was found: there is a later one.
+            self.is_again = true;
+            return Err(TxError::Conflict(1));
+        }
+        match self.find_table(table.name()).await? {
+            Some(row) if row.first_record == table.first_record() => {
+                table.is_there(schema);
+                Ok(())
+            }
+            _ => Err(TxError::Dropped(table.name().to_owned())),
+        }
+    }
+
+    /// A table's row, if this snapshot has that table.
+    pub(crate) async fn find_table(&mut self, name: &str) -> Result<Option<TableRow>, TxError> {
+        let found = self.catalog.find(&self.transaction, name).await;
+        self.told("of tables", found)
+    }
+
+    /// All tables of this snapshot, in the order of their names.
+    pub(crate) async fn tables(&mut self) -> Result<Vec<TableInfo>, TxError> {
+        let found = self.catalog.all(&self.transaction).await;
+        self.told("of tables", found)
+    }
+
+    /// What was found, or why not. Where somebody else was first, the body is run again, whatever it makes of the error.
+    pub(crate) fn told<T>(&mut self, table: &str, found: Result<T, KeyError>) -> Result<T, TxError> {
+        found.map_err(|error| {
+            of_key(error, table).unwrap_or_else(|| {
+                self.is_again = true;
+                TxError::Conflict(1)
+            })
+        })
+    }
+}

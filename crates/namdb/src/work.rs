@@ -1,0 +1,496 @@
+//! Random transactions that write down what they saw, and the judge of what several processes have written down (`docs/src/namdb.md`,
+//! *checking a database*). The judge is the one of the simulations: it looks at cuts and versions, at nothing of the engine's.
+//!
+//! W1. Before a transaction commits, its line is written, with the version that it will be: who is killed then has left it.
+//! W2. A line says all that is known; the last line of a transaction counts.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::io::BufRead;
+use std::rc::Rc;
+
+use farpool_fabric::block_on;
+pub use farpool_txn::Step;
+use farpool_txn::judge::{Outcome, Read, Transaction as Judged, Violation, Write, judge};
+use farpool_txn::{
+    CommitError, Cut, KeyError, KeyedTable, ReadError, Row, Rules, Session, Shipped, Transaction, Worker,
+};
+use farpool_wire::{Slot, Version};
+pub use rustix::process::Signal;
+use rustix::process::{getpid, kill_process};
+use serde::{Deserialize, Serialize};
+
+use crate::client::{Client, announced};
+use crate::error::{DatabaseError, TxError, of_key};
+use crate::plan::MOST_WORKERS;
+use crate::table::{Key, Table, TableOptions};
+use crate::workers::Place;
+
+/// The table that the work is done on.
+const TABLE: &str = "farpool-work";
+/// Words of a row, all alike: who reads words of two versions sees it.
+const ROW_WORDS: usize = 6;
+/// Rows that a transaction touches at most.
+const MOST_ROWS: u64 = 5;
+/// Of a thousand: transactions that only read; rows that are written in the others; rows of these that are deleted.
+const READ_ONLY: u64 = 300;
+const WRITTEN: u64 = 600;
+const DELETED: u64 = 100;
+
+/// One transaction, as it is written down. Fields are stable; new ones may join.
+#[derive(Serialize, Deserialize)]
+struct Line {
+    session: u32,
+    number: u64,
+    /// Number of its cut.
+    cut: u64,
+    /// Of each slot, how many commits it saw.
+    counts: Vec<u64>,
+    reads: Vec<(u64, (u16, u64), Option<u64>)>,
+    writes: Vec<(u64, (u16, u64), Option<u64>)>,
+    /// Which commit it is, or would be.
+    version: Option<(u16, u64)>,
+    /// Whether that took effect, where it is known.
+    committed: Option<bool>,
+}
+
+/// Runs random transactions on a few rows, on one thread.
+pub struct Work<'a> {
+    client: &'a Client,
+    worker: Rc<Worker<Striking>>,
+    place: Option<Place>,
+    keyed: &'a KeyedTable<Shipped>,
+    rows: u64,
+    session: Session,
+    /// Names the session among those of all processes.
+    name: u32,
+    number: u64,
+    random: u64,
+    log: &'a mut dyn std::io::Write,
+}
+
+/// What a process does to itself, for tests, at a step of a commit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Strike {
+    /// Where.
+    pub step: Step,
+    /// In the how-manieth commit that comes so far.
+    pub commit: u32,
+    /// The signal.
+    pub signal: Signal,
+}
+
+thread_local! {
+    static STRIKE: Cell<Option<Strike>> = const { Cell::new(None) };
+}
+
+/// The rules as they ship, and a process that strikes itself.
+enum Striking {}
+
+impl Rules for Striking {
+    fn passes(step: Step) {
+        STRIKE.with(|strike| match strike.get() {
+            Some(Strike { commit: 0 | 1, step: at, signal }) if at == step => {
+                strike.set(None);
+                // Nothing of ours is left to say that it cannot be done.
+                let _ = kill_process(getpid(), signal);
+            }
+            Some(found) if found.step == step => {
+                strike.set(Some(Strike { commit: found.commit - 1, ..found }))
+            }
+            _ => {}
+        });
+    }
+}
+
+/// Why work has ended before its time.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkError {
+    /// The database does not go on for this process.
+    #[error(transparent)]
+    Database(#[from] TxError),
+    /// What was seen cannot be written down.
+    #[error("cannot write down what was seen: {0}")]
+    Log(std::io::Error),
+    /// Words of two versions in one row.
+    #[error("row {0} has words of several versions")]
+    Torn(u64),
+}
+
+/// The table that work is done on; the first who comes makes it.
+///
+/// # Errors
+/// When it can be neither made nor opened.
+pub fn work_table(client: &Client, rows: u64) -> Result<Table<u64, ()>, TxError> {
+    let options = TableOptions::rows(rows).row_bytes(ROW_WORDS * size_of::<u64>());
+    match client.create_table::<u64, ()>(TABLE, &options) {
+        Err(TxError::TableExists(_)) => client.open_table(TABLE),
+        made => made,
+    }
+}
+
+impl<'a> Work<'a> {
+    /// Of a session that no other process has named likewise: `seed` says what it does.
+    pub fn new(
+        client: &'a Client,
+        table: &'a Table<u64, ()>,
+        rows: u64,
+        seed: u64,
+        log: &'a mut dyn std::io::Write,
+        strike: Option<Strike>,
+    ) -> Result<Work<'a>, DatabaseError> {
+        let shared = client.shared();
+        let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        let name = getrandom::u64().unwrap_or(seed) as u32;
+        let place = shared.workers.take().ok_or(DatabaseError::TooManyClients(MOST_WORKERS))?;
+        let worker = Worker::sharing(shared.memory()?, shared.at().oracle(), shared.slot.clone());
+        let worker = worker.ok_or(DatabaseError::NoSeat(shared.plan.shape.slots))?;
+        let worker = Rc::new(announced(shared, worker, &place)?);
+        STRIKE.set(strike);
+        let (keyed, session) = (table.keyed(), Session::new());
+        Ok(Work { client, worker, place: Some(place), keyed, rows, session, name, number: 0, random, log })
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random >> 11) % bound
+    }
+
+    /// Runs one transaction; says whether it was committed.
+    ///
+    /// # Errors
+    /// When there is no going on.
+    pub fn run_one(&mut self) -> Result<bool, WorkError> {
+        let endpoint = self.worker.memory().endpoint().clone();
+        block_on(&endpoint, self.transact()).map_err(|error| match error {
+            WorkError::Database(error) => self.client.block_on(self.client.explained(error)).into(),
+            other => other,
+        })
+    }
+
+    async fn transact(&mut self) -> Result<bool, WorkError> {
+        self.number += 1;
+        let is_only_reading = self.below(1_000) < READ_ONLY;
+        let count = 1 + self.below(MOST_ROWS);
+        let plan: Vec<(u64, u64, u64)> =
+            (0..count).map(|_| (self.below(self.rows), self.below(1_000), self.below(1_000))).collect();
+        let mut session = std::mem::take(&mut self.session);
+        let done = self.transact_as(&mut session, is_only_reading, &plan).await;
+        self.session = session;
+        done
+    }
+
+    async fn transact_as(
+        &mut self,
+        session: &mut Session,
+        is_only_reading: bool,
+        plan: &[(u64, u64, u64)],
+    ) -> Result<bool, WorkError> {
+        self.client.shared().check().map_err(TxError::Ended)?;
+        let worker = self.worker.clone();
+        let mut transaction = worker.begin(session).await.map_err(TxError::from)?;
+        let mut seen = Seen::default();
+        let cut = transaction.cut().clone();
+        for &(row, writes, deletes) in plan {
+            let writes = !is_only_reading && writes < WRITTEN;
+            let value = (deletes >= DELETED).then(|| self.new_value(&seen));
+            match self.touch(&mut transaction, &mut seen, row, writes, value).await {
+                Ok(()) => {}
+                Err(Touch::Conflict) => {
+                    self.write_down(&cut, &seen, None, Some(false))?;
+                    return Ok(false);
+                }
+                Err(Touch::Failed(error)) => return Err(error),
+            }
+        }
+        let committing = match transaction.prepare() {
+            Ok(Some(committing)) => committing,
+            Ok(None) => {
+                self.write_down(&cut, &seen, None, Some(false))?;
+                return Ok(true);
+            }
+            Err(CommitError::Busy) => return Ok(false),
+            Err(CommitError::Stuck) => {
+                self.client.shared().check().map_err(TxError::Ended)?;
+                let why = "an earlier commit of this compute server is in doubt".to_owned();
+                return Err(TxError::Ended(crate::Ended::Failed(why)).into());
+            }
+            Err(CommitError::Nothing(error)) => return Err(TxError::Memory(error).into()),
+            Err(error) => return Err(TxError::TooLarge(error).into()),
+        };
+        let version = committing.version();
+        self.write_down(&cut, &seen, Some(version), None)?;
+        let outcome = committing.commit().await;
+        let is_committed = match &outcome {
+            Ok(_) => Some(true),
+            Err(CommitError::Unknown(_)) => None,
+            Err(_) => Some(false),
+        };
+        self.write_down(&cut, &seen, Some(version), is_committed)?;
+        match outcome {
+            Ok(_) => Ok(true),
+            Err(CommitError::Conflict) => Ok(false),
+            Err(CommitError::Nothing(error)) => Err(TxError::Memory(error).into()),
+            Err(_) => Err(TxError::Unknown(version).into()),
+        }
+    }
+
+    /// Each write has a value of its own, among all of all processes.
+    fn new_value(&self, seen: &Seen) -> u64 {
+        u64::from(self.name) << 32 | (self.number << 8 | seen.touched) & u64::from(u32::MAX)
+    }
+
+    async fn touch(
+        &self,
+        transaction: &mut Transaction<'_, Striking>,
+        seen: &mut Seen,
+        row: u64,
+        writes: bool,
+        value: Option<u64>,
+    ) -> Result<(), Touch> {
+        let key = row.encode();
+        let key = key.as_ref();
+        seen.touched += 1;
+        let is_first = !seen.writes.iter().any(|write| write.record == row);
+        let found = self.keyed.get(transaction, key).await.map_err(Touch::of)?;
+        if is_first {
+            let value = value_of(&found).ok_or(Touch::Failed(WorkError::Torn(row)))?;
+            seen.reads.push(Read { record: row, version: found.version, value });
+        }
+        if !writes {
+            return Ok(());
+        }
+        let data = value.map(|value| value.to_le_bytes().repeat(ROW_WORDS));
+        let replaced = match (&found.data, &data) {
+            (None, None) => return Ok(()), // nothing to delete
+            (None, Some(data)) => self.keyed.insert(transaction, key, data).await,
+            (Some(_), Some(data)) => self.keyed.update(transaction, key, data).await,
+            (Some(_), None) => self.keyed.delete(transaction, key).await,
+        };
+        let replaced = replaced.map_err(Touch::of)?;
+        match seen.writes.iter_mut().find(|write| write.record == row) {
+            Some(write) => write.value = value,
+            None => seen.writes.push(Write { record: row, replaced: replaced.version, value }),
+        }
+        Ok(())
+    }
+
+    fn write_down(
+        &mut self,
+        cut: &Cut,
+        seen: &Seen,
+        version: Option<Version>,
+        committed: Option<bool>,
+    ) -> Result<(), WorkError> {
+        let line = Line {
+            session: self.name,
+            number: self.number,
+            cut: cut.sequence(),
+            counts: cut.counts().to_vec(),
+            reads: seen.reads.iter().map(|read| (read.record, parts(read.version), read.value)).collect(),
+            writes: seen
+                .writes
+                .iter()
+                .map(|write| (write.record, parts(write.replaced), write.value))
+                .collect(),
+            version: version.map(parts),
+            committed,
+        };
+        let mut text = serde_json::to_vec(&line).map_err(|error| WorkError::Log(error.into()))?;
+        text.push(b'\n');
+        // In one piece, to the system: who is killed behind this has left it.
+        self.log.write_all(&text).and_then(|()| self.log.flush()).map_err(WorkError::Log)
+    }
+}
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        let Some(place) = self.place.take() else { return };
+        let endpoint = self.worker.memory().endpoint().clone();
+        // Where that fails, what its last snapshot needed is kept until the process's seat is looked after.
+        if block_on(&endpoint, self.worker.leave()).is_err() {
+            place.keep();
+        }
+    }
+}
+
+#[derive(Default)]
+struct Seen {
+    reads: Vec<Read>,
+    writes: Vec<Write>,
+    touched: u64,
+}
+
+enum Touch {
+    Conflict,
+    Failed(WorkError),
+}
+
+impl Touch {
+    fn of(error: KeyError) -> Touch {
+        match error {
+            // What was read before is judged all the same.
+            KeyError::Record(ReadError::Conflict | ReadError::RingFull) => Touch::Conflict,
+            error => match of_key(error, TABLE) {
+                Some(error) => Touch::Failed(error.into()),
+                None => Touch::Conflict,
+            },
+        }
+    }
+}
+
+/// What a row holds; `None`: words of several versions.
+fn value_of(row: &Row) -> Option<Option<u64>> {
+    let Some(data) = &row.data else { return Some(None) };
+    let (words, _) = data.as_chunks::<8>();
+    let first = words.first()?;
+    words.iter().all(|word| word == first).then(|| Some(u64::from_le_bytes(*first)))
+}
+
+fn parts(version: Version) -> (u16, u64) {
+    (version.slot().index() as u16, version.count())
+}
+
+fn whole((slot, count): (u16, u64)) -> Option<Version> {
+    Version::new(Slot::new(slot)?, count)
+}
+
+/// What was written down by all processes of a database, put together.
+#[derive(Default)]
+pub struct History {
+    lines: BTreeMap<(u32, u64), Line>,
+}
+
+/// What there is in a history.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counted {
+    /// Transactions whose commit is known.
+    pub committed: usize,
+    /// Of which nothing may be seen: they were aborted, or wrote nothing.
+    pub aborted: usize,
+    /// Of which nobody knows: their process was killed, or was told nothing.
+    pub unknown: usize,
+}
+
+/// Why a history cannot be judged.
+#[derive(Debug, thiserror::Error)]
+pub enum HistoryError {
+    /// Name other files.
+    #[error("cannot read it: {0}")]
+    Read(std::io::Error),
+    /// Another program wrote it.
+    #[error("line {line} is not one of `farpool db work`: {reason}")]
+    Malformed {
+        /// Which.
+        line: usize,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+impl History {
+    /// Adds what one process has written down. Its last line may be cut off, where it was killed.
+    ///
+    /// # Errors
+    /// When these are no such lines.
+    pub fn add(&mut self, from: impl BufRead) -> Result<(), HistoryError> {
+        let lines: Vec<String> = from.lines().collect::<Result<_, _>>().map_err(HistoryError::Read)?;
+        for (number, text) in lines.iter().enumerate() {
+            match serde_json::from_str::<Line>(text) {
+                Ok(line) => drop(self.lines.insert((line.session, line.number), line)),
+                Err(_) if number + 1 == lines.len() => {} // it was cut off
+                Err(error) => {
+                    return Err(HistoryError::Malformed { line: number + 1, reason: error.to_string() });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// How many transactions ended how.
+    pub fn counted(&self) -> Counted {
+        let mut counted = Counted::default();
+        for line in self.lines.values() {
+            match line.committed {
+                Some(true) => counted.committed += 1,
+                Some(false) => counted.aborted += 1,
+                None => counted.unknown += 1,
+            }
+        }
+        counted
+    }
+
+    /// Whether it is snapshot isolation.
+    ///
+    /// # Errors
+    /// What is not.
+    pub fn judge(&self) -> Result<(), Violation> {
+        let transactions: Vec<Judged> = self.lines.values().filter_map(judged).collect();
+        judge(&transactions)
+    }
+}
+
+fn judged(line: &Line) -> Option<Judged> {
+    let version = line.version.and_then(whole);
+    let outcome = match (line.committed, version) {
+        (Some(true), Some(version)) => Outcome::Committed(version),
+        (None, Some(version)) => Outcome::Unknown(version),
+        _ => Outcome::Aborted,
+    };
+    let read = |&(record, version, value): &(u64, (u16, u64), Option<u64>)| {
+        Some(Read { record, version: whole(version)?, value })
+    };
+    let write = |&(record, version, value): &(u64, (u16, u64), Option<u64>)| {
+        Some(Write { record, replaced: whole(version)?, value })
+    };
+    Some(Judged {
+        session: line.session,
+        begun_from: Cut::new(line.cut, line.counts.clone().into()),
+        reads: line.reads.iter().map(read).collect::<Option<_>>()?,
+        writes: line.writes.iter().map(write).collect::<Option<_>>()?,
+        outcome,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(session: u32, number: u64, writes: &str, version: &str, committed: &str) -> String {
+        format!(
+            r#"{{"session":{session},"number":{number},"cut":1,"counts":[0,0],"reads":[[1,[0,0],null]],"writes":[{writes}],"version":{version},"committed":{committed}}}"#
+        )
+    }
+
+    fn history(lines: &[String]) -> History {
+        let mut history = History::default();
+        history.add(lines.join("\n").as_bytes()).unwrap();
+        history
+    }
+
+    #[test]
+    fn the_last_line_of_a_transaction_counts_and_one_that_was_cut_off_is_none() {
+        let one = line(1, 1, "[1,[0,0],7]", "[0,1]", "null");
+        let other = line(1, 1, "[1,[0,0],7]", "[0,1]", "true");
+        let history = history(&[one, other, r#"{"session":2,"#.to_owned()]);
+        assert_eq!(history.counted(), Counted { committed: 1, aborted: 0, unknown: 0 });
+        history.judge().unwrap();
+    }
+
+    #[test]
+    fn two_that_replace_the_same_version_are_found_in_what_two_processes_wrote_down() {
+        let lines = [line(1, 1, "[1,[0,0],7]", "[0,1]", "true"), line(2, 1, "[1,[0,0],8]", "[1,1]", "true")];
+        assert!(history(&lines).judge().is_err());
+        let lines = [line(1, 1, "[1,[0,0],7]", "[0,1]", "true"), line(2, 1, "[1,[0,0],8]", "[1,1]", "false")];
+        history(&lines).judge().unwrap();
+    }
+
+    #[test]
+    fn what_is_no_history_is_refused_with_its_line() {
+        let mut history = History::default();
+        let refused = history.add("{}\n{}\n".as_bytes()).unwrap_err();
+        assert!(refused.to_string().contains("line 1"), "{refused}");
+    }
+}

@@ -1,0 +1,314 @@
+//! The anomalies of the literature as scripts, step by step on the engine as it ships: what each step sees. They are those of Adya's
+//! theses and of the collection *Hermitage*; G0 to G-single and long forks do not occur, write skew does.
+//!
+//! Each script runs with both sessions on one worker, on two that share a slot, and on compute servers of their own; with an oracle in one
+//! part and in two; with and without fetch threads.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use farpool_txn::{CommitError, ReadError, Session, SharedSlot, Table, Transaction, Worker};
+use farpool_wire::Slot;
+use futures_util::future::join;
+
+use super::broken::Chosen;
+use super::oracle::Server;
+use super::*;
+
+/// By then everything that was committed is in the cuts that are published.
+const PUBLISHED: Duration = Duration::from_micros(500);
+/// Records of the scripts.
+const X: u64 = 0;
+const Y: u64 = 1;
+/// None, in the beginning.
+const NEW: u64 = 2;
+const RECORDS_OF_SCRIPTS: u64 = 3;
+/// What X and Y hold in the beginning.
+const BEFORE: [u64; 2] = [10, 20];
+
+/// Where the two sessions of a script are.
+#[derive(Clone, Copy, Debug)]
+enum Sessions {
+    OneWorker,
+    OneSlot,
+    TwoServers,
+}
+
+/// How a script is run.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
+    sessions: Sessions,
+    parts: u64,
+    fetches: bool,
+}
+
+/// A script's workers, one for each session, and what it knows.
+struct Stage {
+    run: Rc<Run>,
+    table: Table,
+    workers: [Rc<Worker<Chosen>>; 2],
+}
+
+impl Stage {
+    async fn get(&self, transaction: &Transaction<'_, Chosen>, record: u64) -> Option<u64> {
+        let row = transaction.read(&self.table, record).await.unwrap();
+        row.data.map(|data| u64::from_le_bytes(*data.first_chunk().unwrap()))
+    }
+
+    async fn put<'a>(
+        &'a self,
+        transaction: &mut Transaction<'a, Chosen>,
+        record: u64,
+        value: u64,
+    ) -> Result<(), ReadError> {
+        transaction.write(&self.table, record, Some(&data_of(value))).await.map(drop)
+    }
+
+    /// What anybody sees who begins now.
+    async fn now(&self) -> [Option<u64>; 2] {
+        self.run.world.sleep(PUBLISHED).await;
+        let mut seen = Vec::new();
+        for worker in &self.workers {
+            let mut session = Session::new();
+            let transaction = worker.begin(&mut session).await.unwrap();
+            seen.push([self.get(&transaction, X).await, self.get(&transaction, Y).await]);
+        }
+        assert_eq!(seen[0], seen[1], "both workers see the same");
+        seen[0]
+    }
+}
+
+fn data_of(value: u64) -> Vec<u8> {
+    value.to_le_bytes().repeat(DATA_WORDS)
+}
+
+/// Runs a script in every setting.
+fn everywhere(script: impl AsyncFn(&Stage) + Clone + 'static) {
+    for sessions in [Sessions::OneWorker, Sessions::OneSlot, Sessions::TwoServers] {
+        for parts in [1, 2] {
+            for fetches in [false, true] {
+                in_setting(Setting { sessions, parts, fetches }, script.clone());
+            }
+        }
+    }
+}
+
+fn in_setting(of: Setting, script: impl AsyncFn(&Stage) + 'static) {
+    let mut random = Random::new(1, 1);
+    let world = World::new(WorldConfig::new(1));
+    let executor = Executor::new(world.clone());
+    let mut setting = setting(world.clone(), executor.tasks(), 1, &mut random);
+    setting.nodes.truncate(1);
+    setting.slots = 2;
+    setting.parts = of.parts;
+    let records = RecordLayout::new(RECORDS_OF_SCRIPTS, DATA_WORDS * 8, 4).unwrap();
+    setting.records = records.with_overflow(64).unwrap();
+    let run = Rc::new(setting);
+    oracle::start_publishers(&run, &mut random);
+    collector::start_one(&run, &mut random);
+    let place = (world.add_host(1_000_000), Path::Checked);
+    let process = world.add_process(place.0);
+    let here = run.clone();
+    run.tasks.spawn(process, async move {
+        let grant = here.grant();
+        let server = async |slot: u16, workers| {
+            let shared = SharedSlot::after(Slot::new(slot).unwrap(), here.log(slot, grant), 0);
+            Server::of(workers, of.fetches).start(&here, process, place, grant, shared).await.unwrap()
+        };
+        let workers = match of.sessions {
+            Sessions::OneWorker => vec![server(0, 1).await[0].clone(); 2],
+            Sessions::OneSlot => server(0, 2).await,
+            Sessions::TwoServers => [server(0, 1).await, server(1, 1).await].concat(),
+        };
+        let stage = Stage { table: here.table(grant), workers: workers.try_into().ok().unwrap(), run: here };
+        let mut session = Session::new();
+        let mut first = stage.workers[0].begin(&mut session).await.unwrap();
+        for (record, value) in (X..).zip(BEFORE) {
+            stage.put(&mut first, record, value).await.unwrap();
+        }
+        first.commit().await.unwrap();
+        stage.run.world.sleep(PUBLISHED).await;
+        script(&stage).await;
+        stage.run.is_over.set(true);
+    });
+    let (panicked, trouble) = run_to_end(executor, RUN_NS, || 0);
+    assert!(!panicked && trouble.is_none() && run.complaints.borrow().is_empty(), "{of:?}: {trouble:?}");
+}
+
+/// Two sessions on a stage, a transaction each, both begun before anything else is done.
+macro_rules! both_begin {
+    ($stage:ident, $one:ident, $other:ident) => {
+        let [mut session_one, mut session_other] = [Session::new(), Session::new()];
+        #[allow(unused_mut)]
+        let mut $one = $stage.workers[0].begin(&mut session_one).await.unwrap();
+        #[allow(unused_mut)]
+        let mut $other = $stage.workers[1].begin(&mut session_other).await.unwrap();
+    };
+}
+
+#[test]
+fn g0_two_that_write_the_same_records_do_not_mix() {
+    everywhere(async |stage| {
+        both_begin!(stage, one, other);
+        stage.put(&mut one, X, 11).await.unwrap();
+        stage.put(&mut other, X, 12).await.unwrap();
+        stage.put(&mut one, Y, 21).await.unwrap();
+        one.commit().await.unwrap();
+        assert!(matches!(stage.put(&mut other, Y, 22).await, Err(ReadError::Conflict)));
+        drop(other);
+        assert_eq!(stage.now().await, [Some(11), Some(21)]);
+    });
+}
+
+#[test]
+fn g1a_what_is_aborted_is_never_read() {
+    everywhere(async |stage| {
+        both_begin!(stage, one, other);
+        stage.put(&mut one, X, 101).await.unwrap();
+        assert_eq!(stage.get(&other, X).await, Some(10));
+        drop(one);
+        assert_eq!(stage.get(&other, X).await, Some(10));
+        assert_eq!(stage.now().await, [Some(10), Some(20)]);
+    });
+}
+
+#[test]
+fn g1b_what_was_replaced_before_its_commit_is_never_read() {
+    everywhere(async |stage| {
+        both_begin!(stage, one, other);
+        stage.put(&mut one, X, 101).await.unwrap();
+        assert_eq!(stage.get(&other, X).await, Some(10));
+        stage.put(&mut one, X, 11).await.unwrap();
+        one.commit().await.unwrap();
+        assert_eq!(stage.get(&other, X).await, Some(10));
+        assert_eq!(stage.now().await, [Some(11), Some(20)]);
+    });
+}
+
+#[test]
+fn g1c_two_do_not_read_what_the_other_writes() {
+    everywhere(async |stage| {
+        both_begin!(stage, one, other);
+        stage.put(&mut one, X, 11).await.unwrap();
+        stage.put(&mut other, Y, 22).await.unwrap();
+        assert_eq!(stage.get(&one, Y).await, Some(20));
+        assert_eq!(stage.get(&other, X).await, Some(10));
+        one.commit().await.unwrap();
+        other.commit().await.unwrap();
+        assert_eq!(stage.now().await, [Some(11), Some(22)]);
+    });
+}
+
+#[test]
+fn otv_a_transaction_that_was_observed_does_not_vanish() {
+    everywhere(async |stage| {
+        both_begin!(stage, one, other);
+        for (record, value) in [(X, 11), (Y, 19)] {
+            stage.put(&mut one, record, value).await.unwrap();
+        }
+        stage.put(&mut other, X, 12).await.unwrap();
+        one.commit().await.unwrap();
+        stage.run.world.sleep(PUBLISHED).await;
+        let mut session = Session::new();
+        let third = stage.workers[0].begin(&mut session).await.unwrap();
+        assert_eq!(stage.get(&third, X).await, Some(11));
+        assert!(matches!(other.commit().await, Err(CommitError::Conflict)));
+        assert_eq!((stage.get(&third, Y).await, stage.get(&third, X).await), (Some(19), Some(11)));
+    });
+}
+
+#[test]
+fn pmp_what_is_inserted_meanwhile_is_not_in_a_second_look_at_all_records() {
+    everywhere(async |stage| {
+        both_begin!(stage, one, other);
+        let look = async |transaction: &Transaction<'_, Chosen>| {
+            let mut found = Vec::new();
+            for record in 0..RECORDS_OF_SCRIPTS {
+                found.extend(stage.get(transaction, record).await);
+            }
+            found
+        };
+        assert_eq!(look(&one).await, BEFORE);
+        stage.put(&mut other, NEW, 30).await.unwrap();
+        other.commit().await.unwrap();
+        stage.run.world.sleep(PUBLISHED).await;
+        assert_eq!(look(&one).await, BEFORE);
+    });
+}
+
+#[test]
+fn p4_no_update_is_lost() {
+    everywhere(async |stage| {
+        both_begin!(stage, one, other);
+        assert_eq!((stage.get(&one, X).await, stage.get(&other, X).await), (Some(10), Some(10)));
+        stage.put(&mut one, X, 11).await.unwrap();
+        stage.put(&mut other, X, 12).await.unwrap();
+        one.commit().await.unwrap();
+        assert!(matches!(other.commit().await, Err(CommitError::Conflict)));
+        assert_eq!(stage.now().await, [Some(11), Some(20)]);
+    });
+}
+
+#[test]
+fn g_single_a_snapshot_does_not_skew() {
+    everywhere(async |stage| {
+        both_begin!(stage, one, other);
+        assert_eq!(stage.get(&one, X).await, Some(10));
+        for (record, value) in [(X, 12), (Y, 18)] {
+            stage.put(&mut other, record, value).await.unwrap();
+        }
+        other.commit().await.unwrap();
+        stage.run.world.sleep(PUBLISHED).await;
+        assert_eq!((stage.get(&one, Y).await, stage.get(&one, X).await), (Some(20), Some(10)));
+        assert_eq!(stage.now().await, [Some(12), Some(18)]);
+    });
+}
+
+#[test]
+fn write_skew_occurs() {
+    everywhere(async |stage| {
+        both_begin!(stage, one, other);
+        for transaction in [&one, &other] {
+            assert_eq!(stage.get(transaction, X).await, Some(10));
+            assert_eq!(stage.get(transaction, Y).await, Some(20));
+        }
+        stage.put(&mut one, X, 11).await.unwrap();
+        stage.put(&mut other, Y, 21).await.unwrap();
+        one.commit().await.unwrap();
+        other.commit().await.unwrap();
+        assert_eq!(
+            stage.now().await,
+            [Some(11), Some(21)],
+            "both have committed what the other has not seen"
+        );
+    });
+}
+
+/// Two write a record each, at the same time, while sessions of both workers look at both.
+#[test]
+fn long_fork_nobody_sees_two_commits_in_the_order_in_which_nobody_else_does() {
+    const LOOKS: u64 = 60;
+    everywhere(async |stage| {
+        let write = async |worker: usize, record: u64| {
+            let mut session = Session::new();
+            let mut transaction = stage.workers[worker].begin(&mut session).await.unwrap();
+            stage.put(&mut transaction, record, 99).await.unwrap();
+            transaction.commit().await.unwrap();
+        };
+        let look = async |worker: usize| {
+            let (mut session, mut seen) = (Session::new(), Vec::new());
+            for _ in 0..LOOKS {
+                let transaction = stage.workers[worker].begin(&mut session).await.unwrap();
+                seen.push([X, Y].map(|_| false));
+                for (place, record) in [X, Y].into_iter().enumerate() {
+                    seen.last_mut().unwrap()[place] = stage.get(&transaction, record).await == Some(99);
+                }
+            }
+            seen
+        };
+        let (_, (one, other)) = join(join(write(0, X), write(1, Y)), join(look(0), look(1))).await;
+        let seen = [one, other].concat();
+        assert!(!(seen.contains(&[true, false]) && seen.contains(&[false, true])), "{seen:?}");
+        assert!(seen.contains(&[true, true]), "both are seen in the end");
+    });
+}

@@ -1,0 +1,34 @@
+//! Asks, while all goes on, what became of commits of which their clients were told nothing.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::recovering::{Asked, ask_again, learn_known_fates};
+use super::{Run, place};
+
+/// Between two rounds of questions, at most.
+const MOST_PAUSE_NS: u64 = 400_000;
+
+/// Asks until all clients have gone.
+pub(super) fn start(run: &Rc<Run>) {
+    let mut random = run.random();
+    let place = place(run, &mut random);
+    let process = run.world.add_process(place.0);
+    let here = run.clone();
+    run.tasks.spawn(process, async move {
+        let grant = here.grant();
+        let asked = async {
+            let access = here.access(process, place, grant).await?;
+            let oracle = here.oracle(grant);
+            while !here.is_quiet.get() {
+                here.world.sleep(Duration::from_nanos(random.below(MOST_PAUSE_NS))).await;
+                learn_known_fates(&here, &access, &oracle).await?;
+                ask_again(&here, &access, &oracle, Asked::Both, |_| random.chance(100)).await?;
+            }
+            Ok::<_, farpool_txn::recovery::RecoveryError>(())
+        };
+        if let Err(error) = asked.await {
+            here.complain(format!("nobody can be asked: {error}"));
+        }
+    });
+}

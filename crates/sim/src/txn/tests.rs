@@ -1,0 +1,141 @@
+//! Snapshots that are older than what rings hold, one step after the other.
+
+use farpool_fabric::AccessKind;
+use farpool_txn::{ReadError, Session, Worker};
+use farpool_wire::Slot;
+
+use super::broken::Chosen;
+use super::*;
+
+/// How often a writer tries again that finds no room, while it should find some.
+const TRIES: u32 = 50;
+const PAUSE: Duration = Duration::from_micros(20);
+
+/// Runs something in a world of its own in which nothing goes wrong, with one record whose ring has so many places and whose piece has so
+/// many entries for more.
+fn in_order(old_versions: usize, overflow: u64, task: impl AsyncFnOnce(&Run, &Worker<Chosen>) + 'static) {
+    let mut random = Random::new(1, 1);
+    let world = World::new(WorldConfig::new(1));
+    let executor = Executor::new(world.clone());
+    let mut setting = setting(world.clone(), executor.tasks(), 1, &mut random);
+    setting.nodes.truncate(1);
+    let records = RecordLayout::new(1, DATA_WORDS * 8, old_versions).unwrap();
+    setting.records = records.with_overflow(overflow).unwrap();
+    let run = Rc::new(setting);
+    oracle::start_publishers(&run, &mut random);
+    let place = (run.nodes[0].host, Path::Shared);
+    collector::start_one(&run, &mut random);
+    let process = world.add_process(place.0);
+    let here = run.clone();
+    run.tasks.spawn(process, async move {
+        let grant = here.grant();
+        let memory = here.access(process, place, grant).await.unwrap().memory;
+        let slot = Slot::new(0).unwrap();
+        let worker = Worker::new(memory, here.oracle(grant), here.log(0, grant), slot, 0).unwrap();
+        let worker = worker.announcing(here.horizon(grant), 0).await.unwrap().unwrap();
+        task(&here, &worker).await;
+        worker.leave().await.unwrap();
+        here.is_over.set(true);
+    });
+    let (panicked, trouble) = run_to_end(executor, RUN_NS, || 0);
+    assert!(!panicked && trouble.is_none() && run.complaints.borrow().is_empty(), "{trouble:?}");
+}
+
+/// Writes the record, if there is room for what it replaces.
+async fn write_once(run: &Run, worker: &Worker<Chosen>, session: &mut Session, value: u8) -> bool {
+    let table = run.table(worker.memory().whole(RECORD_REGION).unwrap().epoch);
+    let mut transaction = worker.begin(session).await.unwrap();
+    match transaction.write(&table, 0, Some(&[value; DATA_WORDS * 8])).await {
+        Ok(_) => transaction.commit().await.unwrap().is_some(),
+        Err(ReadError::RingFull) => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+async fn write(run: &Run, worker: &Worker<Chosen>, session: &mut Session, value: u8) {
+    for _ in 0..TRIES {
+        if write_once(run, worker, session, value).await {
+            return;
+        }
+        run.world.sleep(PAUSE).await;
+    }
+    panic!("there is no room for {value}");
+}
+
+const RECORD_REGION: RegionId = RegionId { node: NodeId(1), index: RECORDS };
+
+#[test]
+fn a_snapshot_that_is_older_than_the_ring_reads_what_was_moved() {
+    in_order(1, 8, async |run, worker| {
+        let (mut session, mut old) = (Session::new(), Session::new());
+        write(run, worker, &mut session, 1).await;
+        run.world.sleep(PAUSE).await;
+        let snapshot = worker.begin(&mut old).await.unwrap();
+        for value in 2..=6 {
+            write(run, worker, &mut session, value).await;
+        }
+        let table = run.table(worker.memory().whole(RECORD_REGION).unwrap().epoch);
+        let row = snapshot.read(&table, 0).await.unwrap();
+        assert_eq!(row.data, Some(vec![1; DATA_WORDS * 8]));
+    });
+}
+
+#[test]
+fn a_version_that_was_moved_is_found_where_its_place_is_about_to_be_written() {
+    in_order(1, 8, async |run, worker| {
+        let (mut session, mut old) = (Session::new(), Session::new());
+        write(run, worker, &mut session, 1).await;
+        run.world.sleep(PAUSE).await;
+        let snapshot = worker.begin(&mut old).await.unwrap();
+        write(run, worker, &mut session, 2).await;
+        let ring = run.records.old_header(0, 1).start;
+        let is_moved = || {
+            let mut word = 0;
+            let regions = &run.nodes[0].memory.regions;
+            let read = regions.with_region(RECORDS, OWNER, AccessKind::Read, &mut |memory| {
+                word = memory.load(ring)?;
+                Ok(())
+            });
+            assert_eq!(read, Ok(()));
+            farpool_wire::RecordHeader(word).is_moved()
+        };
+        for _ in 0..TRIES {
+            if is_moved() {
+                break;
+            }
+            run.world.sleep(PAUSE).await;
+        }
+        assert!(is_moved());
+        // As by who dies after the first word of a version's data.
+        let place = run.records.old(0, 1).start;
+        let regions = &run.nodes[0].memory.regions;
+        let written = regions
+            .with_region(RECORDS, OWNER, AccessKind::Write, &mut |memory| memory.store(place, u64::MAX));
+        assert_eq!(written, Ok(()));
+        let table = run.table(worker.memory().whole(RECORD_REGION).unwrap().epoch);
+        let row = snapshot.read(&table, 0).await.unwrap();
+        assert_eq!(row.data, Some(vec![1; DATA_WORDS * 8]));
+    });
+}
+
+#[test]
+fn writers_wait_for_old_snapshots_where_there_is_no_room_and_go_on_behind_them() {
+    in_order(2, 2, async |run, worker| {
+        let (mut session, mut old) = (Session::new(), Session::new());
+        let snapshot = worker.begin(&mut old).await.unwrap();
+        // One is current, two are in the ring, two in the overflow region.
+        for value in 1..=4 {
+            write(run, worker, &mut session, value).await;
+        }
+        for _ in 0..TRIES {
+            assert!(!write_once(run, worker, &mut session, 5).await, "the initial version would be lost");
+            run.world.sleep(PAUSE).await;
+        }
+        let table = run.table(worker.memory().whole(RECORD_REGION).unwrap().epoch);
+        assert_eq!(snapshot.read(&table, 0).await.unwrap().data, None, "there was none");
+        drop(snapshot);
+        for value in 5..=20 {
+            write(run, worker, &mut session, value).await;
+        }
+    });
+}

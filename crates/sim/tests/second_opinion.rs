@@ -1,0 +1,46 @@
+//! What another checker of isolation says of our histories, by the rules of the literature and with nothing of ours.
+
+use adya::{History, Opts, Valid, Workload, check};
+use farpool_sim::{find_scenario, run_guarded};
+
+const SEEDS: u64 = 40;
+/// Within so many seeds each fault that a checker of histories can see is seen.
+const HUNTED_SEEDS: u64 = 40;
+
+/// Of a run of `sim txn`: whether it is snapshot isolation, with sessions that see what they did; and what is wrong with it.
+fn opinion(seed: u64, mutation: Option<&'static str>) -> (Valid, Vec<String>) {
+    let txn = find_scenario("txn").unwrap();
+    let report = run_guarded(txn, seed, mutation, true);
+    assert!(mutation.is_some() || report.violations.is_empty(), "seed {seed}: {:?}", report.violations);
+    let history = History::from_json(&report.history.join("\n")).unwrap();
+    let opts = Opts { models: vec!["strong-session-snapshot-isolation".into()], ..Opts::default() };
+    let report = check(&history, Workload::ListAppend, &opts);
+    (report.valid, report.anomaly_types)
+}
+
+#[test]
+fn another_checker_finds_nothing_in_the_histories_of_transactions() {
+    let mut judged = 0;
+    for seed in 0..SEEDS {
+        let (valid, anomalies) = opinion(seed, None);
+        // Unknown: hardly anything was committed.
+        assert_ne!(valid, Valid::False, "seed {seed}: {anomalies:?}");
+        judged += u64::from(valid == Valid::True);
+    }
+    assert!(judged > SEEDS / 2, "it has an opinion of {judged} histories only");
+}
+
+#[test]
+fn another_checker_refuses_histories_of_engines_that_are_broken() {
+    for (mutation, wanted) in [
+        ("validation-skipped", "lost-update"),
+        ("publish-out-of-order", "G-nonadjacent"),
+        ("visibility-before-install", "G-single"),
+    ] {
+        let txn = find_scenario("txn").unwrap();
+        let mutation =
+            *txn.mutations.iter().find(|known| **known == mutation).expect("a mutation of that name");
+        let found = (0..HUNTED_SEEDS).flat_map(|seed| opinion(seed, Some(mutation)).1).collect::<Vec<_>>();
+        assert!(found.iter().any(|anomaly| anomaly.starts_with(wanted)), "{mutation}: {found:?}");
+    }
+}

@@ -1,0 +1,58 @@
+//! The collector at work.
+
+use std::time::Duration;
+
+use super::collector::Collector;
+use super::{HorizonAt, read_horizon};
+use crate::memory::{Memory, MemoryError};
+use crate::mover::Mover;
+use crate::oracle::{Oracle, read_published};
+use crate::rules::Rules;
+use crate::table::Table;
+
+/// Publishes horizons of an oracle's cuts until `is_over`, with `pause` from one look to the next; and moves versions of those `tables` that
+/// have an overflow region, out of rings that are nearly full. One does so at a time: where it has died, the next begins behind the
+/// fence of its grants. Once this has returned without an error, it may be begun again, with other tables: nothing of it is under way. The
+/// memory of a table is given to nothing else before that.
+///
+/// # Errors
+/// When far memory does not answer.
+pub async fn collect<R: Rules>(
+    memory: &Memory,
+    oracle: &Oracle,
+    at: &HorizonAt,
+    tables: &[Table],
+    pause: Duration,
+    is_over: impl Fn() -> bool,
+) -> Result<(), MemoryError> {
+    let (mut last, horizon) = match read_horizon(memory, at).await? {
+        Some((last, cut)) => (last, Some(cut)),
+        None => (0, None),
+    };
+    let mut mover = Mover::start(memory, tables, horizon.as_ref()).await?;
+    let mut collector = Collector::<R>::after(horizon);
+    while !is_over() {
+        // First the cut, then who has which (Z3).
+        if let Some(cut) = read_published::<R>(memory, oracle).await? {
+            collector.knows(cut);
+        }
+        if let Some(cut) = collector.next(least(memory, at).await?) {
+            last = 1 - last; // the image before stays whole
+            let image = at.layout.images().encode(cut);
+            memory.write(&at.piece, at.layout.images().image(last).start as u64, &image).await?;
+        }
+        // By what was published: the next mover must know of no earlier one (M4).
+        if let (Some(horizon), Some(last)) = (collector.horizon(), collector.last_known()) {
+            mover.step::<R>(memory, R::gives_up_behind(horizon, last)).await?;
+        }
+        memory.endpoint().sleep(pause).await;
+    }
+    Ok(())
+}
+
+/// The least number of a cut that any worker may have.
+async fn least(memory: &Memory, at: &HorizonAt) -> Result<Option<u64>, MemoryError> {
+    let words = at.layout.words();
+    let bytes = memory.read(&at.piece, words.start as u64..words.end as u64).await?;
+    Ok(at.layout.least(&bytes))
+}

@@ -1,0 +1,120 @@
+//! Which cut is the horizon.
+
+use std::collections::VecDeque;
+use std::marker::PhantomData;
+
+use crate::cut::Cut;
+use crate::rules::{Rules, Shipped};
+
+/// Cuts that a collector remembers. Behind an old snapshot some more of them would let the horizon go on a little earlier.
+const MOST_KNOWN: usize = 64;
+
+/// Chooses horizons. There is one at a time.
+#[derive(Debug)]
+pub struct Collector<R = Shipped> {
+    /// Published cuts later than the horizon, in their order.
+    known: VecDeque<Cut>,
+    horizon: Option<Cut>,
+    rules: PhantomData<R>,
+}
+
+impl<R: Rules> Collector<R> {
+    /// Goes on from the last horizon, if there was one: of whoever was the collector before.
+    pub fn after(horizon: Option<Cut>) -> Self {
+        Collector { known: VecDeque::new(), horizon, rules: PhantomData }
+    }
+
+    /// The horizon as it is.
+    pub fn horizon(&self) -> Option<&Cut> {
+        self.horizon.as_ref()
+    }
+
+    /// The last cut that it knows of.
+    pub(crate) fn last_known(&self) -> Option<&Cut> {
+        self.known.back().or(self.horizon.as_ref())
+    }
+
+    /// A cut was published.
+    pub fn knows(&mut self, cut: Cut) {
+        if self.last_known().map(Cut::sequence) >= Some(cut.sequence()) {
+            return;
+        }
+        if self.known.len() == MOST_KNOWN {
+            // Every other one, so that old snapshots find some of their time.
+            let mut keeps = false;
+            self.known.retain(|_| {
+                keeps = !keeps;
+                keeps
+            });
+        }
+        self.known.push_back(cut);
+    }
+
+    /// The next horizon, if workers may have cuts with the number `least` or higher; `None`: it stays as it is. All cuts were known
+    /// before the workers were asked.
+    pub fn next(&mut self, least: Option<u64>) -> Option<&Cut> {
+        let most = R::horizon_up_to(least.unwrap_or(u64::MAX));
+        let mut next = None;
+        while self.known.front().is_some_and(|cut| cut.sequence() <= most) {
+            next = self.known.pop_front();
+        }
+        self.horizon = Some(next?);
+        self.horizon.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn cut(number: u64) -> Cut {
+        Cut::new(number, [number * 10].into())
+    }
+
+    #[test]
+    fn the_horizon_is_the_last_known_cut_that_no_worker_is_behind() {
+        let mut collector = Collector::<Shipped>::after(None);
+        assert_eq!(collector.next(None), None, "nothing was published");
+        [3, 5, 5, 4, 8].into_iter().for_each(|number| collector.knows(cut(number)));
+        assert_eq!(collector.next(Some(2)), None);
+        assert_eq!(collector.next(Some(7)), Some(&cut(5)));
+        assert_eq!(collector.next(Some(7)), None, "it is the same");
+        assert_eq!(collector.next(Some(0)), None, "it does not go back");
+        assert_eq!(collector.next(None), Some(&cut(8)));
+        collector.knows(cut(8));
+        assert_eq!(collector.next(None), None);
+    }
+
+    #[test]
+    fn a_collector_goes_on_from_the_horizon_of_the_one_before() {
+        let mut collector = Collector::<Shipped>::after(Some(cut(9)));
+        collector.knows(cut(7));
+        assert_eq!(collector.next(None), None);
+        assert_eq!(collector.horizon(), Some(&cut(9)));
+    }
+
+    proptest! {
+        /// However many cuts there are and however old a snapshot is.
+        #[test]
+        fn the_horizon_only_grows_and_no_worker_is_behind_it(steps in prop::collection::vec((any::<bool>(), 0..300_u64), 0..400)) {
+            let mut collector = Collector::<Shipped>::after(None);
+            let mut published = 0;
+            for (is_published, number) in steps {
+                if is_published {
+                    published += 1 + number % 3;
+                    collector.knows(cut(published));
+                } else {
+                    let before = collector.horizon().map(Cut::sequence);
+                    if let Some(next) = collector.next(Some(number)).map(Cut::sequence) {
+                        prop_assert!(next <= number && before < Some(next));
+                    }
+                    prop_assert!(collector.known.len() <= MOST_KNOWN);
+                }
+            }
+            collector.next(None);
+            prop_assert_eq!(collector.horizon().map_or(0, Cut::sequence), published);
+        }
+    }
+}

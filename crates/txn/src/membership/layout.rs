@@ -1,0 +1,188 @@
+//! Where the seats lie (`docs/src/wire.md`, *seats*).
+
+use std::ops::Range;
+
+use crc_fast::{CrcAlgorithm, checksum};
+use farpool_wire::{Epoch, Slot};
+
+use crate::memory::Piece;
+
+const WORD_BYTES: u64 = 8;
+/// Words for roles, some of them spare.
+const ROLE_WORDS: u64 = 8;
+/// Words of a seat: claim, beat, carer, and one that is spare.
+const SEAT_WORDS: u64 = 4;
+/// Of a list of grants: how many there are before them, their checksum behind.
+const WORDS_AROUND: u64 = 2;
+
+/// Where the seats of a database lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MembersAt {
+    /// In the root region.
+    pub piece: Piece,
+    /// Their layout.
+    pub layout: MembersLayout,
+}
+
+/// The layout of seats: roles, then the words of all seats, then the lists of their members' grants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MembersLayout {
+    slots: u16,
+    regions: u16,
+}
+
+/// What one member does for all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// Publishes cuts.
+    Publisher,
+    /// Moves old versions and collects those that nobody needs.
+    Collector,
+    /// Changes which tables there are.
+    Catalog,
+}
+
+impl Role {
+    /// All there are.
+    pub const ALL: [Role; 3] = [Role::Publisher, Role::Collector, Role::Catalog];
+}
+
+/// What a seat says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SeatWords {
+    /// Whose it is.
+    pub claim: Option<Epoch>,
+    /// How often that one has said that it lives.
+    pub beat: u64,
+    /// Who looks after it.
+    pub carer: Option<Epoch>,
+}
+
+impl MembersLayout {
+    /// For so many slots, and members with a grant for each of so many regions. `None`: there is one of each at least.
+    pub fn new(slots: u16, regions: u16) -> Option<MembersLayout> {
+        let fits = (1..=Slot::MOST).contains(&slots) && regions > 0;
+        fits.then_some(MembersLayout { slots, regions })
+    }
+
+    /// Bytes that it takes, from a multiple of eight on.
+    pub fn bytes(&self) -> u64 {
+        self.list_start(u64::from(self.slots))
+    }
+
+    /// Where it is said who has a role.
+    pub fn role(&self, role: Role) -> u64 {
+        role as u64 * WORD_BYTES
+    }
+
+    /// Where the words of all seats lie.
+    pub fn seats(&self) -> Range<u64> {
+        let start = ROLE_WORDS * WORD_BYTES;
+        start..start + u64::from(self.slots) * SEAT_WORDS * WORD_BYTES
+    }
+
+    fn seat(&self, slot: Slot) -> u64 {
+        debug_assert!(slot.index() < usize::from(self.slots));
+        self.seats().start + slot.index() as u64 * SEAT_WORDS * WORD_BYTES
+    }
+
+    /// Where it is said whose a seat is.
+    pub fn claim(&self, slot: Slot) -> u64 {
+        self.seat(slot)
+    }
+
+    /// Where its member says that it lives.
+    pub fn beat(&self, slot: Slot) -> u64 {
+        self.seat(slot) + WORD_BYTES
+    }
+
+    /// Where it is said who looks after it.
+    pub fn carer(&self, slot: Slot) -> u64 {
+        self.seat(slot) + 2 * WORD_BYTES
+    }
+
+    fn list_start(&self, seat: u64) -> u64 {
+        self.seats().end + seat * (u64::from(self.regions) + WORDS_AROUND) * WORD_BYTES
+    }
+
+    /// Where a member lists its grants.
+    pub fn grants(&self, slot: Slot) -> Range<u64> {
+        self.list_start(slot.index() as u64)..self.list_start(slot.index() as u64 + 1)
+    }
+
+    /// The words of seats that were read from [`seats`](Self::seats).
+    pub fn decode_seats(&self, bytes: &[u8]) -> Vec<SeatWords> {
+        let (words, _) = bytes.as_chunks::<{ WORD_BYTES as usize }>();
+        let seats = words.chunks_exact(SEAT_WORDS as usize).map(|words| {
+            let word = |place: usize| u64::from_le_bytes(words[place]);
+            let epoch = |place| Some(Epoch(word(place))).filter(|epoch| epoch.0 != 0);
+            SeatWords { claim: epoch(0), beat: word(1), carer: epoch(2) }
+        });
+        seats.collect()
+    }
+
+    /// A list of grants, in the order of regions.
+    pub fn encode_grants(&self, grants: &[Epoch]) -> Vec<u8> {
+        debug_assert_eq!(grants.len(), usize::from(self.regions));
+        let words = std::iter::once(grants.len() as u64).chain(grants.iter().map(|grant| grant.0));
+        let mut bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        bytes.extend(checksum(CrcAlgorithm::Crc64Nvme, &bytes).to_le_bytes());
+        bytes
+    }
+
+    /// The grants in bytes that were read from [`grants`](Self::grants). `None`: there is no list, or no whole one.
+    pub fn decode_grants(&self, bytes: &[u8]) -> Option<Vec<Epoch>> {
+        let (body, sum) = bytes.split_last_chunk::<{ WORD_BYTES as usize }>()?;
+        if u64::from_le_bytes(*sum) != checksum(CrcAlgorithm::Crc64Nvme, body) {
+            return None;
+        }
+        let (words, _) = body.as_chunks::<{ WORD_BYTES as usize }>();
+        let (count, grants) = words.split_first()?;
+        let is_whole =
+            u64::from_le_bytes(*count) == grants.len() as u64 && grants.len() == usize::from(self.regions);
+        is_whole.then(|| grants.iter().map(|word| Epoch(u64::from_le_bytes(*word))).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn slot(number: u16) -> Slot {
+        Slot::new(number).unwrap()
+    }
+
+    #[test]
+    fn layout_of_seats_is_fixed() {
+        let layout = MembersLayout::new(3, 2).unwrap();
+        assert_eq!((layout.role(Role::Publisher), layout.role(Role::Collector)), (0, 8));
+        assert_eq!((layout.seats(), layout.bytes()), (64..160, 256));
+        assert_eq!((layout.claim(slot(1)), layout.beat(slot(1)), layout.carer(slot(1))), (96, 104, 112));
+        assert_eq!((layout.grants(slot(0)), layout.grants(slot(2))), (160..192, 224..256));
+        let list = layout.encode_grants(&[Epoch(9), Epoch(4)]);
+        let words: Vec<u64> = list.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        assert_eq!(words[..3], [2, 9, 4]);
+        assert_eq!(layout.decode_grants(&list), Some(vec![Epoch(9), Epoch(4)]));
+        assert!(MembersLayout::new(0, 1).is_none() && MembersLayout::new(1, 0).is_none());
+    }
+
+    #[test]
+    fn memory_that_is_all_zeros_has_free_seats_and_no_lists() {
+        let layout = MembersLayout::new(2, 3).unwrap();
+        let seats = layout.decode_seats(&[0; 64]);
+        assert_eq!(seats, [SeatWords { claim: None, beat: 0, carer: None }; 2]);
+        assert_eq!(layout.decode_grants(&[0; 40]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_list_that_is_not_whole_is_none(bytes in prop::collection::vec(any::<u8>(), 0..64), cut in 0..32_usize) {
+            let layout = MembersLayout::new(1, 2).unwrap();
+            prop_assert_eq!(layout.decode_grants(&bytes), None);
+            let list = layout.encode_grants(&[Epoch(1), Epoch(2)]);
+            prop_assert_eq!(layout.decode_grants(&list[..cut]), None);
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Operations of one node that are posted together; and several such groups, one for each node, that are under way at the same time.
+//!
+//! In the steady state nothing is allocated: what a plan is made of is kept for the next.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::ops::Range;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use farpool_fabric::{ARENA_GRANULE_BYTES, Batch, OpError, Queue, Running};
+use farpool_wire::{NodeId, RegionId};
+
+use super::{MOVE_PAUSE, Memory, MemoryError, Moving, Piece, Posted, Traffic, is_moved};
+
+/// Buffer of a plan that is kept: the least that an arena gives.
+const SPARE_BYTES: usize = ARENA_GRANULE_BYTES;
+/// Plans that are kept: what some transactions have at a time, and a small part of an arena.
+const MOST_SPARES: usize = 32;
+
+/// What plans are made of, while it is not used.
+#[derive(Default)]
+pub(super) struct Spares(RefCell<Vec<Parts>>);
+
+impl Spares {
+    /// Gives the arena back what it has.
+    pub(super) fn clear(&self) {
+        self.0.borrow_mut().clear();
+    }
+}
+
+struct Parts {
+    batch: Batch,
+    /// Those that it goes to.
+    regions: Vec<RegionId>,
+    swaps: Vec<Swap>,
+}
+
+/// Operations of one node that are posted together, in their order; then what became of them.
+pub(crate) struct Plan<'a> {
+    memory: &'a Memory,
+    queue: &'a Queue,
+    stage: Stage<'a>,
+    regions: Vec<RegionId>,
+    swaps: Vec<Swap>,
+    used: usize,
+    asked: Traffic,
+    /// It has WRITEs.
+    writes: bool,
+    /// The compare-and-swaps were tried before.
+    is_again: bool,
+}
+
+enum Stage<'a> {
+    Here(Batch),
+    Posted(Running<'a>),
+    /// From one to the other.
+    Passing,
+}
+
+/// A compare-and-swap of a plan.
+struct Swap {
+    /// Which of its operations.
+    place: usize,
+    expected: u64,
+    new: u64,
+}
+
+const IS_HERE: &str = "nobody has the plan while it is posted";
+
+impl Memory {
+    /// Operations on one node, with one doorbell.
+    pub(crate) fn plan(&self, node: NodeId, bytes: usize) -> Result<Plan<'_>, MemoryError> {
+        let queue = self.queue(node)?;
+        let spare = if bytes <= SPARE_BYTES { self.spares.0.borrow_mut().pop() } else { None };
+        let Parts { batch, regions, swaps } = match spare {
+            Some(parts) => parts,
+            None => {
+                let batch = Batch::new(self.take(bytes.max(SPARE_BYTES))?);
+                Parts { batch, regions: Vec::new(), swaps: Vec::new() }
+            }
+        };
+        Ok(Plan {
+            memory: self,
+            queue,
+            stage: Stage::Here(batch),
+            regions,
+            swaps,
+            used: 0,
+            asked: Traffic::default(),
+            writes: false,
+            is_again: false,
+        })
+    }
+}
+
+impl Plan<'_> {
+    fn batch(&self) -> &Batch {
+        let Stage::Here(batch) = &self.stage else { unreachable!("{IS_HERE}") };
+        batch
+    }
+
+    fn batch_mut(&mut self) -> &mut Batch {
+        let Stage::Here(batch) = &mut self.stage else { unreachable!("{IS_HERE}") };
+        batch
+    }
+
+    /// Empties it for other operations, which have as many bytes.
+    pub(crate) fn clear(&mut self) {
+        self.batch_mut().clear();
+        self.regions.clear();
+        self.swaps.clear();
+        (self.used, self.asked) = (0, Traffic::default());
+        (self.writes, self.is_again) = (false, false);
+    }
+
+    fn place(&mut self, piece: &Piece, bytes: usize) -> Range<usize> {
+        if !self.regions.contains(&piece.region) {
+            self.regions.push(piece.region);
+        }
+        let place = self.used..self.used + bytes;
+        self.used = place.end;
+        self.asked = self.asked + Traffic::of(bytes);
+        place
+    }
+
+    /// Adds a READ; says where in the buffer its bytes will be.
+    pub(crate) fn read(&mut self, piece: &Piece, range: Range<u64>) -> Range<usize> {
+        let place = self.place(piece, (range.end - range.start) as usize);
+        self.batch_mut().read(piece.address(range.start), piece.epoch, place.clone());
+        place
+    }
+
+    /// Adds a WRITE, to where nobody else writes.
+    pub(crate) fn write(&mut self, piece: &Piece, at: u64, bytes: &[u8]) {
+        self.write_with(piece, at, bytes.len(), |place| place.copy_from_slice(bytes));
+    }
+
+    /// As [`write`](Self::write), of so many bytes that `fill` puts into the buffer.
+    pub(crate) fn write_with(&mut self, piece: &Piece, at: u64, bytes: usize, fill: impl FnOnce(&mut [u8])) {
+        self.writes = true;
+        let place = self.place(piece, bytes);
+        let batch = self.batch_mut();
+        fill(&mut batch.buffer_mut()[place.clone()]);
+        batch.write(piece.address(at), piece.epoch, place);
+    }
+
+    /// Adds a compare-and-swap, to a word that nobody else writes there.
+    pub(crate) fn compare_and_swap(&mut self, piece: &Piece, at: u64, expected: u64, new: u64) {
+        self.place(piece, 0);
+        self.asked.bytes += size_of::<u64>() as u64;
+        let place = self.batch().len();
+        self.swaps.push(Swap { place, expected, new });
+        self.batch_mut().compare_and_swap(piece.address(at), piece.epoch, expected, new);
+    }
+
+    /// What comes next waits for all READs and atomics before it.
+    pub(crate) fn fence(&mut self) {
+        self.batch_mut().fence();
+    }
+
+    /// Posts all of it, and waits for all of it.
+    pub(crate) async fn run(mut self) -> Self {
+        run_all(std::slice::from_mut(&mut self)).await;
+        self
+    }
+
+    fn start(&mut self) {
+        if let Stage::Here(batch) = std::mem::replace(&mut self.stage, Stage::Passing) {
+            self.stage = Stage::Posted(self.queue.run(batch));
+        }
+    }
+
+    fn poll_posted(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let Stage::Posted(running) = &mut self.stage else { return Poll::Ready(()) };
+        Pin::new(running).poll(context).map(|batch| self.stage = Stage::Here(batch))
+    }
+
+    /// Whether it failed, and all that failed may be done again once its regions are attached again.
+    fn has_moved(&self) -> bool {
+        let mut failed = self.batch().results().iter().filter_map(|result| result.as_ref().err()).peekable();
+        failed.peek().is_some() && failed.all(is_moved)
+    }
+
+    async fn follow(&self, moving: &mut Moving) -> bool {
+        let mut is_there = true;
+        for &region in &self.regions {
+            is_there &= self.memory.follow(region, moving).await;
+        }
+        is_there
+    }
+
+    /// What was read into that place, or why not all was done.
+    pub(crate) fn bytes(&self, place: Range<usize>) -> &[u8] {
+        &self.batch().buffer()[place]
+    }
+
+    /// Whether all was done; else the first trouble, and an unknown one before all others.
+    pub(crate) fn check(&self) -> Result<(), MemoryError> {
+        let failed = || self.batch().results().iter().filter_map(|result| result.as_ref().err());
+        let unknown = failed().find(|error| matches!(error, OpError::Unknown { .. }));
+        unknown.or_else(|| failed().next()).map_or(Ok(()), |error| Err((*error).into()))
+    }
+
+    /// The word before the plan's last operation, an atomic, if all was done.
+    pub(crate) fn last_word(&self) -> Result<u64, MemoryError> {
+        self.check()?;
+        Ok(self.words().last().unwrap_or_default())
+    }
+
+    /// The words before the plan's atomics, in its order and with zeros for its transfers; they mean something if all was done.
+    pub(crate) fn words(&self) -> impl Iterator<Item = u64> + '_ {
+        let results = self.batch().results().iter().enumerate();
+        results.map(|(place, result)| {
+            let word = *result.as_ref().unwrap_or(&0);
+            let tried = if self.is_again { self.swaps.as_slice() } else { &[] };
+            // If it is found there, an earlier try was it.
+            let swap = tried.iter().find(|swap| swap.place == place && swap.new == word);
+            swap.map_or(word, |swap| swap.expected)
+        })
+    }
+}
+
+impl Drop for Plan<'_> {
+    fn drop(&mut self) {
+        let Stage::Here(mut batch) = std::mem::replace(&mut self.stage, Stage::Passing) else { return };
+        let mut spares = self.memory.spares.0.borrow_mut();
+        if batch.buffer().len() != SPARE_BYTES || spares.len() == MOST_SPARES {
+            return;
+        }
+        batch.clear();
+        let (mut regions, mut swaps) = (std::mem::take(&mut self.regions), std::mem::take(&mut self.swaps));
+        regions.clear();
+        swaps.clear();
+        spares.push(Parts { batch, regions, swaps });
+    }
+}
+
+/// Posts all plans of a thread, each with a doorbell of its own, and waits for all of them.
+pub(crate) async fn run_all(plans: &mut [Plan<'_>]) {
+    let Some(memory) = plans.first().map(|plan| plan.memory) else { return };
+    plans.iter().for_each(|plan| plan.asked.count(&memory.traffic));
+    post(memory, plans).await;
+    for plan in plans {
+        let mut moving = Moving::default();
+        while plan.has_moved() && plan.follow(&mut moving).await {
+            plan.is_again = true;
+            post(memory, std::slice::from_mut(plan)).await;
+        }
+    }
+}
+
+async fn post(memory: &Memory, plans: &mut [Plan<'_>]) {
+    let writing = plans.iter().filter(|plan| plan.writes).count() as u32;
+    if writing > 0 {
+        while memory.following.get() > 0 {
+            memory.endpoint.sleep(MOVE_PAUSE).await;
+        }
+    }
+    let posted = Posted::new(memory, writing);
+    plans.iter_mut().for_each(Plan::start);
+    poll_fn(|context| {
+        let mut all = Poll::Ready(());
+        for plan in &mut *plans {
+            if plan.poll_posted(context).is_pending() {
+                all = Poll::Pending;
+            }
+        }
+        all
+    })
+    .await;
+    posted.end();
+}

@@ -1,0 +1,77 @@
+//! Images of cuts in far memory: two that take turns, so that one is whole while the other is written.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::checksum::checksum;
+
+use crate::cut::Cut;
+
+const WORD_BYTES: usize = 8;
+/// Of an image: its sequence number before the counts, its checksum behind them.
+const WORDS_AROUND: usize = 2;
+
+/// Where two images lie of cuts of so many slots.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Images {
+    start: usize,
+    slots: usize,
+}
+
+impl Images {
+    pub(crate) fn new(start: usize, slots: usize) -> Images {
+        Images { start, slots }
+    }
+
+    /// Both of them.
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.start..self.start + 2 * self.image_bytes()
+    }
+
+    /// The first, or the second.
+    pub(crate) fn image(&self, which: usize) -> Range<usize> {
+        let start = self.start + which * self.image_bytes();
+        start..start + self.image_bytes()
+    }
+
+    fn image_bytes(&self) -> usize {
+        (self.slots + WORDS_AROUND) * WORD_BYTES
+    }
+
+    pub(crate) fn encode(&self, cut: &Cut) -> Vec<u8> {
+        debug_assert_eq!(cut.counts().len(), self.slots);
+        let mut image = Vec::with_capacity(self.image_bytes());
+        image.extend(cut.sequence().to_le_bytes());
+        image.extend(cut.counts().iter().flat_map(|count| count.to_le_bytes()));
+        image.extend(checksum(&[], &image).to_le_bytes());
+        image
+    }
+
+    /// The later of the cuts in bytes that were read from [`range`](Self::range), and in which image it is.
+    pub(crate) fn decode(&self, bytes: &[u8]) -> Option<(usize, Cut)> {
+        if bytes.len() != self.range().len() {
+            return None;
+        }
+        let images = bytes.chunks_exact(self.image_bytes()).enumerate();
+        let whole = images.filter_map(|(which, image)| Some((which, decode_image(image)?)));
+        whole.max_by_key(|(_, cut)| cut.sequence())
+    }
+}
+
+/// The words in some bytes.
+pub(crate) fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    let (words, _) = bytes.as_chunks::<WORD_BYTES>();
+    words.iter().map(|word| u64::from_le_bytes(*word))
+}
+
+/// An image whose checksum is right is what one write has left, not parts of several.
+fn decode_image(bytes: &[u8]) -> Option<Cut> {
+    let (body, sum) = bytes.split_last_chunk::<WORD_BYTES>()?;
+    if u64::from_le_bytes(*sum) != checksum(&[], body) {
+        return None;
+    }
+    let mut words = words(body);
+    let sequence = words.next()?;
+    let counts: Arc<[u64]> = words.collect();
+    Some(Cut::new(sequence, counts))
+}

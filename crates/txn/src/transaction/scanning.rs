@@ -1,0 +1,54 @@
+//! Reading records whose numbers follow each other: their current versions lie side by side.
+
+use std::ops::Range;
+
+use farpool_wire::Version;
+
+use super::{Transaction, is_absent, reading};
+use crate::error::ReadError;
+use crate::rules::Rules;
+use crate::table::Table;
+
+/// Of current versions that are read by one READ.
+const RUN_BYTES: usize = 128 << 10;
+
+impl<R: Rules> Transaction<'_, R> {
+    /// Reads records whose numbers follow each other, many with one READ, and shows each to `visit`: which it is, which commit wrote it,
+    /// and its data, as [`read`](Self::read) does.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub async fn scan(
+        &self,
+        table: &Table,
+        numbers: Range<u64>,
+        mut visit: impl FnMut(u64, Version, Option<&[u8]>),
+    ) -> Result<(), ReadError> {
+        if numbers.end > table.records() {
+            return Err(ReadError::OutOfRange(numbers.end - 1));
+        }
+        let (memory, layout) = (&self.worker.memory, table.layout());
+        for run in table.runs(numbers, RUN_BYTES) {
+            let first = table.place(run.start).ok_or(ReadError::OutOfRange(run.start))?;
+            let start = layout.current(first.index).start;
+            let end = start + (run.end - run.start) * layout.current_bytes() as u64;
+            let bytes = memory.read(&first.piece, start..end).await?;
+            for (number, bytes) in run.zip(bytes.chunks_exact(layout.current_bytes())) {
+                let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
+                let own = self.writes.get(&place.record);
+                match reading::settled::<R>(&self.cut, &place, bytes)?.filter(|_| own.is_none()) {
+                    Some(found) => {
+                        let data = (!is_absent(found.header)).then_some(found.data);
+                        visit(number, found.header.version(), data);
+                    }
+                    // Written by this transaction, or not what its cut sees.
+                    None => {
+                        let row = self.read(table, number).await?;
+                        visit(number, row.version, row.data.as_deref());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,69 @@
+//! How a worker takes part in the horizon.
+
+use std::time::Duration;
+
+use super::Worker;
+use crate::error::BeginError;
+use crate::horizon::{Announcer, HorizonAt};
+use crate::memory::MemoryError;
+use crate::oracle::read_published;
+use crate::rules::Rules;
+
+/// Between two looks at whether anything was published.
+const JOIN_PAUSE: Duration = Duration::from_micros(5);
+
+impl<R: Rules> Worker<R> {
+    /// Announces itself in a place that it has alone, before it begins anything: what its snapshots need is kept, and it writes over
+    /// nothing that others need. Either all workers of a database do so, or none does. `None`: there is no such place.
+    ///
+    /// # Errors
+    /// When far memory is not to be had, or nothing was published. Then its word has to be taken [away](crate::horizon::forget).
+    pub async fn announcing(mut self, at: HorizonAt, place: u16) -> Result<Option<Self>, BeginError> {
+        let Some(announcer) = Announcer::new(at, place, self.oracle.slots()) else { return Ok(None) };
+        self.announcer = Some(announcer);
+        self.announce_again().await?;
+        Ok(Some(self))
+    }
+
+    /// Announces itself again, after its word was taken [away](crate::horizon::forget) while it had no transactions.
+    ///
+    /// # Errors
+    /// As [`announcing`](Self::announcing).
+    pub async fn announce_again(&self) -> Result<(), BeginError> {
+        let Some(announcer) = &self.announcer else { return Ok(()) };
+        announcer.join::<R>(&self.memory).await?;
+        let mut give_up_at = None;
+        loop {
+            if let Some(cut) = read_published::<R>(&self.memory, &self.oracle).await? {
+                announcer.starts_at(cut.sequence());
+                return Ok(());
+            }
+            self.has_patience(&mut give_up_at)?;
+            self.memory.endpoint().sleep(JOIN_PAUSE).await;
+        }
+    }
+
+    /// Announces how far it has come: for a worker that begins nothing for a while. A transaction that is open pins what it needs all
+    /// the same.
+    ///
+    /// # Errors
+    /// When far memory is not to be had.
+    pub async fn keep_up(&self) -> Result<(), BeginError> {
+        let Some(announcer) = &self.announcer else { return Ok(()) };
+        if let Some(cut) = self.published().await? {
+            announcer.has_read(cut.sequence());
+        }
+        Ok(announcer.announce::<R>(&self.memory).await?)
+    }
+
+    /// Takes its word away: it needs nothing any more.
+    ///
+    /// # Errors
+    /// When far memory is not to be had. Then somebody else has to [do that](crate::horizon::forget).
+    pub async fn leave(&self) -> Result<(), MemoryError> {
+        match &self.announcer {
+            Some(announcer) => announcer.leave(&self.memory).await,
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Filling a table before anybody uses it.
+
+use farpool_wire::{RecordHeader, Version};
+
+use super::{Session, Worker};
+use crate::error::CommitError;
+use crate::memory::MemoryError;
+use crate::rules::Rules;
+use crate::table::Table;
+
+/// Of current versions that are written by one WRITE: where that is much more, the arena of a thread has no room for it.
+const RUN_BYTES: usize = 128 << 10;
+
+impl<R: Rules> Worker<R> {
+    /// Fills a table that nobody has used yet, as one commit: `fill` gets each record's number, and its data to put them there. There is
+    /// nothing to lock, nor an old version to keep, and nothing is logged.
+    ///
+    /// # Errors
+    /// The table's memory is of no use then, until it is zeros again.
+    pub async fn load(
+        &self,
+        session: &mut Session,
+        table: &Table,
+        mut fill: impl FnMut(u64, &mut [u8]),
+    ) -> Result<Version, CommitError> {
+        let mut under_way = self.begin_commit(0)?;
+        let version = under_way.version();
+        under_way.touches();
+        let layout = table.layout();
+        for run in table.runs(0..table.records(), RUN_BYTES) {
+            let unknown = |_: MemoryError| CommitError::Unknown(version);
+            let first = table.place(run.start).expect("it is one of the table's");
+            let bytes = (run.end - run.start) as usize * layout.current_bytes();
+            let buffer = self.memory.take(bytes);
+            let mut buffer = buffer.map_err(|full| unknown(full.into()))?;
+            let records = buffer.chunks_exact_mut(layout.current_bytes());
+            for (number, bytes) in run.zip(records) {
+                let place = table.place(number).expect("it is one of the table's");
+                let data = &mut bytes[layout.data_of_current()];
+                data.fill(0);
+                fill(number, data);
+                layout.seal_current(place.record, RecordHeader::of(version), bytes);
+            }
+            let at = layout.current(first.index).start;
+            self.memory.write_from(buffer, &first.piece, at).await.map_err(unknown)?;
+        }
+        if !under_way.is_shown().await {
+            return Err(CommitError::Unknown(version));
+        }
+        session.committed(version);
+        Ok(version)
+    }
+}

@@ -1,0 +1,99 @@
+//! Waiting for a cut, together: of the sessions of a worker that wait for what will be published, one looks, and tells the others.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use super::Worker;
+use crate::cut::Cut;
+use crate::error::BeginError;
+use crate::rules::Rules;
+
+/// Between two looks at what was published: in shared memory it changes within a few microseconds.
+const PAUSE: Duration = Duration::from_micros(2);
+
+/// The looks of a worker.
+#[derive(Default)]
+pub(super) struct Looks {
+    is_under_way: Cell<bool>,
+    /// How many have ended.
+    ended: Cell<u64>,
+    /// What the last one has found that found something.
+    found: RefCell<Option<Cut>>,
+    /// Who waits for the next: as many as sessions at most.
+    waiting: RefCell<Vec<Waker>>,
+}
+
+/// One look; ended when it is dropped, whether it has found something or was given up.
+struct Look<'a>(&'a Looks);
+
+impl Drop for Look<'_> {
+    fn drop(&mut self) {
+        self.0.is_under_way.set(false);
+        self.0.ended.set(self.0.ended.get() + 1);
+        self.0.waiting.take().into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Looks {
+    fn begin(&self) -> Look<'_> {
+        self.is_under_way.set(true);
+        Look(self)
+    }
+
+    async fn next_end(&self) {
+        let ended = self.ended.get();
+        poll_fn(|context| {
+            if self.ended.get() != ended {
+                return Poll::Ready(());
+            }
+            let mut waiting = self.waiting.borrow_mut();
+            if !waiting.iter().any(|waker| waker.will_wake(context.waker())) {
+                waiting.push(context.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+impl<R: Rules> Worker<R> {
+    /// What a look finds that ends later; `None`: nothing. Another session's may have begun before, and may be given up: then it is what was
+    /// found last, of which a session takes what it can begin from.
+    pub(super) async fn published_next(&self) -> Result<Option<Cut>, BeginError> {
+        if self.looks.is_under_way.get() {
+            self.looks.next_end().await;
+            return Ok(self.looks.found.borrow().clone());
+        }
+        let look = self.looks.begin();
+        self.memory.endpoint().sleep(PAUSE).await;
+        let found = self.published().await?;
+        if found.is_some() {
+            self.looks.found.replace(found.clone());
+        }
+        drop(look);
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::Context;
+
+    use super::*;
+
+    #[test]
+    fn whoever_waits_goes_on_when_a_look_ends_or_is_given_up() {
+        let looks = Looks::default();
+        let mut context = Context::from_waker(Waker::noop());
+        for _ in 0..2 {
+            let look = looks.begin();
+            let mut waiting = pin!(looks.next_end());
+            assert!(waiting.as_mut().poll(&mut context).is_pending() && looks.is_under_way.get());
+            drop(look);
+            assert!(waiting.as_mut().poll(&mut context).is_ready() && !looks.is_under_way.get());
+        }
+    }
+}
