@@ -179,7 +179,7 @@ impl Client {
     ) -> Result<T, Stop> {
         self.shared.check().map_err(TxError::Ended)?;
         let transaction = self.worker.begin(session).await.map_err(TxError::from)?;
-        let mut tx = Tx::new(transaction, &self.catalog, self.shared.plan.catalog_slot());
+        let mut tx = Tx::new(transaction, &self.catalog);
         let done = body(&mut tx).await;
         let transaction = tx.into_inner().ok_or(Stop::Again)?;
         let done = done?;

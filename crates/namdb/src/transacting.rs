@@ -3,7 +3,6 @@
 use std::borrow::Borrow;
 
 use farpool_txn::{Cut, KeyError, Shipped, Transaction};
-use farpool_wire::Slot;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -15,18 +14,13 @@ use crate::table::{Key, Table};
 pub struct Tx<'a> {
     transaction: Transaction<'a, Shipped>,
     catalog: &'a Catalog,
-    catalog_slot: Slot,
     /// Somebody else was first: whatever the body makes of it, it is run again.
     is_again: bool,
 }
 
 impl<'a> Tx<'a> {
-    pub(crate) fn new(
-        transaction: Transaction<'a, Shipped>,
-        catalog: &'a Catalog,
-        catalog_slot: Slot,
-    ) -> Self {
-        Tx { transaction, catalog, catalog_slot, is_again: false }
+    pub(crate) fn new(transaction: Transaction<'a, Shipped>, catalog: &'a Catalog) -> Self {
+        Tx { transaction, catalog, is_again: false }
     }
 
     /// To be committed; `None`: begin again.
@@ -41,7 +35,7 @@ impl<'a> Tx<'a> {
 
     /// How often tables were made and dropped, as its snapshot has it.
     pub(crate) fn schema(&self) -> u64 {
-        self.cut().counts().get(self.catalog_slot.index()).copied().unwrap_or(0)
+        self.catalog.changes(self.cut())
     }
 
     /// The row of a key, if there is one.
