@@ -84,8 +84,11 @@ pub enum Ended {
         "the other compute servers took this one for dead, since it was silent for too long, and shut it out"
     )]
     TakenForDead,
-    /// What lay there is gone, and with it the database.
-    #[error("the lease of region {0} has ended: what lay there is gone, and with it the database")]
+    /// Open the database again: that tells which it is.
+    #[error(
+        "the lease of region {0} could not be renewed in time: its node is gone, and with it the database; or this process was held up \
+         for so long that the others have shut it out"
+    )]
     LeaseEnded(RegionId),
     /// It was closed by this process.
     #[error("the database was closed")]
