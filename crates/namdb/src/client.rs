@@ -52,7 +52,12 @@ impl Client {
         let no_slot = || DatabaseError::NoSeat(shared.plan.shape.slots);
         let place = shared.workers.take().ok_or(DatabaseError::TooManyClients(MOST_WORKERS))?;
         let worker = Worker::sharing(shared.memory()?, shared.at().oracle(), shared.slot.clone());
-        let worker = announced(&shared, worker.ok_or_else(no_slot)?, &place)?;
+        let worker = worker.ok_or_else(no_slot)?;
+        let worker = match &shared.fetched {
+            Some(fetched) => worker.with_fetched(fetched.clone()),
+            None => worker,
+        };
+        let worker = announced(&shared, worker, &place)?;
         let place = Some(place);
         let catalog = Catalog::new(&shared);
         let seed = getrandom::u64().unwrap_or(1) | 1;

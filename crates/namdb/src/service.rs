@@ -10,7 +10,7 @@ use farpool_txn::membership::{
     Care, CareError, Role, SeatWords, Watch, beat, give_up_role, leave_seat, look_after, read_seats, role_of,
     take_role,
 };
-use farpool_txn::oracle::publish;
+use farpool_txn::oracle::{fetch, publish};
 use farpool_txn::recovery::RecoveryError;
 use farpool_txn::{Memory, MemoryError, Shipped};
 use futures_util::future::join3;
@@ -50,11 +50,15 @@ pub(crate) fn start(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, Databas
         });
         spawned.map_err(DatabaseError::Thread)
     };
-    Ok(vec![
+    let mut threads = vec![
         thread("db-members", take_part)?,
         thread("db-publisher", publish_if_nobody_does)?,
         thread("db-collector", collect_if_nobody_does)?,
-    ])
+    ];
+    if shared.fetched.is_some() {
+        threads.push(thread("db-fetcher", fetch_for_all)?);
+    }
+    Ok(threads)
 }
 
 /// Ends the process's part in the database: the service has failed. What it finds is seldom the reason itself.
@@ -172,6 +176,14 @@ fn publish_if_nobody_does(shared: &Shared) -> Result<(), DatabaseError> {
         }
         Ok(())
     })
+}
+
+/// Reads what is published, for all clients.
+fn fetch_for_all(shared: &Shared) -> Result<(), DatabaseError> {
+    let (memory, oracle) = (shared.memory()?, shared.at().oracle());
+    let Some(fetched) = &shared.fetched else { return Ok(()) };
+    let fetching = fetch::<Shipped>(&memory, &oracle, fetched, Duration::ZERO, || shared.is_over());
+    Ok(block_on(memory.endpoint(), fetching)?)
 }
 
 /// Sleeps, but not beyond the end.

@@ -80,6 +80,8 @@ impl Ground {
         let (seed, seconds) = (number.to_string(), seconds.to_string());
         let mut command = self.command("work", transport, &["--seed", &seed, "--seconds", &seconds]);
         command.args(["--rows", "6", "--rate", "600", "--history"]).arg(self.history(number));
+        // Every third one begins from what its fetch thread has.
+        command.args(number.is_multiple_of(3).then_some("--fetch-thread"));
         command.args(strike.map(|strike| format!("--strike={strike}")));
         Process::ready(format!("worker {number}"), command).0
     }
@@ -103,6 +105,8 @@ fn money_moves_between_processes_over_shm_and_tcp_and_the_database_outlives_who_
     assert!(ground.bank("shm", "1").stdout.contains("opened 50 accounts"));
     let _second = ground.up();
     first.end_well();
+    let fetching = run_command(ground.command("bank", "shm", &["--fetch-thread", "--seconds", "1"]));
+    assert!(fetching.status.success() && fetching.stdout.contains("50000 cents"), "{fetching:?}");
     let output = ground.bank("tcp", "1");
     assert!(!output.stdout.contains("opened") && output.stdout.contains("50000 cents"), "{output:?}");
     let status = ground.status();
