@@ -266,8 +266,8 @@ pub(crate) fn create(
         let made = catalog.names.insert(transaction, &key, &row).await;
         match made.map_err(|error| of_key(error, TABLES)) {
             Ok(_) => Ok(()),
-            Err(Some(TxError::Duplicate(_))) => Err(TxError::TableExists(name.to_owned()).into()),
-            Err(other) => Err(other.map_or(Stop::Again, Stop::For)),
+            Err(Stop::For(TxError::Duplicate(_))) => Err(TxError::TableExists(name.to_owned()).into()),
+            Err(other) => Err(other),
         }
     })
 }
@@ -279,10 +279,10 @@ pub(crate) fn drop_table(shared: &Shared, name: &str) -> Result<(), TxError> {
         let gone = catalog.names.delete(transaction, &key).await;
         let row = match gone.map_err(|error| of_key(error, TABLES)) {
             Ok(row) => row.data.unwrap_or_default(),
-            Err(Some(TxError::NoSuchKey(_))) => return Err(TxError::NoSuchTable(name.to_owned()).into()),
-            Err(other) => return Err(other.map_or(Stop::Again, Stop::For)),
+            Err(Stop::For(TxError::NoSuchKey(_))) => return Err(TxError::NoSuchTable(name.to_owned()).into()),
+            Err(other) => return Err(other),
         };
-        let stop = |error| of_read(error, TABLES).map_or(Stop::Again, Stop::For);
+        let stop = |error| of_read(error, TABLES);
         for tomb in 0..MOST_TOMBS {
             if transaction.read(&catalog.tombs, tomb).await.map_err(stop)?.data.is_none() {
                 transaction.write(&catalog.tombs, tomb, Some(&row)).await.map_err(stop)?;
@@ -302,7 +302,7 @@ async fn open_tombs(
     catalog: &Catalog,
     maps: &mut [Map],
 ) -> Result<(), Stop> {
-    let stop = |error| of_read(error, TABLES).map_or(Stop::Again, Stop::For);
+    let stop = |error| of_read(error, TABLES);
     let Some(horizon) = horizon(memory, &shared.at().horizon()).await.map_err(TxError::Memory)? else {
         return Ok(());
     };
@@ -335,7 +335,7 @@ async fn next_record(
     catalog: &Catalog,
     rows: u64,
 ) -> Result<u64, Stop> {
-    let stop = |error| of_read(error, TABLES).map_or(Stop::Again, Stop::For);
+    let stop = |error| of_read(error, TABLES);
     let row = transaction.read(&catalog.counter, 0).await.map_err(stop)?;
     let word =
         row.data.as_deref().and_then(|data| data.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word));
@@ -357,7 +357,7 @@ async fn take_memory(
     row: &mut TableRow,
     options: &TableOptions,
 ) -> Result<(), Stop> {
-    let stop = |error| of_read(error, TABLES).map_or(Stop::Again, Stop::For);
+    let stop = |error| of_read(error, TABLES);
     let mut maps = Vec::new();
     for region in 0..shared.grants.len() {
         let found = transaction.read(&catalog.maps, region as u64).await.map_err(stop)?;
@@ -475,12 +475,14 @@ async fn change_by<T>(
     body: impl AsyncFn(&mut Transaction<'_, Shipped>, &Memory, &Catalog) -> Result<T, Stop>,
 ) -> Result<T, TxError> {
     let mut session = Session::new();
+    let mut last = TxError::CatalogBusy;
     for _ in 0..TRIES {
         let mut transaction = worker.begin(&mut session).await?;
         let done = match body(&mut transaction, worker.memory(), catalog).await {
             Ok(done) => done,
             Err(Stop::For(error)) => return Err(error),
-            Err(Stop::Again) => {
+            Err(Stop::Again(error)) => {
+                last = error;
                 worker.memory().endpoint().sleep(ROLE_PAUSE).await;
                 continue;
             }
@@ -497,7 +499,7 @@ async fn change_by<T>(
             Err(error) => return Err(TxError::TooLarge(error)),
         }
     }
-    Err(TxError::CatalogBusy)
+    Err(last)
 }
 
 fn told(error: DatabaseError) -> TxError {

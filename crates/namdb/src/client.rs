@@ -156,16 +156,17 @@ impl Client {
     ) -> Result<T, TxError> {
         let _open = self.begins().await?;
         let mut pause = FIRST_PAUSE;
+        let mut last = TxError::Conflict;
         for _ in 0..TRIES {
             match self.try_once(session, body).await {
                 Ok(done) => return Ok(done),
                 Err(Stop::For(error)) => return Err(self.explained(error).await),
-                Err(Stop::Again) => {}
+                Err(Stop::Again(error)) => last = error,
             }
             self.worker.memory().endpoint().sleep(self.below(pause)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
-        Err(TxError::Conflict(TRIES))
+        Err(last)
     }
 
     /// Something is open, until what this gives is dropped.
@@ -186,11 +187,13 @@ impl Client {
         let transaction = self.worker.begin(session).await.map_err(TxError::from)?;
         let mut tx = Tx::new(transaction, &self.catalog);
         let done = body(&mut tx).await;
-        let transaction = tx.into_inner().ok_or(Stop::Again)?;
-        let done = done?;
+        let (transaction, done) = match (tx.into_inner(), done) {
+            (Some(transaction), done) => (transaction, done?),
+            (None, done) => return Err(Stop::Again(done.err().unwrap_or(TxError::Conflict))),
+        };
         match transaction.commit().await {
             Ok(_) => Ok(done),
-            Err(CommitError::Conflict | CommitError::Busy) => Err(Stop::Again),
+            Err(CommitError::Conflict | CommitError::Busy) => Err(Stop::Again(TxError::Conflict)),
             Err(CommitError::Unknown(version)) => Err(TxError::Unknown(version).into()),
             Err(CommitError::Nothing(error)) => Err(TxError::Memory(error).into()),
             Err(error @ CommitError::TooLarge { .. }) => Err(TxError::TooLarge(error).into()),

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::catalog::{Catalog, TableInfo, TableRow};
-use crate::error::{TxError, of_key};
+use crate::error::{Stop, TxError, of_key};
 use crate::table::{Key, Table};
 
 /// A transaction under way: it reads one snapshot, and its own writes. What it has written takes effect when its body returns.
@@ -108,7 +108,7 @@ impl<'a> Tx<'a> {
         if schema < table.known_since() {
             // An older snapshot than that in which it was found: there is a later one.
             self.is_again = true;
-            return Err(TxError::Conflict(1));
+            return Err(TxError::Conflict);
         }
         match self.find_table(table.name()).await? {
             Some(row) if row.first_record == table.first_record() => {
@@ -133,11 +133,12 @@ impl<'a> Tx<'a> {
 
     /// What was found, or why not. Where somebody else was first, the body is run again, whatever it makes of the error.
     pub(crate) fn told<T>(&mut self, table: &str, found: Result<T, KeyError>) -> Result<T, TxError> {
-        found.map_err(|error| {
-            of_key(error, table).unwrap_or_else(|| {
+        found.map_err(|error| match of_key(error, table) {
+            Stop::For(error) => error,
+            Stop::Again(error) => {
                 self.is_again = true;
-                TxError::Conflict(1)
-            })
+                error
+            }
         })
     }
 }
