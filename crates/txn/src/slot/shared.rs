@@ -45,6 +45,8 @@ struct State {
     /// Of the log, for their intents.
     room: LogRoom,
     is_stuck: bool,
+    /// Something of this compute server may still land in far memory, nobody knows when, that is no commit.
+    has_loose_ends: bool,
     /// No more commits begin, since the slot was given up.
     has_left: bool,
     /// Who waits for the slot to come further, by commit.
@@ -76,6 +78,7 @@ impl SharedSlot {
             logged: SlotCommits::after(slot, last),
             room: LogRoom::new(log.layout.ring_bytes()),
             is_stuck: false,
+            has_loose_ends: false,
             has_left: false,
             waiting: BTreeMap::new(),
         };
@@ -120,7 +123,7 @@ impl SharedSlot {
     /// last commits have vanished.
     pub(crate) fn leave(&self) -> Result<(u64, Option<Writing<'_>>), LeaveError> {
         let mut state = self.state.lock();
-        if state.is_stuck {
+        if state.is_stuck || state.has_loose_ends {
             return Err(LeaveError::Stuck);
         }
         // Relaxed: changed under the lock.
@@ -218,11 +221,17 @@ impl SharedSlot {
         self.wake(state);
     }
 
+    /// Something may still land in far memory, nobody knows when. Commits go on; but the slot is not given up without a fence.
+    pub(crate) fn has_loose_end(&self) {
+        self.state.lock().has_loose_ends = true;
+    }
+
     /// Nothing begins any more, if nothing is under way; false: something is, or nobody knows.
     pub fn retire(&self) -> bool {
         let mut state = self.state.lock();
         // Relaxed: changed under the lock.
-        let is_quiet = state.logged.is_quiet() && !self.is_writing.load(Ordering::Relaxed) && !state.is_stuck;
+        let is_known = !state.is_stuck && !state.has_loose_ends;
+        let is_quiet = state.logged.is_quiet() && !self.is_writing.load(Ordering::Relaxed) && is_known;
         state.is_stuck |= is_quiet;
         is_quiet
     }
@@ -293,6 +302,16 @@ mod tests {
 
     fn begin(slot: &SharedSlot) -> Version {
         slot.begin(8).unwrap().0
+    }
+
+    #[test]
+    fn a_slot_of_which_something_may_still_land_goes_on_and_is_not_given_up() {
+        let slot = slot();
+        slot.has_loose_end();
+        let version = begin(&slot);
+        slot.vanish(version);
+        assert!(matches!(slot.leave(), Err(LeaveError::Stuck)) && !slot.retire());
+        assert!(slot.begin(8).is_ok());
     }
 
     fn look<'a>(slot: &'a SharedSlot, version: Version) -> Poll<Turn<'a>> {
