@@ -7,6 +7,7 @@
 //! - [`judge`] tells whether a history of transactions is snapshot isolation.
 //! - [`log`] holds what commits are about to replace; with it, [`recovery`] undoes what a client has left that died.
 //! - [`membership`] says who works on a database, and who looks after the slot of one that has died.
+//! - A [`slab::Slab`] has payloads that do not fit their records.
 //! - A [`hash::Index`] says which record has which key; a [`KeyedTable`] is a table with one.
 //! - A [`SharedSlot`] numbers the commits of one slot, by one thread or several of a compute server, and shows how far they are over
 //!   without a gap.
@@ -29,6 +30,7 @@ mod overflow;
 mod record;
 pub mod recovery;
 mod rules;
+pub mod slab;
 mod slot;
 mod table;
 mod transaction;

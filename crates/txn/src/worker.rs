@@ -104,6 +104,11 @@ impl<R: Rules> Worker<R> {
         &self.memory
     }
 
+    /// Its slot, which others may share.
+    pub(crate) fn slot(&self) -> &Arc<SharedSlot> {
+        &self.slot
+    }
+
     /// Begins a transaction from a published cut that has all commits of its session.
     ///
     /// # Errors
@@ -243,6 +248,11 @@ impl<R: Rules> UnderWay<'_, R> {
     /// Which it is.
     pub(crate) fn version(&self) -> Version {
         self.version
+    }
+
+    /// Its worker's way to far memory.
+    pub(crate) fn memory(&self) -> &'_ Memory {
+        &self.worker.memory
     }
 
     /// Where in the log's ring its intents have room.

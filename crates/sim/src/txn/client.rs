@@ -3,10 +3,12 @@
 use std::cell::{Cell, RefCell};
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::sim::Random;
 use farpool_txn::judge::{Outcome, Read, Transaction as Judged, Value, Write};
+use farpool_txn::slab::Slab;
 use farpool_txn::{
     BeginError, CommitError, Cut, ReadError, Row, Session, SharedSlot, Table, Transaction, Worker,
 };
@@ -15,7 +17,8 @@ use futures_util::future::{Either, select};
 
 use super::broken::{self, Chosen};
 use super::oracle::Server;
-use super::{DATA_WORDS, Life, Run, Staying, place, recovering};
+use super::payloads::{is_short, payload_of};
+use super::{Life, Run, Staying, place, recovering};
 
 /// Transactions of each session.
 const ROUNDS: u64 = 12;
@@ -41,7 +44,10 @@ pub(super) fn start(run: &Rc<Run>, slot: u16, last: u64, random: &mut Random) {
     let process = run.world.add_process(place.0);
     let life = Life { process, grant: run.grant(), is_dead: false };
     run.lives.borrow_mut().insert(slot, life);
-    let sessions: Vec<_> = (0..1 + random.below(3)).map(|_| Client::new(run, slot, life.grant)).collect();
+    run.seat(slot, Some(life.grant));
+    let slab = run.slab(life.grant);
+    let client = |_| Client::new(run, slot, life.grant, slab.clone());
+    let sessions: Vec<_> = (0..1 + random.below(3)).map(client).collect();
     let server = Server::draw(random);
     let is_followed = random.chance(300);
     let here = run.clone();
@@ -121,6 +127,7 @@ impl Shared {
                 if self.run.word(self.slot) != last {
                     self.run.complain(format!("slot {} was left, and its word has less", self.slot));
                 }
+                self.run.seat(self.slot, None);
                 Some(if broken::is(broken::LEFT_BEHIND) { word } else { last })
             }
             Err(error) => {
@@ -165,6 +172,8 @@ pub(super) struct Client {
     table: Table,
     name: u32,
     random: Random,
+    /// There may be no room for long payloads.
+    pub(super) is_frugal: bool,
     _staying: Staying,
 }
 
@@ -183,19 +192,24 @@ impl Drop for Doing {
 }
 
 impl Client {
-    pub(super) fn new(run: &Rc<Run>, slot: u16, grant: Epoch) -> Client {
+    pub(super) fn new(run: &Rc<Run>, slot: u16, grant: Epoch, slab: Option<Arc<Slab>>) -> Client {
         let name = run.next_name() as u32;
         let (random, table) = (run.random(), run.table(grant));
-        Client { run: run.clone(), slot, grant, table, name, random, _staying: Staying::new(run) }
+        let table = match slab {
+            Some(slab) => table.with_slab(slab).expect("places have room for pointers"),
+            None => table,
+        };
+        let (run, _staying) = (run.clone(), Staying::new(run));
+        Client { run, slot, grant, table, name, random, is_frugal: false, _staying }
     }
 
     async fn live(mut self, worker: Rc<Worker<Chosen>>) {
         let mut session = Session::new();
         for _ in 0..ROUNDS {
             if self.random.chance(IDLES_PERMILLE)
-                && let Err(error) = self.idle(&worker).await
+                && let Err(why) = self.idle(&worker).await
             {
-                gives_up(&self.run, self.slot, self.grant, &error.to_string());
+                gives_up(&self.run, self.slot, self.grant, &why);
                 break;
             }
             let is_only_reading = self.random.chance(400);
@@ -230,10 +244,11 @@ impl Client {
         leave(&self.run, (self.slot, self.grant), worker).await;
     }
 
-    /// Does nothing for a while, but for telling how far the worker has come.
-    async fn idle(&mut self, worker: &Worker<Chosen>) -> Result<(), BeginError> {
+    /// Does nothing for a while, but for telling how far the worker has come, and giving back what nobody needs of the slab.
+    async fn idle(&mut self, worker: &Worker<Chosen>) -> Result<(), String> {
         self.run.world.sleep(Duration::from_nanos(self.random.below(MOST_IDLE_NS))).await;
-        worker.keep_up().await
+        worker.keep_up().await.map_err(|error: BeginError| error.to_string())?;
+        worker.tend(&self.table).await.map_err(|error| error.to_string())
     }
 
     /// Runs one transaction; whether it was committed, or why nothing goes on.
@@ -301,7 +316,7 @@ impl Client {
     /// Whether a transaction that has met an error was merely not committed; what was read before is judged all the same.
     fn aborts(&self, error: ReadError) -> Result<bool, String> {
         match error {
-            ReadError::Conflict | ReadError::RingFull => Ok(false),
+            ReadError::Conflict | ReadError::RingFull | ReadError::NoSpace { .. } => Ok(false),
             ReadError::SnapshotTooOld if is_given_up(&self.run, self.slot, self.grant) => Ok(false),
             ReadError::Damaged if self.run.faults.damage => Ok(false),
             error => Err(error.to_string()),
@@ -374,8 +389,8 @@ impl Client {
     ) -> Result<(), ReadError> {
         let is_first = !judged.writes.iter().any(|write| write.record == record);
         let row = if writes {
-            let value = if self.random.chance(150) { None } else { Some(self.run.next_name()) };
-            let data = value.map(data_of);
+            let value = if self.random.chance(150) { None } else { Some(self.next_value()) };
+            let data = value.map(|value| payload_of(&self.run, value));
             let row = transaction.write(table, record, data.as_deref()).await?;
             match judged.writes.iter_mut().find(|write| write.record == record) {
                 Some(write) => write.value = value,
@@ -392,17 +407,17 @@ impl Client {
         Ok(())
     }
 
+    fn next_value(&self) -> u64 {
+        let mut values = std::iter::repeat_with(|| self.run.next_name());
+        values.find(|value| !self.is_frugal || is_short(*value)).expect("they do not end")
+    }
+
     fn value_of(&self, row: &Row, record: u64) -> Value {
         let data = row.data.as_ref()?;
-        let (words, _) = data.as_chunks::<8>();
-        let value = u64::from_le_bytes(*words.first()?);
-        if words.iter().any(|word| u64::from_le_bytes(*word) != value) {
+        let value = data.first_chunk().map(|word| u64::from_le_bytes(*word));
+        if value.is_none_or(|value| *data != payload_of(&self.run, value)) {
             self.run.complain(format!("record {record} holds words of several versions"));
         }
-        Some(value)
+        value
     }
-}
-
-fn data_of(value: u64) -> Vec<u8> {
-    value.to_le_bytes().repeat(DATA_WORDS)
 }

@@ -9,7 +9,7 @@
 //! H4. What the log has of a commit stays there until the word has it, or nothing of it is left: till then it may have to be undone.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Poll, Waker};
 
 use farpool_wire::{Slot, Version};
@@ -36,6 +36,8 @@ pub struct SharedSlot {
     room: Mutex<LogRoom>,
     /// Who sleeps until the slot has come further, by commit.
     sleeping: Mutex<BTreeMap<u64, Waker>>,
+    /// Something of this compute server may still land in far memory, nobody knows when, that is no commit.
+    has_loose_ends: AtomicBool,
 }
 
 /// The right to write the slot's word, and the duty: dropped before it is [`done`](Self::done), nobody knows what the word is.
@@ -64,6 +66,7 @@ impl SharedSlot {
             ledger: Ledger::after(last),
             room: Mutex::new(LogRoom::new(log.layout.ring_bytes())),
             sleeping: Mutex::default(),
+            has_loose_ends: AtomicBool::new(false),
         }
     }
 
@@ -107,7 +110,8 @@ impl SharedSlot {
     /// No more commits from now on, if nothing is under way. Says which count was used last, and lets the caller write it, where the
     /// last commits have vanished.
     pub(crate) fn leave(&self) -> Result<(u64, Option<Writing<'_>>), LeaveError> {
-        if self.ledger.found_stuck() {
+        // Acquire, here and below: pairs with who has left a loose end before.
+        if self.ledger.found_stuck() || self.has_loose_ends.load(Ordering::Acquire) {
             return Err(LeaveError::Stuck);
         }
         let (last, awaited) = self.ledger.close(Ledger::over);
@@ -184,8 +188,16 @@ impl SharedSlot {
         self.wake(Awaited(true));
     }
 
+    /// Something may still land in far memory, nobody knows when. Commits go on; but the slot is not given up without a fence.
+    pub(crate) fn has_loose_end(&self) {
+        self.has_loose_ends.store(true, Ordering::Release); // pairs with who gives the slot up
+    }
+
     /// Nothing begins any more, if nothing is under way; false: something is, or nobody knows.
     pub fn retire(&self) -> bool {
+        if self.has_loose_ends.load(Ordering::Acquire) {
+            return false;
+        }
         let (settled, awaited) = self.ledger.close(Ledger::settled);
         self.wake(awaited);
         if settled.is_some() {
@@ -226,7 +238,6 @@ impl Drop for Writing<'_> {
 mod tests {
     use std::pin::pin;
     use std::sync::Arc;
-    use std::sync::atomic::Ordering;
     use std::task::Context;
 
     use farpool_wire::{Epoch, NodeId, RegionId};
@@ -246,6 +257,16 @@ mod tests {
 
     fn begin(slot: &SharedSlot) -> Version {
         slot.begin(8).unwrap().0
+    }
+
+    #[test]
+    fn a_slot_of_which_something_may_still_land_goes_on_and_is_not_given_up() {
+        let slot = slot();
+        slot.has_loose_end();
+        let version = begin(&slot);
+        slot.vanish(version);
+        assert!(matches!(slot.leave(), Err(LeaveError::Stuck)) && !slot.retire());
+        assert!(slot.begin(8).is_ok());
     }
 
     fn look<'a>(slot: &'a SharedSlot, version: Version) -> Poll<Turn<'a>> {
