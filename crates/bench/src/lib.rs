@@ -6,7 +6,8 @@
 //! Check: every atomic, and transfers from time to time; one wrong byte fails the measurement.
 //!
 //! [`run_io`] is one measurement, [`run_table`] all that are published, beside peers; [`run_oracle`] measures the oracle of
-//! transactions, [`run_kv`] transactions on records. Not here: the command line.
+//! transactions, [`run_kv`] transactions on records, [`run_txn_table`] all
+//! that is published of both. Not here: the command line.
 
 // They panic when the stream is closed or full; see `child::complain`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -38,6 +39,7 @@ mod slices;
 mod spread;
 mod table;
 mod tally;
+mod txn_table;
 
 pub use chart::{Bar, Chart, Course, FLOOR, Line, OURS, PEER, draw_all};
 pub use files::{
@@ -55,3 +57,4 @@ pub use room::check as check_room;
 pub use run::{Source, run_io};
 pub use spread::{Spread, middle, ratio};
 pub use table::{TableOptions, run_table};
+pub use txn_table::{TxnTableOptions, run_txn_table};

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use farpool_fabric::block_on;
+use farpool_txn::horizon::{HorizonAt, collect};
 use farpool_txn::oracle::{NaiveAt, fetch, publish};
-use farpool_txn::{Fetched, Oracle, OracleAt, Shipped, Traffic};
+use farpool_txn::{Fetched, MemoryError, Oracle, OracleAt, Shipped, Traffic};
 
 use crate::site::Site;
 
@@ -18,6 +19,8 @@ pub enum Service {
     Publisher(OracleAt, Duration),
     /// Fetches what is published, for a compute server, with a pause after each look.
     Fetcher(Oracle, Arc<Fetched>, Duration),
+    /// Publishes which cut all snapshots reach, of tables without overflow regions, with a pause after each look.
+    Collector(Oracle, HorizonAt, Duration),
     /// Moves the read timestamp.
     Advancer(NaiveAt),
 }
@@ -28,6 +31,7 @@ impl Service {
         match self {
             Service::Publisher(..) => "publisher",
             Service::Fetcher(..) => "fetch thread",
+            Service::Collector(..) => "collector",
             Service::Advancer(_) => "read timestamp",
         }
     }
@@ -44,6 +48,10 @@ impl Service {
             }
             Service::Fetcher(oracle, fetched, pause) => {
                 block_on(&endpoint, fetch::<Shipped>(&memory, oracle, fetched, *pause, is_over))
+            }
+            Service::Collector(oracle, at, pause) => {
+                let tables = async |_: &_| Ok::<_, MemoryError>(None);
+                block_on(&endpoint, collect::<Shipped, _>(&memory, oracle, at, tables, *pause, is_over))
             }
             Service::Advancer(naive) => block_on(&endpoint, naive.advance(&memory, is_over)),
         };

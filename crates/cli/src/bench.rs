@@ -6,6 +6,7 @@ mod oracle;
 mod paper;
 mod paper_databases;
 mod paper_queries;
+mod txn_table;
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -50,6 +51,7 @@ enum What {
     IoTable(IoTableArgs),
     Oracle(oracle::OracleArgs),
     Kv(kv::KvArgs),
+    TxnTable(txn_table::TxnTableArgs),
     Paper(paper::PaperArgs),
     Databases(databases::DatabasesArgs),
     #[command(hide = true)]
@@ -202,6 +204,7 @@ pub fn run(args: BenchArgs) -> Result<()> {
         What::IoTable(args) => io_table(args),
         What::Oracle(args) => oracle::run(&args),
         What::Kv(args) => kv::run(&args),
+        What::TxnTable(args) => txn_table::run(args),
         What::Paper(args) => paper::run(args),
         What::FileClient(args) => paper::serve_client(&args),
         What::Floor(FloorArgs { kind: FloorKind::Fuse(floor) }) => paper::serve_floor(&floor),

@@ -1,6 +1,7 @@
-//! Where everything lies: the oracle and the logs at the beginning of each node's memory, the table behind them.
+//! Where everything lies: the oracle, the horizon and the logs at the beginning of each node's memory, the table behind them.
 
 use anyhow::{Context, Result};
+use farpool_txn::horizon::{HorizonAt, HorizonLayout};
 use farpool_txn::log::{LogAt, LogLayout};
 use farpool_txn::{Oracle, OracleAt, Piece, RecordId, RecordLayout, Table, oracle};
 use farpool_wire::Slot;
@@ -22,6 +23,7 @@ pub struct Ground {
     pub lend: Lend,
     log: LogLayout,
     slots: u16,
+    horizon: HorizonLayout,
     /// Of the table, in each piece.
     layout: RecordLayout,
     pieces: u64,
@@ -31,6 +33,8 @@ pub struct Ground {
 pub struct Laid {
     /// In one part, on the first node.
     pub oracle: Oracle,
+    /// On the first node: a place for each thread, and one for who checks what they have left.
+    pub horizon: HorizonAt,
     /// Of each slot, on two nodes where there are two.
     pub logs: Vec<LogAt>,
     /// The records.
@@ -45,7 +49,9 @@ impl Ground {
         let slots = slots.context("there are more threads than slots")?;
         let log =
             LogLayout::new(LOG_BYTES_EACH * options.in_flight as u64).context("a log has whole words")?;
-        let own_bytes = board(slots)?.bytes() as u64 + 2 * u64::from(slots) * log.bytes();
+        let horizon = HorizonLayout::new(slots + 1, slots).context("there are more threads than places")?;
+        let own_bytes =
+            board(slots)?.bytes() as u64 + horizon.bytes() as u64 + 2 * u64::from(slots) * log.bytes();
         let layout = |records| RecordLayout::new(records, RECORD_BYTES, options.old_versions);
         let each = layout(1).context("records are too large")?.bytes();
         let of_node = (options.records * each).div_ceil(nodes).next_power_of_two();
@@ -57,7 +63,7 @@ impl Ground {
         let layout = layout(options.records.div_ceil(pieces)).context("the table is too large")?;
         let bytes_each = (1 + pieces / nodes) * region_bytes;
         let lend = Lend { nodes: nodes as u32, bytes_each, region_bytes };
-        Ok(Ground { lend, log, slots, layout, pieces })
+        Ok(Ground { lend, log, slots, horizon, layout, pieces })
     }
 
     /// Far memory in all.
@@ -77,6 +83,7 @@ impl Ground {
             piece
         };
         let oracle = OracleAt { piece: take(0, board.bytes() as u64), board }.into();
+        let horizon = HorizonAt { piece: take(0, self.horizon.bytes() as u64), layout: self.horizon };
         let mut log = |slot: usize| {
             let copies = [slot, slot + 1].map(|node| take(node % nodes.len(), self.log.bytes()));
             LogAt { copies, layout: self.log }
@@ -84,7 +91,7 @@ impl Ground {
         let logs = (0..usize::from(self.slots)).map(&mut log).collect();
         let piece = |number: usize| nodes[number % nodes.len()][1 + number / nodes.len()];
         let pieces = (0..self.pieces as usize).map(piece).collect();
-        Ok(Laid { oracle, logs, table: Table::new(RecordId(0), self.layout, pieces) })
+        Ok(Laid { oracle, horizon, logs, table: Table::new(RecordId(0), self.layout, pieces) })
     }
 }
 
@@ -121,6 +128,7 @@ mod tests {
             assert!(laid.table.layout().bytes() <= ground.lend.region_bytes);
             let part = laid.oracle.parts()[0];
             let mut taken = vec![(part.piece, part.board.bytes() as u64)];
+            taken.push((laid.horizon.piece, laid.horizon.layout.bytes() as u64));
             taken.extend(laid.logs.iter().flat_map(|log| log.copies.map(|copy| (copy, log.layout.bytes()))));
             for (index, (piece, bytes)) in taken.iter().enumerate() {
                 assert!(piece.start + bytes <= ground.lend.region_bytes && piece.region.index == 0);

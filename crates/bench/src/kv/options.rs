@@ -71,6 +71,8 @@ pub struct KvOptions {
     pub in_flight: usize,
     /// Nodes over which the records are spread.
     pub nodes: usize,
+    /// Whether threads announce which snapshots they have, and a thread publishes the horizon, as in a database.
+    pub announce: bool,
     /// What carries the operations.
     pub transport: IoTransport,
     /// How long is measured, warm-up not counted.
@@ -131,6 +133,7 @@ pub(super) mod tests {
             threads: 1,
             in_flight: 1,
             nodes: 2,
+            announce: false,
             transport: IoTransport(TransportChoice::Shm),
             duration: Duration::from_millis(10),
             warm_up: Duration::from_millis(1),

@@ -47,7 +47,7 @@ pub struct KvReport {
     pub operations_per_trx: f64,
     /// Bytes that they move, without what a transport puts around them.
     pub bytes_per_trx: f64,
-    /// Operations by the publisher, likewise.
+    /// Operations by the publisher and the collector, likewise.
     pub service_operations_per_trx: f64,
     /// Bytes that they move.
     pub service_bytes_per_trx: f64,
@@ -67,6 +67,8 @@ pub struct KvReport {
     pub transport: String,
     /// Nodes over which the records were spread.
     pub nodes: usize,
+    /// Whether threads announced which snapshots they had.
+    pub announce: bool,
     /// Threads in a closed loop.
     pub threads: usize,
     /// Transactions in flight per thread.
@@ -119,6 +121,7 @@ impl KvReport {
             skew: options.skew,
             transport: options.transport.to_string(),
             nodes: options.nodes,
+            announce: options.announce,
             threads: options.threads,
             in_flight: options.in_flight,
             seconds: options.duration.as_secs_f64(),
@@ -143,7 +146,11 @@ impl KvReport {
         let Self { mix, transport, threads, in_flight, nodes, seconds, slices, .. } = self;
         let many = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         let (threads, nodes) = (many(*threads, "thread"), many(*nodes, "node"));
-        writeln!(text, "{mix} transactions over {transport}, {threads} with {in_flight} in flight, {nodes}")?;
+        let announced = if self.announce { ", announced" } else { "" };
+        writeln!(
+            text,
+            "{mix} transactions over {transport}, {threads} with {in_flight} in flight, {nodes}{announced}"
+        )?;
         let (records, far) = (grouped(self.records as f64, 0), grouped((self.far_bytes >> 20) as f64, 0));
         let skew = if self.skew > 0.0 { format!(", skew {}", self.skew) } else { String::new() };
         let versions = many(self.old_versions, "old version");
@@ -166,7 +173,12 @@ impl KvReport {
         row("begun again", self.aborted as f64, 0, "after a conflict, or for want of room")?;
         row("far operations per transaction", self.operations_per_trx, 2, "by the threads")?;
         row("bytes per transaction", self.bytes_per_trx, 1, "")?;
-        row("far operations per transaction", self.service_operations_per_trx, 2, "by the publisher")?;
+        row(
+            "far operations per transaction",
+            self.service_operations_per_trx,
+            2,
+            "by the oracle's own threads",
+        )?;
         row("bytes per transaction", self.service_bytes_per_trx, 1, "")?;
         writeln!(text, "all records were read in the end, and none was wrong")?;
         let commit = self.commit.as_ref().map(|commit| format!("; commit {commit}")).unwrap_or_default();

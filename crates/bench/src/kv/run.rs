@@ -34,6 +34,8 @@ const ARENA_BYTES_EACH: usize = 128 << 10;
 /// the nodes and the processors with them.
 const SHM_PACE: Duration = Duration::from_micros(1);
 const PACE: Duration = Duration::from_micros(20);
+/// Of the collector after each look, as in a database.
+const COLLECT_PAUSE: Duration = Duration::from_micros(300);
 /// Counters that one transaction increments.
 const INCREMENTS: u64 = 2;
 
@@ -56,7 +58,11 @@ pub fn run_kv(
     let plan = Plan::of(options.duration, options.warm_up);
     let run = Run { options, site: &site, laid: &laid, plan, stop, loaded: OnceLock::new() };
     let pace = if site.is_shared_memory() { SHM_PACE } else { PACE };
-    let services = laid.oracle.parts().iter().map(|part| Service::Publisher(*part, pace)).collect();
+    let mut services: Vec<_> =
+        laid.oracle.parts().iter().map(|part| Service::Publisher(*part, pace)).collect();
+    if options.announce {
+        services.push(Service::Collector(laid.oracle.clone(), laid.horizon, COLLECT_PAUSE));
+    }
     let crew = Crew { site: &site, stop, services, workers: options.threads };
     let done = crew.run(|number, seat| run.thread(number, seat), |threads| run.check(threads))?;
     check_stop(stop)?;
@@ -100,7 +106,17 @@ impl Run<'_> {
             let loaded = block_on(worker.memory().endpoint(), load).context("cannot fill the table")?;
             self.loaded.get_or_init(|| loaded);
         }
-        Ok(worker)
+        self.announced(worker, number)
+    }
+
+    /// A worker that announces itself in a place of its own, where that is measured.
+    fn announced(&self, worker: Worker, place: usize) -> Result<Worker> {
+        if !self.options.announce {
+            return Ok(worker);
+        }
+        let endpoint = worker.memory().endpoint().clone();
+        let announced = block_on(&endpoint, worker.announcing(self.laid.horizon, place as u16))?;
+        announced.context("the horizon has a place for each thread, and one more")
     }
 
     fn worker(&self, number: usize) -> Result<Worker> {
@@ -133,6 +149,8 @@ impl Run<'_> {
         block_on(worker.memory().endpoint(), lanes.try_collect::<()>())?;
         let traffic = worker.memory().traffic() - before.0;
         let processor = processor_time().saturating_sub(before.1);
+        // Others may still need room in rings, which nobody has who pins what this thread has seen.
+        block_on(worker.memory().endpoint(), worker.leave())?;
         Ok(Thread { course: course.into_inner(), traffic, processor })
     }
 
@@ -140,7 +158,7 @@ impl Run<'_> {
     fn check(&self, threads: &[Thread]) -> Result<()> {
         let commits: Vec<Version> = threads.iter().filter_map(|thread| thread.course.last).collect();
         // It commits nothing: so it does not matter that the first thread has its slot.
-        let worker = self.worker(0)?;
+        let worker = self.announced(self.worker(0)?, self.options.threads)?;
         let sum = block_on(worker.memory().endpoint(), async {
             let mut session = Session::new();
             wait_until_seen(&worker, &mut session, &commits).await?;

@@ -21,6 +21,7 @@ use crate::size::ByteSize;
 Examples:
   farpool bench kv --mix read --seconds 5
   farpool bench kv --mix rmw --records 10000000 --in-flight 8 --seconds 5
+  farpool bench kv --mix rmw --announce --seconds 5
   farpool bench kv --mix update --skew 0.99 --threads 2 --seconds 5
   farpool bench kv --mix rmw --transport tcp --in-flight 16 --seconds 5 --json")]
 pub struct KvArgs {
@@ -52,6 +53,10 @@ pub struct KvArgs {
     #[arg(long, value_name = "N", default_value_t = 2)]
     nodes: usize,
 
+    /// Threads announce which snapshots they have, as in a database, and no snapshot loses its versions
+    #[arg(long)]
+    announce: bool,
+
     /// How far memory is reached: shm, tcp or verbs (RDMA)
     #[arg(long, default_value = "shm")]
     transport: IoTransport,
@@ -79,6 +84,7 @@ pub fn run(args: &KvArgs) -> Result<()> {
         threads: args.threads,
         in_flight: args.in_flight,
         nodes: args.nodes,
+        announce: args.announce,
         transport: args.transport,
         duration: args.seconds,
         warm_up: args.warm_up,

@@ -119,6 +119,7 @@ fn transactions_of_each_mix_are_measured_and_no_increment_is_lost() {
         let operations = read["operations_per_trx"].as_f64().unwrap();
         assert!((5.0..7.0).contains(&operations), "a READ to begin, and four of records: {read}");
         with(&["--transport", transport, "--mix", "update", "--in-flight", "4"]);
+        with(&["--transport", transport, "--mix", "rmw", "--announce", "--threads", "2", "--in-flight", "2"]);
         let skewed = ["--transport", transport, "--mix", "rmw", "--threads", "2", "--in-flight", "4"];
         let skewed = with(&[&skewed[..], &["--skew", "1.2"]].concat());
         assert!(skewed["aborted"].as_u64().unwrap() > 0, "nobody was first: {skewed}");

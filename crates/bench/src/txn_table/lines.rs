@@ -1,0 +1,100 @@
+//! What the table of transactions has lines for, and what was promised of each.
+
+/// Which measurement a line is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// `farpool bench oracle`.
+    Oracle,
+    /// `farpool bench kv`.
+    Kv,
+    /// `farpool bench io`, of which the floor counts.
+    Floor,
+}
+
+impl Kind {
+    /// What it is called on the command line.
+    pub fn command(self) -> &'static str {
+        match self {
+            Kind::Oracle => "oracle",
+            Kind::Kv => "kv",
+            Kind::Floor => "io",
+        }
+    }
+
+    /// The field of its report with what was done per second.
+    pub fn rate(self) -> &'static str {
+        match self {
+            Kind::Oracle => "t_trx_s",
+            Kind::Kv => "trx_s",
+            Kind::Floor => "iops",
+        }
+    }
+}
+
+/// A line: one invocation.
+pub struct Line {
+    /// What people call it.
+    pub name: &'static str,
+    /// What is invoked.
+    pub kind: Kind,
+    /// Its arguments, but for the duration, the number of records and the form of output.
+    pub args: &'static str,
+    /// Transactions per second that it must reach, and that it aims at.
+    pub promised: Option<(f64, f64)>,
+}
+
+const fn line(name: &'static str, kind: Kind, args: &'static str) -> Line {
+    Line { name, kind, args, promised: None }
+}
+
+const fn promised(name: &'static str, kind: Kind, args: &'static str, least: f64, aim: f64) -> Line {
+    Line { name, kind, args, promised: Some((least, aim)) }
+}
+
+/// The lines, in the order in which they are measured and shown.
+pub const LINES: &[Line] = &[
+    line("naive: one counter for all", Kind::Oracle, "--clients 2 --oracle naive"),
+    line("a slot for each client", Kind::Oracle, "--clients 2"),
+    line("with a fetch thread", Kind::Oracle, "--clients 2 --fetch-thread"),
+    line("with a slot for both clients", Kind::Oracle, "--clients 2 --compress"),
+    line("with a fetch thread and a slot for both", Kind::Oracle, "--clients 2 --fetch-thread --compress"),
+    promised(
+        "with all of that, in two parts",
+        Kind::Oracle,
+        "--clients 2 --fetch-thread --compress --partitions 2",
+        5e6,
+        20e6,
+    ),
+    line("one client, with a fetch thread", Kind::Oracle, "--clients 1 --fetch-thread"),
+    line("tcp, naive", Kind::Oracle, "--clients 2 --oracle naive --transport tcp"),
+    line("tcp, a slot for each client", Kind::Oracle, "--clients 2 --transport tcp"),
+    line("tcp, with a fetch thread", Kind::Oracle, "--clients 2 --fetch-thread --transport tcp"),
+    promised("shm, reads of 4", Kind::Kv, "--mix read", 300e3, 800e3),
+    line("shm, reads of 4, 8 in flight", Kind::Kv, "--mix read --in-flight 8"),
+    promised("shm, reads and writes of 2", Kind::Kv, "--mix rmw", 120e3, 300e3),
+    line("the same, announced", Kind::Kv, "--mix rmw --announce"),
+    line("the same, announced, 8 in flight", Kind::Kv, "--mix rmw --announce --in-flight 8"),
+    line("shm, reads and writes of 2, skew 0.99", Kind::Kv, "--mix rmw --skew 0.99"),
+    line("the same, 2 threads with 4 in flight", Kind::Kv, "--mix rmw --skew 0.99 --threads 2 --in-flight 4"),
+    line("tcp, reads and writes of 2, 1 in flight", Kind::Kv, "--mix rmw --transport tcp"),
+    line("tcp, reads and writes of 2, 4 in flight", Kind::Kv, "--mix rmw --transport tcp --in-flight 4"),
+    line("tcp, reads and writes of 2, 8 in flight", Kind::Kv, "--mix rmw --transport tcp --in-flight 8"),
+    promised(
+        "tcp, reads and writes of 2, 16 in flight",
+        Kind::Kv,
+        "--mix rmw --transport tcp --in-flight 16",
+        15e3,
+        50e3,
+    ),
+    line("tcp, the same, announced", Kind::Kv, "--mix rmw --transport tcp --in-flight 16 --announce"),
+    line("shm, 64 B random read", Kind::Floor, "--transport shm --op read --block 64 --floor"),
+    line("shm, compare-and-swap", Kind::Floor, "--transport shm --op cas --floor"),
+    line("shm, fetch-and-add", Kind::Floor, "--transport shm --op faa --floor"),
+    line("shm, call", Kind::Floor, "--transport shm --op call --floor"),
+    line("tcp, 64 B random read", Kind::Floor, "--transport tcp --op read --block 64 --floor"),
+    line(
+        "tcp, 64 B random read, depth 16",
+        Kind::Floor,
+        "--transport tcp --op read --block 64 --depth 16 --floor",
+    ),
+];

@@ -1,0 +1,81 @@
+//! All that is published about the speed of transactions, measured in one go.
+//!
+//! T1. Every line is measured once per round, and so is every floor: figures of one round saw the same machine.
+//! T2. Every line is an invocation of `farpool bench`, which the document names.
+
+mod document;
+mod lines;
+mod results;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::child::{Child, check_stop};
+use crate::progress::Progress;
+
+use lines::{Kind, LINES, Line};
+use results::Results;
+
+/// The document's name in its folder.
+const DOCUMENT: &str = "txn.md";
+
+/// How much to measure, and where to write it.
+#[derive(Clone, Debug)]
+pub struct TxnTableOptions {
+    /// Folder of the document.
+    pub out_dir: PathBuf,
+    /// How often everything is measured.
+    pub rounds: usize,
+    /// How long each time.
+    pub seconds: f64,
+    /// Records of the tables.
+    pub records: u64,
+}
+
+impl TxnTableOptions {
+    /// The words of a line's command behind `farpool bench`.
+    fn command(&self, line: &Line) -> String {
+        let TxnTableOptions { seconds, records, .. } = self;
+        let mut words = format!("{} {} --seconds {seconds}", line.kind.command(), line.args);
+        if line.kind == Kind::Kv {
+            words.push_str(&format!(" --records {records}"));
+        }
+        words
+    }
+}
+
+/// Measures everything, writes the document, and returns its tables. `farpool` is this program's file.
+///
+/// # Errors
+/// When something cannot be measured, or what was measured breaks a promise of another kind than speed.
+pub fn run_txn_table(options: &TxnTableOptions, farpool: &Path, stop: &AtomicBool) -> Result<String> {
+    ensure!(options.rounds > 0, "nothing is measured in no rounds: give --rounds 1 or more");
+    fs::create_dir_all(&options.out_dir)
+        .with_context(|| format!("cannot make {}", options.out_dir.display()))?;
+    let mut progress = Progress::start(options.rounds * LINES.len());
+    let mut results = Results::default();
+    for round in 1..=options.rounds {
+        for line in LINES {
+            progress.step(&format!("round {round}: {}", line.name));
+            results.add(line, measure(line, options, farpool, stop)?)?;
+            progress.done();
+        }
+    }
+    let path = options.out_dir.join(DOCUMENT);
+    let document = document::write(options, &results)?;
+    fs::write(&path, document).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(document::tables(&results))
+}
+
+fn measure(line: &Line, options: &TxnTableOptions, farpool: &Path, stop: &AtomicBool) -> Result<Value> {
+    check_stop(stop)?;
+    let mut command = Command::new(farpool);
+    command.arg("bench").args(options.command(line).split(' ')).arg("--json");
+    let said = Child::output("farpool bench", command, stop).with_context(|| line.name)?;
+    serde_json::from_str(&said).with_context(|| format!("cannot understand what {} gave", line.name))
+}

@@ -1,0 +1,50 @@
+//! `farpool bench txn-table`: all that is published about the speed of transactions.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use farpool_bench::{TxnTableOptions, run_txn_table};
+
+use super::{parse_seconds, stop_on_signals};
+use crate::output::tell;
+
+/// Measure transactions beside the floors of the machine, and write it down
+///
+/// What `make bench-txn` runs: each line is an invocation of `farpool bench oracle`, `kv` or `io`. With ten million records it
+/// needs 8 GiB of memory, and with five rounds about half an hour.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  farpool bench txn-table --out docs/bench
+  farpool bench txn-table --out /tmp/bench --rounds 1 --seconds 0.5 --records 10000")]
+pub struct TxnTableArgs {
+    /// Folder for txn.md
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+
+    /// How often everything is measured; medians are shown
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+
+    /// How long each time
+    #[arg(long, value_name = "N", default_value = "2", value_parser = parse_seconds)]
+    seconds: Duration,
+
+    /// How many records the tables have
+    #[arg(long, value_name = "N", default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(4..=1 << 31))]
+    records: u64,
+}
+
+/// Measures, writes and prints.
+pub fn run(args: TxnTableArgs) -> Result<()> {
+    let farpool = std::env::current_exe().context("cannot find this program's own file")?;
+    let stop = stop_on_signals()?;
+    let options = TxnTableOptions {
+        out_dir: args.out,
+        rounds: usize::from(args.rounds),
+        seconds: args.seconds.as_secs_f64(),
+        records: args.records,
+    };
+    tell(run_txn_table(&options, &farpool, &stop)?)
+}
