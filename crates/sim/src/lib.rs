@@ -16,6 +16,7 @@ mod plane;
 mod pool;
 mod register;
 mod runner;
+mod transacting;
 mod txn;
 
 pub use fabric::FABRIC;

@@ -6,16 +6,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_fabric::sim::Random;
-use farpool_txn::judge::{Outcome, Read, Transaction as Judged, Value, Write};
-use farpool_txn::{
-    BeginError, CommitError, Cut, ReadError, Row, Session, SharedSlot, Table, Transaction, Worker,
-};
+use farpool_txn::{BeginError, ReadError, Session, SharedSlot, Worker};
 use farpool_wire::{Epoch, Slot};
 use futures_util::future::{Either, select};
 
 use super::broken::{self, Chosen};
 use super::oracle::Server;
-use super::{DATA_WORDS, Life, Run, Staying, place, recovering};
+use super::{Life, Run, Staying, place, recovering};
+use crate::transacting::{Stopped, Transactor};
 
 /// Transactions of each session.
 const ROUNDS: u64 = 12;
@@ -24,12 +22,6 @@ const MOST_RECORDS: u64 = 5;
 /// Rounds before which a session does nothing for a while.
 const IDLES_PERMILLE: u32 = 100;
 const MOST_IDLE_NS: u64 = 100_000;
-/// Of the transactions that only read, so many take their time, up to so long before each record.
-const LINGERS_PERMILLE: u32 = 300;
-const MOST_LINGERING_NS: u64 = 150_000;
-/// How often a writer tries again that finds no room, and how long it waits before.
-const TRIES: u32 = 4;
-const PAUSE: Duration = Duration::from_micros(20);
 
 /// Transactions that are given up half-way, and after how long at most, where some are.
 const GIVEN_UP_PERMILLE: u32 = 60;
@@ -162,51 +154,34 @@ pub(super) struct Client {
     run: Rc<Run>,
     slot: u16,
     grant: Epoch,
-    table: Table,
-    name: u32,
-    random: Random,
+    transactor: Transactor,
     _staying: Staying,
-}
-
-/// What a transaction has done so far; it is in the history at its end, also where that is the death of its client.
-pub(super) struct Doing {
-    run: Rc<Run>,
-    pub(super) judged: Option<Judged>,
-}
-
-impl Drop for Doing {
-    fn drop(&mut self) {
-        let judged = self.judged.take().expect("it is taken once");
-        self.run.world.note("transaction", &[u64::from(judged.session), judged.begun_from.sequence()]);
-        self.run.history.borrow_mut().push(judged);
-    }
 }
 
 impl Client {
     pub(super) fn new(run: &Rc<Run>, slot: u16, grant: Epoch) -> Client {
-        let name = run.next_name() as u32;
-        let (random, table) = (run.random(), run.table(grant));
-        Client { run: run.clone(), slot, grant, table, name, random, _staying: Staying::new(run) }
+        let transactor = Transactor::new(&run.ledger, run.table(grant));
+        Client { run: run.clone(), slot, grant, transactor, _staying: Staying::new(run) }
     }
 
     async fn live(mut self, worker: Rc<Worker<Chosen>>) {
         let mut session = Session::new();
         for _ in 0..ROUNDS {
-            if self.random.chance(IDLES_PERMILLE)
+            if self.transactor.random.chance(IDLES_PERMILLE)
                 && let Err(error) = self.idle(&worker).await
             {
                 gives_up(&self.run, self.slot, self.grant, &error.to_string());
                 break;
             }
-            let is_only_reading = self.random.chance(400);
-            let records: Vec<_> = (0..1 + self.random.below(MOST_RECORDS))
+            let is_only_reading = self.transactor.random.chance(400);
+            let records: Vec<_> = (0..1 + self.transactor.random.below(MOST_RECORDS))
                 .map(|_| {
-                    let record = self.random.below(self.table.records());
-                    (record, !is_only_reading && self.random.chance(600))
+                    let record = self.transactor.random.below(self.transactor.table.records());
+                    (record, !is_only_reading && self.transactor.random.chance(600))
                 })
                 .collect();
-            let gives_up_after = (self.run.faults.drops && self.random.chance(GIVEN_UP_PERMILLE))
-                .then(|| Duration::from_nanos(self.random.below(MOST_PATIENCE_NS)));
+            let gives_up_after = (self.run.faults.drops && self.transactor.random.chance(GIVEN_UP_PERMILLE))
+                .then(|| Duration::from_nanos(self.transactor.random.below(MOST_PATIENCE_NS)));
             let run = self.run.clone();
             let done = match gives_up_after {
                 None => self.transact(&worker, &mut session, &records).await,
@@ -218,7 +193,8 @@ impl Client {
                         Either::Right(_) => None,
                     };
                     // The session will not know of its own commit, if it was one.
-                    self.name = if ended.is_some() { self.name } else { run.next_name() as u32 };
+                    self.transactor.name =
+                        if ended.is_some() { self.transactor.name } else { run.next_name() as u32 };
                     ended.unwrap_or(Ok(false))
                 }
             };
@@ -232,7 +208,7 @@ impl Client {
 
     /// Does nothing for a while, but for telling how far the worker has come.
     async fn idle(&mut self, worker: &Worker<Chosen>) -> Result<(), BeginError> {
-        self.run.world.sleep(Duration::from_nanos(self.random.below(MOST_IDLE_NS))).await;
+        self.run.world.sleep(Duration::from_nanos(self.transactor.random.below(MOST_IDLE_NS))).await;
         worker.keep_up().await
     }
 
@@ -243,166 +219,16 @@ impl Client {
         session: &mut Session,
         records: &[(u64, bool)],
     ) -> Result<bool, String> {
-        let table = self.table.clone();
-        let mut transaction = worker.begin(session).await.map_err(|error| error.to_string())?;
-        let mut doing = self.begins(transaction.cut().clone());
-        let judged = doing.judged.as_mut().expect("it goes on");
-        if let Err(error) = self.look_ahead(&mut transaction, &table, records, judged).await {
-            return self.aborts(error);
-        }
-        let is_only_reading = records.iter().all(|(_, writes)| !writes);
-        let lingers = is_only_reading && self.random.chance(LINGERS_PERMILLE);
-        for &(record, writes) in records {
-            if lingers {
-                let lingering = Duration::from_nanos(self.random.below(MOST_LINGERING_NS));
-                self.run.world.sleep(lingering).await;
+        match self.transactor.transact(worker, session, records).await {
+            Ok(is_committed) => Ok(is_committed),
+            // It was merely not committed; what was read before is judged all the same.
+            Err(Stopped::Read(ReadError::SnapshotTooOld))
+                if is_given_up(&self.run, self.slot, self.grant) =>
+            {
+                Ok(false)
             }
-            let judged = doing.judged.as_mut().expect("it goes on");
-            if let Err(error) = self.touch(&mut transaction, &table, record, writes, judged).await {
-                return self.aborts(error);
-            }
-        }
-        let committing = match transaction.prepare() {
-            Ok(Some(committing)) => committing,
-            Ok(None) => return Ok(true),
-            Err(CommitError::Busy) => return Ok(false),
-            Err(error) => return Err(error.to_string()),
-        };
-        let judged = doing.judged.as_mut().expect("it goes on");
-        let version = committing.version();
-        judged.outcome = Outcome::Unknown(version);
-        let committed = committing.commit().await;
-        judged.outcome = match &committed {
-            Ok(version) => Outcome::Committed(*version),
-            Err(CommitError::Conflict | CommitError::Nothing(_)) => Outcome::Aborted,
-            Err(_) => judged.outcome,
-        };
-        if matches!(committed, Ok(_) | Err(CommitError::Conflict)) {
-            self.run.knows(version, judged.outcome);
-        }
-        match committed {
-            Ok(_) => Ok(true),
-            Err(CommitError::Conflict) => Ok(false),
-            Err(error) => Err(error.to_string()),
+            Err(Stopped::Read(ReadError::Damaged)) if self.run.faults.damage => Ok(false),
+            Err(stopped) => Err(stopped.to_string()),
         }
     }
-
-    fn begins(&self, begun_from: Cut) -> Doing {
-        let judged = Judged {
-            session: self.name,
-            begun_from,
-            reads: Vec::new(),
-            writes: Vec::new(),
-            outcome: Outcome::Aborted,
-        };
-        Doing { run: self.run.clone(), judged: Some(judged) }
-    }
-
-    /// Whether a transaction that has met an error was merely not committed; what was read before is judged all the same.
-    fn aborts(&self, error: ReadError) -> Result<bool, String> {
-        match error {
-            ReadError::Conflict | ReadError::RingFull => Ok(false),
-            ReadError::SnapshotTooOld if is_given_up(&self.run, self.slot, self.grant) => Ok(false),
-            ReadError::Damaged if self.run.faults.damage => Ok(false),
-            error => Err(error.to_string()),
-        }
-    }
-
-    /// Reads what the transaction is about to touch in one step, in one of several ways, or does not.
-    async fn look_ahead(
-        &mut self,
-        transaction: &mut Transaction<'_, Chosen>,
-        table: &Table,
-        records: &[(u64, bool)],
-        judged: &mut Judged,
-    ) -> Result<(), ReadError> {
-        let written = records.iter().filter(|(_, writes)| *writes).map(|(record, _)| *record);
-        let (numbers, rows) = match self.random.below(6) {
-            0 => {
-                let numbers: Vec<u64> = records.iter().map(|(record, _)| *record).collect();
-                let rows = transaction.read_many(table, &numbers).await?;
-                (numbers, rows)
-            }
-            1 | 2 => {
-                let numbers: Vec<u64> = written.collect();
-                let rows = transaction.take_many(table, &numbers).await?;
-                (numbers, rows)
-            }
-            3 => {
-                let (mut numbers, mut rows) = (Vec::new(), Vec::new());
-                let visit = |number, version, data: Option<&[u8]>| {
-                    numbers.push(number);
-                    rows.push(Row { version, data: data.map(<[u8]>::to_vec) });
-                };
-                transaction.scan(table, 0..table.records(), visit).await?;
-                (numbers, rows)
-            }
-            _ => return Ok(()),
-        };
-        for (record, row) in numbers.into_iter().zip(rows) {
-            let value = self.value_of(&row, record);
-            judged.reads.push(Read { record, version: row.version, value });
-        }
-        Ok(())
-    }
-
-    /// Reads or writes a record; a ring that is full may have room in a moment.
-    async fn touch<'a>(
-        &mut self,
-        transaction: &mut Transaction<'a, Chosen>,
-        table: &'a Table,
-        record: u64,
-        writes: bool,
-        judged: &mut Judged,
-    ) -> Result<(), ReadError> {
-        for _ in 1..TRIES {
-            match self.touch_once(transaction, table, record, writes, judged).await {
-                Err(ReadError::RingFull) => self.run.world.sleep(PAUSE).await,
-                touched => return touched,
-            }
-        }
-        self.touch_once(transaction, table, record, writes, judged).await
-    }
-
-    async fn touch_once<'a>(
-        &mut self,
-        transaction: &mut Transaction<'a, Chosen>,
-        table: &'a Table,
-        record: u64,
-        writes: bool,
-        judged: &mut Judged,
-    ) -> Result<(), ReadError> {
-        let is_first = !judged.writes.iter().any(|write| write.record == record);
-        let row = if writes {
-            let value = if self.random.chance(150) { None } else { Some(self.run.next_name()) };
-            let data = value.map(data_of);
-            let row = transaction.write(table, record, data.as_deref()).await?;
-            match judged.writes.iter_mut().find(|write| write.record == record) {
-                Some(write) => write.value = value,
-                None => judged.writes.push(Write { record, replaced: row.version, value }),
-            }
-            row
-        } else {
-            transaction.read(table, record).await?
-        };
-        if is_first {
-            let value = self.value_of(&row, record);
-            judged.reads.push(Read { record, version: row.version, value });
-        }
-        Ok(())
-    }
-
-    fn value_of(&self, row: &Row, record: u64) -> Value {
-        let data = row.data.as_ref()?;
-        let (words, _) = data.as_chunks::<8>();
-        let value = u64::from_le_bytes(*words.first()?);
-        if words.iter().any(|word| u64::from_le_bytes(*word) != value) {
-            self.run.complain(format!("record {record} holds words of several versions"));
-        }
-        Some(value)
-    }
-}
-
-fn data_of(value: u64) -> Vec<u8> {
-    value.to_le_bytes().repeat(DATA_WORDS)
 }

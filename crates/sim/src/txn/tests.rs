@@ -38,7 +38,7 @@ fn in_order(old_versions: usize, overflow: u64, task: impl AsyncFnOnce(&Run, &Wo
         here.is_over.set(true);
     });
     let (panicked, trouble) = run_to_end(executor, RUN_NS, || 0);
-    assert!(!panicked && trouble.is_none() && run.complaints.borrow().is_empty(), "{trouble:?}");
+    assert!(!panicked && trouble.is_none() && run.ledger.complaints.borrow().is_empty(), "{trouble:?}");
 }
 
 /// Writes the record, if there is room for what it replaces.
