@@ -13,6 +13,7 @@ use crate::catalog::{Catalog, TableInfo};
 use crate::database::Shared;
 use crate::error::{DatabaseError, Ended, Stop, TxError};
 use crate::plan::MOST_WORKERS;
+use crate::service::IN_DOUBT;
 use crate::table::{Key, Table, TableOptions};
 use crate::transacting::Tx;
 use crate::workers::Place;
@@ -51,8 +52,17 @@ impl Client {
     pub(crate) fn new(shared: Arc<Shared>) -> Result<Client, DatabaseError> {
         let no_slot = || DatabaseError::NoSeat(shared.plan.shape.slots);
         let place = shared.workers.take().ok_or(DatabaseError::TooManyClients(MOST_WORKERS))?;
+        // From here on the seat is not given back, but it may have been.
+        shared.check()?;
         let worker = Worker::sharing(shared.memory()?, shared.at().oracle(), shared.slot.clone());
-        let worker = announced(&shared, worker.ok_or_else(no_slot)?, &place)?;
+        let worker = match announced(&shared, worker.ok_or_else(no_slot)?, &place) {
+            Ok(worker) => worker,
+            Err(error) => {
+                // Its word may be there, or come.
+                place.keep();
+                return Err(error);
+            }
+        };
         let place = Some(place);
         let catalog = Catalog::new(&shared);
         let seed = getrandom::u64().unwrap_or(1) | 1;
@@ -189,10 +199,7 @@ impl Client {
             Err(CommitError::Unknown(version)) => Err(TxError::Unknown(version).into()),
             Err(CommitError::Nothing(error)) => Err(TxError::Memory(error).into()),
             Err(error @ CommitError::TooLarge { .. }) => Err(TxError::TooLarge(error).into()),
-            Err(CommitError::Stuck) => {
-                let why = "an earlier commit of this compute server is in doubt: open the database again";
-                Err(TxError::Ended(Ended::Failed(why.to_owned())).into())
-            }
+            Err(CommitError::Stuck) => Err(TxError::Ended(Ended::Failed(IN_DOUBT.to_owned())).into()),
         }
     }
 

@@ -218,6 +218,11 @@ impl SharedSlot {
         self.wake(state);
     }
 
+    /// Whether nobody knows what became of something (H3): nothing is committed here any more, and the slot has to be looked after.
+    pub fn is_in_doubt(&self) -> bool {
+        self.state.lock().is_stuck
+    }
+
     /// Nothing begins any more, if nothing is under way; false: something is, or nobody knows.
     pub fn retire(&self) -> bool {
         let mut state = self.state.lock();
@@ -383,7 +388,9 @@ mod tests {
     #[test]
     fn a_slot_in_doubt_is_not_left() {
         let slot = slot();
+        assert!(!slot.is_in_doubt());
         drop(slot.end(begin(&slot)));
+        assert!(slot.is_in_doubt());
         assert!(matches!(slot.leave(), Err(LeaveError::Stuck)));
     }
 
