@@ -13,7 +13,7 @@ use crate::errors::UsageError;
 use crate::output::{tell, tell_json};
 
 /// Seeds unless told otherwise: some seconds.
-const DEFAULT_SEEDS: u64 = 1_000;
+const DEFAULT_SEEDS: u64 = 2_000;
 /// Runs that are over sooner need no progress bar.
 const BAR_AFTER: Duration = Duration::from_millis(500);
 
@@ -100,7 +100,11 @@ Mutations:
   marked-as-moved-before-it-is-copied    a place of a ring is marked as moved before the version is copied
   moved-version-given-up-too-early       the mover gives up what the newest cut sees replaced
   snapshot-announced-after-it-is-taken   a worker takes its first snapshots before it announces itself
-  open-snapshots-not-announced           a worker announces how far it has come while it still has older snapshots")]
+  open-snapshots-not-announced           a worker announces how far it has come while it still has older snapshots
+  block-reused-before-horizon            a block is written again though the version that points to it may be needed
+  payload-after-intent                   a payload is written to its block only when the commit that points to it is shown
+  pointer-checksum-off                   a payload is taken as it is found in its block
+  chunk-taken-from-the-living            a chunk is taken over though its owner has a seat")]
     Txn(SeedArgs),
     /// Hash tables over one-sided operations: keys inserted and found while buckets split and clients die
     #[command(after_help = "\

@@ -17,6 +17,7 @@ use farpool_pool::{ClientGrant, GrantError, JointLeases, PoolConfig};
 use farpool_txn::horizon::HorizonAt;
 use farpool_txn::log::LogAt;
 use farpool_txn::membership::{Duties, MembersAt, Premises, Seat, wait_for_seat};
+use farpool_txn::oracle::Fetched;
 use farpool_txn::recovery::recover;
 use farpool_txn::{Memory, MemoryError, Oracle, OracleAt, Piece, SharedSlot, Shipped};
 use farpool_wire::{Epoch, Refusal, Slot};
@@ -48,6 +49,9 @@ pub struct Reach {
     pub transport: Transports,
     /// Certificates of the control plane.
     pub tls: Option<Tls>,
+    /// A thread of its own reads what is published for all clients, so that these begin transactions without asking far memory
+    /// (paper 3, section 4.2). It never stops; worth it where there are many clients, or far memory is far.
+    pub fetch_thread: bool,
 }
 
 /// What a new database is to be.
@@ -93,6 +97,8 @@ pub(crate) struct Shared {
     pub(crate) workers: Arc<Workers>,
     /// What it does for all.
     pub(crate) duties: Duties,
+    /// What the fetch thread has read, if there is one.
+    pub(crate) fetched: Option<Arc<Fetched>>,
     /// One thread at a time changes tables.
     pub(crate) catalog: Mutex<()>,
     ended: Mutex<Option<Ended>>,
@@ -134,7 +140,7 @@ impl Database {
             Ok(written)
         };
         match made() {
-            Ok(file) => Self::take_part(file, leases),
+            Ok(file) => Self::take_part(file, leases, None),
             Err(error) => {
                 leases.release();
                 Err(error)
@@ -150,10 +156,14 @@ impl Database {
         let found = DatabaseFile::load(file)?;
         let keys = found.keys().cloned().ok_or_else(|| DatabaseError::NotADatabase(file.to_owned()))?;
         let leases = JointLeases::join(keys, reach.transport, reach.tls.clone())?;
-        Self::take_part(found, leases)
+        Self::take_part(found, leases, reach.fetch_thread.then(Arc::default))
     }
 
-    fn take_part(file: DatabaseFile, leases: JointLeases) -> Result<Database, DatabaseError> {
+    fn take_part(
+        file: DatabaseFile,
+        leases: JointLeases,
+        fetched: Option<Arc<Fetched>>,
+    ) -> Result<Database, DatabaseError> {
         let damaged = || DatabaseError::NotADatabase(PathBuf::from("the file"));
         let shape = file.shape().ok_or_else(damaged)?;
         let regions = leases.keys().regions().ok_or_else(damaged)?;
@@ -188,6 +198,7 @@ impl Database {
             patience: file.patience(),
             workers: Arc::default(),
             duties: Duties::default(),
+            fetched,
             catalog: Mutex::new(()),
             ended: Mutex::new(None),
             is_over: AtomicBool::new(false),

@@ -5,25 +5,25 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use farpool_fabric::{Endpoint, OpError, block_on};
-use farpool_txn::horizon::{collect, forget};
-use farpool_txn::membership::{Lookout, Role, SeatWords, beat, fill_role, leave_seat, read_seats, role_of};
-use farpool_txn::oracle::publish;
+use farpool_txn::horizon::forget;
+use farpool_txn::membership::{
+    Duty, Lookout, Role, SeatWords, beat, fill_role, leave_seat, read_seats, role_of,
+};
+use farpool_txn::oracle::{fetch, publish};
 use farpool_txn::{Memory, MemoryError, Shipped};
-use futures_util::future::join;
+use futures_util::future::join3;
 
+use crate::collecting::collect_if_nobody_does;
 use crate::database::Shared;
 use crate::error::{DatabaseError, Ended};
 
 /// A member says that it lives so many times before it is taken for dead: some may be late.
 const BEATS: u32 = 10;
 /// How often roles are looked at that nobody may have.
-const ROLE_PAUSE: Duration = Duration::from_millis(50);
+pub(crate) const ROLE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Why a compute server ends that goes on otherwise.
 pub(crate) const IN_DOUBT: &str = "a commit of this compute server is in doubt: open the database again";
-
-/// Between two looks at what no snapshot needs any more: a row whose ring is full waits so long, and a few READs of all words are cheap.
-const COLLECT_PAUSE: Duration = Duration::from_micros(300);
 
 /// A compute server, as its database knows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -48,25 +48,30 @@ pub(crate) fn start(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, Databas
         let shared = shared.clone();
         let spawned = std::thread::Builder::new().name(name.into()).spawn(move || match run(&shared) {
             Ok(()) => duty.into_iter().for_each(Duty::ends),
-            Err(error) => shared.end(why(&shared, &error)),
+            Err(error) => drop(failed(&shared, error)),
         });
         spawned.map_err(DatabaseError::Thread)
     };
     let [publishes, collects] = duties.map(Some);
-    Ok(vec![
+    let mut threads = vec![
         thread("db-members", take_part, None)?,
         thread("db-publisher", publish_if_nobody_does, publishes)?,
         thread("db-collector", collect_if_nobody_does, collects)?,
-    ])
+    ];
+    if shared.fetched.is_some() {
+        threads.push(thread("db-fetcher", fetch_for_all, None)?);
+    }
+    Ok(threads)
 }
 
-/// Why the service has failed: what it finds is seldom the reason itself.
-fn why(shared: &Shared, error: &DatabaseError) -> Ended {
-    match (shared.leases.lost().first(), error) {
+/// Ends the process's part in the database: the service has failed. What it finds is seldom the reason itself.
+fn failed(shared: &Shared, error: DatabaseError) -> DatabaseError {
+    shared.end(match (shared.leases.lost().first(), &error) {
         (Some(region), _) => Ended::LeaseEnded(*region),
         (None, DatabaseError::Memory(MemoryError::Failed(OpError::Refused(_)))) => Ended::TakenForDead,
         (None, error) => Ended::Failed(error.to_string()),
-    }
+    });
+    error
 }
 
 /// Says that this member lives, and looks after others; at the end gives the seat back.
@@ -74,8 +79,12 @@ fn take_part(shared: &Shared) -> Result<(), DatabaseError> {
     let memory = shared.memory()?;
     let endpoint = memory.endpoint().clone();
     block_on(&endpoint, async {
-        let beats_and_care = join(say_alive(shared, &memory), look_after_others(shared, &memory));
-        let ((beats, care), idle) = join(beats_and_care, forget_idle(shared, &memory)).await;
+        let (beats, care, idle) = join3(
+            or_end(shared, say_alive(shared, &memory)),
+            or_end(shared, look_after_others(shared, &memory)),
+            or_end(shared, forget_idle(shared, &memory)),
+        )
+        .await;
         beats.and(care).and(idle)?;
         // Not while something is under way, or somebody may begin: then the others find that this member lives no more.
         if shared.workers.is_empty() && shared.slot.retire() {
@@ -86,17 +95,21 @@ fn take_part(shared: &Shared) -> Result<(), DatabaseError> {
     })
 }
 
-/// Until the end, or until it cannot be said any more; then this member's part has ended.
+/// The others must shut a member out of which a part has failed, since what was sent may still land: so nothing of it goes on.
+async fn or_end(
+    shared: &Shared,
+    part: impl Future<Output = Result<(), DatabaseError>>,
+) -> Result<(), DatabaseError> {
+    part.await.map_err(|error| failed(shared, error))
+}
+
+/// Until the end, or until it cannot be said any more.
 async fn say_alive(shared: &Shared, memory: &Memory) -> Result<(), DatabaseError> {
     let at = shared.at().members();
     let mut count = 0;
     while !shared.is_over() {
         count += 1;
-        if let Err(error) = beat(memory, &at, &shared.seat, count).await {
-            let error = DatabaseError::from(error);
-            shared.end(why(shared, &error));
-            return Err(error);
-        }
+        beat(memory, &at, &shared.seat, count).await?;
         if let Some(region) = shared.leases.lost().first() {
             shared.end(Ended::LeaseEnded(*region));
         }
@@ -109,12 +122,11 @@ async fn say_alive(shared: &Shared, memory: &Memory) -> Result<(), DatabaseError
     Ok(())
 }
 
-/// Shuts out who does not live any more, and undoes what they left. Where that fails for want of far memory, this member's part has ended:
-/// what was sent may still land, and nobody else looks after that seat while this one lives.
+/// Shuts out who does not live any more, and undoes what they left. Nobody else does so for a seat at which this member is, while it lives.
 async fn look_after_others(shared: &Shared, memory: &Memory) -> Result<(), DatabaseError> {
     let mut lookout = Lookout::<_, Shipped>::new(memory, shared, shared.seat, shared.patience);
     while !shared.is_over() {
-        let looked = lookout
+        lookout
             .look(|slot, cared| match cared {
                 Ok(Some(recovered)) => {
                     let (slot, undone) = (slot.index(), recovered.rolled_back.len());
@@ -126,12 +138,7 @@ async fn look_after_others(shared: &Shared, memory: &Memory) -> Result<(), Datab
                     tracing::error!(slot, %error, "a compute server is to be shut out; trying again");
                 }
             })
-            .await;
-        if let Err(error) = looked {
-            let error = DatabaseError::from(error);
-            shared.end(why(shared, &error));
-            return Err(error);
-        }
+            .await?;
         pause(memory.endpoint(), shared, shared.patience / BEATS).await;
     }
     Ok(())
@@ -143,40 +150,29 @@ async fn forget_idle(shared: &Shared, memory: &Memory) -> Result<(), DatabaseErr
     while !shared.is_over() {
         for idle in shared.workers.idle() {
             let place = first + idle.place();
-            forget(memory, &at, place..place + 1).await?;
-            idle.forgotten();
+            // The end comes before the client is told, whose next word might be taken away by what was sent.
+            forget(memory, &at, place..place + 1).await.map_err(|error| failed(shared, error.into()))?;
         }
         pause(memory.endpoint(), shared, ROLE_PAUSE).await;
     }
     Ok(())
 }
 
-/// Says what no snapshot needs any more, while nobody else does.
-fn collect_if_nobody_does(shared: &Shared) -> Result<(), DatabaseError> {
-    let memory = shared.memory()?;
-    let (oracle, horizon) = (shared.at().oracle(), shared.at().horizon());
-    // Tables have no overflow regions yet.
-    let work = || collect::<Shipped>(&memory, &oracle, &horizon, &[], COLLECT_PAUSE, || shared.is_over());
-    fill(shared, &memory, Role::Collector, work)
-}
-
 /// Publishes cuts while nobody else does.
 fn publish_if_nobody_does(shared: &Shared) -> Result<(), DatabaseError> {
     let memory = shared.memory()?;
+    let (at, role) = (shared.at().members(), (Role::Publisher, shared.seat.claim));
     let work = || publish::<Shipped>(&memory, shared.at().board(), Duration::ZERO, || shared.is_over());
-    fill(shared, &memory, Role::Publisher, work)
+    let published = fill_role(&memory, &at, role, ROLE_PAUSE, || shared.is_over(), work);
+    Ok(block_on(memory.endpoint(), published)?)
 }
 
-/// Does what a role is for, whenever nobody else does, until the end.
-fn fill(
-    shared: &Shared,
-    memory: &Memory,
-    role: Role,
-    work: impl AsyncFn() -> Result<(), MemoryError>,
-) -> Result<(), DatabaseError> {
-    let (at, claim) = (shared.at().members(), shared.seat.claim);
-    let filled = fill_role(memory, &at, (role, claim), ROLE_PAUSE, || shared.is_over(), work);
-    Ok(block_on(memory.endpoint(), filled)?)
+/// Reads what is published, for all clients.
+fn fetch_for_all(shared: &Shared) -> Result<(), DatabaseError> {
+    let (memory, oracle) = (shared.memory()?, shared.at().oracle());
+    let Some(fetched) = &shared.fetched else { return Ok(()) };
+    let fetching = fetch::<Shipped>(&memory, &oracle, fetched, Duration::ZERO, || shared.is_over());
+    Ok(block_on(memory.endpoint(), fetching)?)
 }
 
 /// Sleeps, but not beyond the end.

@@ -106,6 +106,9 @@ pub(crate) struct Transactor {
     /// Of its session.
     pub(crate) name: u32,
     pub(crate) random: Random,
+    payload_of: Rc<dyn Fn(u64) -> Vec<u8>>,
+    /// Which values it writes.
+    pub(crate) may_write: fn(u64) -> bool,
 }
 
 /// What a transaction has done so far; it is in the history at its end, also where that is the death of its client.
@@ -127,10 +130,21 @@ impl Transactor {
     pub(crate) fn new(ledger: &Rc<Ledger>, table: Table) -> Transactor {
         let name = ledger.next_name() as u32;
         let (random, world) = (ledger.random(), ledger.world.clone());
-        Transactor { ledger: ledger.clone(), world, table, name, random }
+        let payload_of = Rc::new(|value: u64| value.to_le_bytes().repeat(DATA_WORDS));
+        Transactor { ledger: ledger.clone(), world, table, name, random, payload_of, may_write: |_| true }
     }
 
-    /// Runs one transaction, which reads or writes these records; whether it was committed. Where others were first, or a ring had no
+    /// With other payloads than [`DATA_WORDS`] words for values; each begins with its value.
+    pub(crate) fn with_payloads(self, payload_of: Rc<dyn Fn(u64) -> Vec<u8>>) -> Transactor {
+        Transactor { payload_of, ..self }
+    }
+
+    fn next_value(&self) -> u64 {
+        let mut values = std::iter::repeat_with(|| self.ledger.next_name());
+        values.find(|value| (self.may_write)(*value)).expect("they do not end")
+    }
+
+    /// Runs one transaction, which reads or writes these records; whether it was committed. Where others were first, or there was no
     /// room, it was not.
     pub(crate) async fn transact<R: Rules>(
         &mut self,
@@ -139,7 +153,9 @@ impl Transactor {
         records: &[(u64, bool)],
     ) -> Result<bool, Stopped> {
         match self.try_once(worker, session, records).await {
-            Err(Stopped::Read(ReadError::Conflict | ReadError::RingFull)) => Ok(false),
+            Err(Stopped::Read(ReadError::Conflict | ReadError::RingFull | ReadError::NoSpace { .. })) => {
+                Ok(false)
+            }
             done => done,
         }
     }
@@ -267,8 +283,8 @@ impl Transactor {
     ) -> Result<(), ReadError> {
         let is_first = !judged.writes.iter().any(|write| write.record == record);
         let row = if writes {
-            let value = if self.random.chance(150) { None } else { Some(self.ledger.next_name()) };
-            let data = value.map(data_of);
+            let value = if self.random.chance(150) { None } else { Some(self.next_value()) };
+            let data = value.map(|value| (self.payload_of)(value));
             let row = transaction.write(table, record, data.as_deref()).await?;
             match judged.writes.iter_mut().find(|write| write.record == record) {
                 Some(write) => write.value = value,
@@ -287,15 +303,10 @@ impl Transactor {
 
     fn value_of(&self, row: &Row, record: u64) -> Value {
         let data = row.data.as_ref()?;
-        let (words, _) = data.as_chunks::<8>();
-        let value = u64::from_le_bytes(*words.first()?);
-        if words.iter().any(|word| u64::from_le_bytes(*word) != value) {
+        let value = data.first_chunk().map(|word| u64::from_le_bytes(*word));
+        if value.is_none_or(|value| *data != (self.payload_of)(value)) {
             self.ledger.complain(format!("record {record} holds words of several versions"));
         }
-        Some(value)
+        value
     }
-}
-
-fn data_of(value: u64) -> Vec<u8> {
-    value.to_le_bytes().repeat(DATA_WORDS)
 }

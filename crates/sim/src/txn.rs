@@ -13,6 +13,7 @@ mod elle;
 mod inspector;
 mod nemesis;
 mod oracle;
+mod payloads;
 mod recovering;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ use farpool_fabric::{AccessError, AccessKind, Endpoint, EndpointConfig, Mapping,
 use farpool_txn::horizon::{HorizonAt, HorizonLayout};
 use farpool_txn::judge::judge;
 use farpool_txn::log::{LogAt, LogLayout};
+use farpool_txn::slab::SlabLayout;
 use farpool_txn::{Memory, MemoryError, Oracle, Piece, RecordId, RecordLayout, Table};
 use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, Refusal, RegionId, SessionId};
 
@@ -54,7 +56,7 @@ const BUSY_PAUSE: Duration = Duration::from_micros(20);
 const ARENA_BYTES: usize = 64 * 4096;
 const REGION_BYTES: u64 = 128 << 10;
 /// Bytes for the intents of a slot: the smaller hold those of one transaction, so that others are put off.
-const LOG_BYTES: [u64; 4] = [560, 784, 1_024, 8_192];
+const LOG_BYTES: [u64; 5] = [560, 560, 784, 1_024, 8_192];
 /// Room for a part of the oracle: a word and two images of a few slots.
 const PART_BYTES: u64 = 1_024;
 /// Bits of a count that are the timestamp; the others are the slot's generation.
@@ -81,6 +83,8 @@ struct Run {
     /// Slots that have clients; one more is the auditor's.
     slots: u16,
     records: RecordLayout,
+    /// For payloads that do not fit their records, if these have any of variable length.
+    slab: Option<SlabLayout>,
     log: LogLayout,
     /// The words of the slots before their first clients.
     firsts: Vec<u64>,
@@ -340,7 +344,9 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let mut random = Random::new(seed, 10);
     let world = world_of(seed, trace, &mut random);
     let executor = Executor::new(world.clone());
-    let run = Rc::new(setting(world.clone(), executor.tasks(), seed, &mut random));
+    let mut run = setting(world.clone(), executor.tasks(), seed, &mut random);
+    run.slab = payloads::draw(seed);
+    let run = Rc::new(run);
     run.write_first_words();
     oracle::start_publishers(&run, &mut random);
     collector::start(&run, &mut random);
@@ -404,9 +410,8 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
     let log = LogLayout::new(LOG_BYTES[random.index(LOG_BYTES.len())]).expect("whole words");
     let logs = 2 * u64::from(slots + 1) * log.bytes();
     assert!(
-        [records.bytes(), parts * PART_BYTES + HORIZON_START, logs]
-            .into_iter()
-            .all(|bytes| bytes <= REGION_BYTES)
+        [parts * PART_BYTES + HORIZON_START, logs].into_iter().all(|bytes| bytes <= REGION_BYTES)
+            && records.bytes() <= payloads::SLAB_START
     );
     Run {
         ledger: Ledger::new(world.clone(), seed),
@@ -417,6 +422,7 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
         parts,
         slots,
         records,
+        slab: None,
         log,
         firsts: (0..=slots).map(|_| first_word(random)).collect(),
         replaced: RefCell::default(),

@@ -39,6 +39,20 @@ pub enum ReadError {
         /// What was given.
         found: usize,
     },
+    /// Give a shorter one, or make the table for longer ones.
+    #[error("a payload of {found} bytes, where the longest of the table has {most}")]
+    TooLong {
+        /// What the table has room for.
+        most: usize,
+        /// What was given.
+        found: usize,
+    },
+    /// Begin again later, when others were deleted or snapshots have ended, or make the table larger: nothing of it was written.
+    #[error("the table's slab has no room for a payload of {bytes} bytes")]
+    NoSpace {
+        /// What was given.
+        bytes: usize,
+    },
     /// The bytes there are those of no version: memory was damaged.
     #[error("a record holds what no transaction has written there")]
     Damaged,
@@ -81,8 +95,8 @@ pub enum LeaveError {
     /// Try again when it has ended.
     #[error("commits of this slot are under way")]
     UnderWay,
-    /// Have the slot looked after: nobody knows what became of a commit.
-    #[error("a commit of this slot is in doubt")]
+    /// Have the slot looked after: nobody knows what became of a commit, or of a payload that was being written.
+    #[error("a commit of this slot, or a write, is in doubt")]
     Stuck,
     /// Have the slot looked after: far memory does not answer.
     #[error(transparent)]

@@ -46,17 +46,19 @@ impl<I: IndexRules> KeyedTable<I> {
     /// # Errors
     /// As [`Transaction::read`]; or when the index is not to be had.
     pub async fn get<R: Rules>(&self, transaction: &Transaction<'_, R>, key: &[u8]) -> Result<Row, KeyError> {
-        let found = self.find(transaction, key).await?;
-        Ok(found.map_or(Row { version: Version::INITIAL, data: None }, |(_, row)| row))
+        match self.find(transaction, key).await? {
+            Some((number, row)) => Ok(transaction.whole(&self.table, number, row).await?),
+            None => Ok(Row { version: Version::INITIAL, data: None }),
+        }
     }
 
-    /// The number of a key's record, and the record: read together.
+    /// The number of a key's record, and the record, as it lies in its place: read together.
     async fn find<R: Rules>(
         &self,
         transaction: &Transaction<'_, R>,
         key: &[u8],
     ) -> Result<Option<(u64, Row)>, KeyError> {
-        let read = async |number| transaction.read(&self.table, number).await;
+        let read = async |number| transaction.read_held(&self.table, number).await;
         let found = self.index.find_with(transaction.memory(), key, read).await?;
         Ok(found.map(|(number, row)| row.map(|row| (number, row))).transpose()?)
     }
@@ -73,7 +75,7 @@ impl<I: IndexRules> KeyedTable<I> {
     ) -> Result<Row, KeyError> {
         let found = self.index.find_or_insert(transaction.memory(), key).await?;
         if let Numbered::Found(number) = found
-            && transaction.read(&self.table, number).await?.data.is_some()
+            && transaction.read_held(&self.table, number).await?.data.is_some()
         {
             return Err(KeyError::Duplicate);
         }

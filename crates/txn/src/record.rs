@@ -296,6 +296,15 @@ impl Ring {
         )
     }
 
+    /// The headers of versions behind number `number`, as far as the ring has them, if `current` is the number of a version that was
+    /// found before the ring was read. Each is that of such a version, or of a later one: what was before it in its place was
+    /// replaced before that current version was installed.
+    pub(crate) fn behind(&self, number: u64, current: u64) -> impl Iterator<Item = RecordHeader> + '_ {
+        let places = self.headers.len() as u64;
+        let first = current.saturating_sub(places).max(number + 1);
+        (first..current).map(move |number| self.headers[(number % places) as usize])
+    }
+
     /// What lies in the ring, the newest first.
     fn versions(&self) -> impl Iterator<Item = NumberedHeader> + '_ {
         let places = self.headers.len() as u64;

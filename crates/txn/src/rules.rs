@@ -71,6 +71,26 @@ pub trait Rules: 'static {
         may_be
     }
 
+    /// Whether a block is free whose version was replaced: where the horizon sees a later one, or where it may be needed.
+    fn frees_block(is_behind_the_horizon: bool) -> bool {
+        is_behind_the_horizon
+    }
+
+    /// Whether a payload is in its block before the commit that points to it begins.
+    fn writes_payloads_first() -> bool {
+        true
+    }
+
+    /// Whether a payload is taken whose checksum is right, or is not.
+    fn takes_payload(checksum_is_right: bool) -> bool {
+        checksum_is_right
+    }
+
+    /// Whether a chunk is taken over whose owner has no seat any more, or has one.
+    fn takes_over(owner_is_gone: bool) -> bool {
+        owner_is_gone
+    }
+
     /// Whether a transaction has locked a record that it has seen with one header and the compare-and-swap has found with another.
     fn has_locked(seen: RecordHeader, found: RecordHeader) -> bool {
         found == seen

@@ -1,16 +1,20 @@
 //! A table of records that are known by their numbers: what all other structures stand on.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::memory::Piece;
 use crate::record::{RecordId, RecordLayout};
+use crate::slab::{Held, LEAST_DATA_BYTES, Slab};
 
 /// Where a table lies: pieces of one layout, filled one after another.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Table {
     first: RecordId,
     layout: RecordLayout,
     pieces: Vec<Piece>,
+    /// For payloads that do not fit their records.
+    slab: Option<Arc<Slab>>,
 }
 
 /// Where a record lies.
@@ -27,7 +31,24 @@ impl Table {
     /// A table whose records have the numbers from `first` on, among all of the database. Its memory is zeros, or what
     /// transactions have left there.
     pub fn new(first: RecordId, layout: RecordLayout, pieces: Vec<Piece>) -> Table {
-        Table { first, layout, pieces }
+        Table { first, layout, pieces, slab: None }
+    }
+
+    /// The same, whose records have payloads of any length: in their places as far as they fit there, else in a slab, which no other
+    /// table has. `None`: the places are too small to say where.
+    pub fn with_slab(self, slab: Arc<Slab>) -> Option<Table> {
+        (self.layout.data_bytes() >= LEAST_DATA_BYTES).then_some(Table { slab: Some(slab), ..self })
+    }
+
+    /// The longest payload that a record can have; without a slab all have this length.
+    pub fn longest(&self) -> usize {
+        let data_bytes = self.layout.data_bytes();
+        self.slab().map_or(data_bytes, |slab| slab.layout().longest().max(Held::most_here(data_bytes)))
+    }
+
+    /// Where payloads lie that do not fit their records.
+    pub(crate) fn slab(&self) -> Option<&Arc<Slab>> {
+        self.slab.as_ref()
     }
 
     /// How many records it has.
@@ -56,6 +77,11 @@ impl Table {
             next = numbers.end.min(start + most).min((start / each + 1) * each);
             (start < numbers.end).then_some(start..next)
         })
+    }
+
+    /// Where a record lies; `None`: it is none of this table's.
+    pub(crate) fn place_of(&self, record: RecordId) -> Option<Place> {
+        self.place(record.0.checked_sub(self.first.0)?)
     }
 
     pub(crate) fn place(&self, number: u64) -> Option<Place> {

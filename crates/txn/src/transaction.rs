@@ -8,6 +8,7 @@
 //! X4. Its commit is shown, by the slot's word, after all of it is installed. Until then nobody sees any of it: no cut has it.
 
 mod commit;
+mod long;
 mod many;
 mod reading;
 mod scanning;
@@ -22,6 +23,7 @@ use crate::horizon::Open;
 use crate::memory::Memory;
 use crate::record::RecordId;
 use crate::rules::Rules;
+use crate::slab::Fresh;
 use crate::table::{Place, Table};
 use crate::worker::{Session, Worker};
 pub use commit::Committing;
@@ -35,6 +37,8 @@ pub struct Transaction<'a, R> {
     writes: BTreeMap<RecordId, Write>,
     /// Records that were read to be written, and are not among those.
     taken: BTreeMap<RecordId, ToWrite>,
+    /// Blocks with payloads that it will write.
+    blocks: Vec<Fresh>,
     /// What its snapshot needs is kept for so long.
     _open: Option<Open<'a>>,
 }
@@ -70,7 +74,8 @@ impl<'a, R: Rules> Transaction<'a, R> {
         cut: Cut,
         open: Option<Open<'a>>,
     ) -> Self {
-        Transaction { worker, session, cut, writes: BTreeMap::new(), taken: BTreeMap::new(), _open: open }
+        let (writes, taken, blocks) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        Transaction { worker, session, cut, writes, taken, blocks, _open: open }
     }
 
     /// Its snapshot.
@@ -88,6 +93,12 @@ impl<'a, R: Rules> Transaction<'a, R> {
     /// # Errors
     /// When the snapshot's version is not kept any more, or not to be had.
     pub async fn read(&self, table: &Table, number: u64) -> Result<Row, ReadError> {
+        let row = self.read_held(table, number).await?;
+        self.whole(table, number, row).await
+    }
+
+    /// Reads a record as it lies in its place.
+    pub(crate) async fn read_held(&self, table: &Table, number: u64) -> Result<Row, ReadError> {
         let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
         match self.own(place.record) {
             Some(row) => Ok(row),
@@ -106,14 +117,20 @@ impl<'a, R: Rules> Transaction<'a, R> {
     /// Will put `data` in a record's place, `None` to delete it. Returns the record as it was for this transaction.
     ///
     /// # Errors
-    /// [`ReadError::Conflict`] if somebody was first; [`ReadError::RingFull`] if there is no room for the version before yet.
+    /// [`ReadError::Conflict`] if somebody was first; [`ReadError::RingFull`] if there is no room for the version before yet;
+    /// [`ReadError::NoSpace`] if there is none for a long payload.
     pub async fn write(&mut self, table: &Table, number: u64, data: Option<&[u8]>) -> Result<Row, ReadError> {
         let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
-        let wanted = table.layout().data_bytes();
-        if let Some(data) = data.filter(|data| data.len() != wanted) {
-            return Err(ReadError::WrongSize { wanted, found: data.len() });
-        }
-        let new = data.map(<[u8]>::to_vec);
+        let new = match data {
+            Some(data) => Some(self.hold(table, &place, data).await?),
+            None => None,
+        };
+        let row = self.write_held(place, new).await?;
+        self.whole(table, number, row).await
+    }
+
+    /// Will put data in a record's place, as they lie there.
+    async fn write_held(&mut self, place: Place, new: Option<Vec<u8>>) -> Result<Row, ReadError> {
         if let Some(write) = self.writes.get_mut(&place.record) {
             let before = std::mem::replace(&mut write.new, new);
             return Ok(Row { version: write.before.old.header.version(), data: before });

@@ -44,6 +44,8 @@ async fn audit(run: &Rc<Run>) -> Result<(), String> {
     for _ in 0..TRIES {
         let Some(auditor) = comes_right(run).await? else {
             run.world.note("no member lives, and no seat is free", &[]);
+            // Their clients would wait for cuts that nobody publishes.
+            run.members.borrow().iter().for_each(|member| run.tasks.kill(member.process));
             return Ok(());
         };
         let audited = examine(&auditor).await;

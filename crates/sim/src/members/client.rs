@@ -4,14 +4,13 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
+use farpool_txn::membership::Premises;
 use farpool_txn::{Session, Worker};
 use futures_util::future::{Either, join_all, select};
 
 use super::broken::Engine;
 use super::layout::PLACES;
 use super::member::Member;
-use farpool_txn::membership::Premises;
-
 use crate::transacting::Transactor;
 
 /// Transactions of each session.

@@ -16,7 +16,7 @@ use farpool_txn::membership::{
 };
 use farpool_txn::oracle::publish;
 use farpool_txn::recovery::recover;
-use farpool_txn::{Memory, MemoryError, Oracle, SharedSlot};
+use farpool_txn::{Cut, Memory, MemoryError, Oracle, SharedSlot};
 use farpool_wire::{Epoch, Slot};
 use futures_util::future::join;
 
@@ -326,7 +326,10 @@ async fn publish_if_nobody_does(member: Rc<Member>, duty: Duty) -> Result<(), Me
 async fn collect_if_nobody_does(member: Rc<Member>, duty: Duty) -> Result<(), MemoryError> {
     let memory = member.memory().await?;
     let (oracle, horizon) = (member.oracle(), member.horizon());
-    let work = || collect::<Engine>(&memory, &oracle, &horizon, &[], COLLECT_PAUSE, || member.is_over());
+    let work = || {
+        let tables = async |_: &Cut| Ok::<_, MemoryError>(None);
+        collect::<Engine, _>(&memory, &oracle, &horizon, tables, COLLECT_PAUSE, || member.is_over())
+    };
     let role = (Role::Collector, member.seat.claim);
     fill_role(&memory, &member.members(), role, PAUSE, || member.is_over(), work).await?;
     duty.ends();

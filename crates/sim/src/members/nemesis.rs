@@ -67,18 +67,19 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
     for _ in 0..random.below(MOST + 1) {
         let patience_ns = run.patience.as_nanos() as u64;
         let lasting = Duration::from_nanos(10_000 + random.below(3 * patience_ns));
-        let mishap = match random.below(12) {
+        let mishap = match random.below(14) {
             0..=3 if run.faults.cuts => Mishap::Cut(random.index(run.nodes.len()), lasting),
             0..=3 => Mishap::Death,
             4..=6 => Mishap::Stop(lasting),
             7 => Mishap::StopOfAll(lasting),
             8 => Mishap::Death,
             9 => Mishap::Close,
-            10 => Mishap::CloseOfSuspect,
+            10..=11 => Mishap::CloseOfSuspect,
             _ => Mishap::Loss(1 + random.index(run.plan.regions.len() - 1)),
         };
         let after = Duration::from_nanos(20_000 + random.below(1_500_000));
-        let meets_carer = random.chance(400).then(|| Duration::from_nanos(random.below(MOST_CARE_NS)));
+        let is_of_carer = matches!(mishap, Mishap::Loss(_)) || random.chance(400);
+        let meets_carer = is_of_carer.then(|| Duration::from_nanos(random.below(MOST_CARE_NS)));
         let random = run.ledger.random();
         run.tasks
             .spawn(run.nowhere, happen(run.clone(), mishap, after, meets_carer, random, Staying::new(run)));

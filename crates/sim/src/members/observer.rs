@@ -123,12 +123,13 @@ impl Change<'_> {
         self.before.bytes[range.clone()] != self.after.bytes[range]
     }
 
-    /// Whether a slot was his who did it: by its seat, or as who looks after that.
+    /// Whether a slot was his who did it: by its seat; or as who looks after that, and has shut its member out.
     fn owns(&self, slot: u16) -> bool {
-        match self.seats.get(usize::from(slot)) {
-            Some(seat) => seat.claim == Some(self.by) || seat.carer == Some(self.by),
-            None => self.before.role(self.plan, Role::Catalog) == Some(self.by),
-        }
+        let Some(seat) = self.seats.get(usize::from(slot)) else {
+            return self.before.role(self.plan, Role::Catalog) == Some(self.by);
+        };
+        let is_out = seat.claim.is_some_and(|claim| !self.open.contains(&claim));
+        seat.claim == Some(self.by) || (seat.carer == Some(self.by) && is_out)
     }
 
     fn is_carer_of(&self, claim: Epoch) -> bool {

@@ -58,7 +58,8 @@ async fn audit(
     let worker = worker.expect("the oracle has a slot for the auditor");
     let worker = worker.announcing(run.horizon(grant), oracle::first_place(run.slots)).await;
     let worker = worker.map_err(|error| error.to_string())?.expect("and a place");
-    let mut auditor = Client::new(run, run.slots, grant);
+    run.seat(run.slots, Some(grant));
+    let mut auditor = Client::new(run, run.slots, grant, run.slab(grant));
     let mut session = Session::new();
     for record in 0..run.table(grant).records() {
         let mut is_written = false;
@@ -67,6 +68,8 @@ async fn audit(
             if is_written {
                 break;
             }
+            // Those who have left their slots by no word keep their chunks.
+            auditor.is_frugal();
             run.world.sleep(PAUSE).await;
         }
         if !is_written && !run.faults.damage {

@@ -63,6 +63,15 @@ pub(super) const ANNOUNCED_LATE: &str = "snapshot-announced-after-it-is-taken";
 /// A worker announces how far it has come while it still has older snapshots.
 pub(super) const OPEN_FORGOTTEN: &str = "open-snapshots-not-announced";
 
+/// A block is written again though the version that points to it may be needed.
+pub(super) const BLOCK_REUSED: &str = "block-reused-before-horizon";
+/// A payload is written to its block only when the commit that points to it is shown.
+pub(super) const PAYLOAD_LATE: &str = "payload-after-intent";
+/// A payload is taken as it is found in its block.
+pub(super) const PAYLOAD_CHECKSUM: &str = "pointer-checksum-off";
+/// A chunk is taken over though its owner has a seat.
+pub(super) const CHUNK_TAKEN: &str = "chunk-taken-from-the-living";
+
 pub(super) const MUTATIONS: &[&str] = &[
     OWN_SLOT,
     UNPUBLISHED,
@@ -89,6 +98,10 @@ pub(super) const MUTATIONS: &[&str] = &[
     GIVEN_UP,
     ANNOUNCED_LATE,
     OPEN_FORGOTTEN,
+    BLOCK_REUSED,
+    PAYLOAD_LATE,
+    PAYLOAD_CHECKSUM,
+    CHUNK_TAKEN,
 ];
 
 thread_local! {
@@ -157,6 +170,22 @@ impl Rules for Chosen {
 
     fn reuses_place(may_be: bool) -> bool {
         is(MOVED_IGNORED) || Shipped::reuses_place(may_be)
+    }
+
+    fn frees_block(is_behind_the_horizon: bool) -> bool {
+        is(BLOCK_REUSED) || Shipped::frees_block(is_behind_the_horizon)
+    }
+
+    fn writes_payloads_first() -> bool {
+        !is(PAYLOAD_LATE) && Shipped::writes_payloads_first()
+    }
+
+    fn takes_payload(checksum_is_right: bool) -> bool {
+        is(PAYLOAD_CHECKSUM) || Shipped::takes_payload(checksum_is_right)
+    }
+
+    fn takes_over(owner_is_gone: bool) -> bool {
+        is(CHUNK_TAKEN) || Shipped::takes_over(owner_is_gone)
     }
 
     fn has_locked(seen: RecordHeader, found: RecordHeader) -> bool {

@@ -3,15 +3,18 @@
 use std::cell::{Cell, RefCell};
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::sim::Random;
+use farpool_txn::slab::Slab;
 use farpool_txn::{BeginError, ReadError, Session, SharedSlot, Worker};
 use farpool_wire::{Epoch, Slot};
 use futures_util::future::{Either, select};
 
 use super::broken::{self, Chosen};
 use super::oracle::Server;
+use super::payloads::{is_short, payload_of};
 use super::{Life, Run, Staying, place, recovering};
 use crate::transacting::{Stopped, Transactor};
 
@@ -33,7 +36,10 @@ pub(super) fn start(run: &Rc<Run>, slot: u16, last: u64, random: &mut Random) {
     let process = run.world.add_process(place.0);
     let life = Life { process, grant: run.grant(), is_dead: false };
     run.lives.borrow_mut().insert(slot, life);
-    let sessions: Vec<_> = (0..1 + random.below(3)).map(|_| Client::new(run, slot, life.grant)).collect();
+    run.seat(slot, Some(life.grant));
+    let slab = run.slab(life.grant);
+    let client = |_| Client::new(run, slot, life.grant, slab.clone());
+    let sessions: Vec<_> = (0..1 + random.below(3)).map(client).collect();
     let server = Server::draw(random);
     let is_followed = random.chance(300);
     let here = run.clone();
@@ -113,6 +119,7 @@ impl Shared {
                 if self.run.word(self.slot) != last {
                     self.run.complain(format!("slot {} was left, and its word has less", self.slot));
                 }
+                self.run.seat(self.slot, None);
                 Some(if broken::is(broken::LEFT_BEHIND) { word } else { last })
             }
             Err(error) => {
@@ -159,8 +166,14 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(run: &Rc<Run>, slot: u16, grant: Epoch) -> Client {
-        let transactor = Transactor::new(&run.ledger, run.table(grant));
+    pub(super) fn new(run: &Rc<Run>, slot: u16, grant: Epoch, slab: Option<Arc<Slab>>) -> Client {
+        let table = match slab {
+            Some(slab) => run.table(grant).with_slab(slab).expect("places have room for pointers"),
+            None => run.table(grant),
+        };
+        let payloads = run.clone();
+        let payload_of = Rc::new(move |value| payload_of(&payloads, value));
+        let transactor = Transactor::new(&run.ledger, table).with_payloads(payload_of);
         Client { run: run.clone(), slot, grant, transactor, _staying: Staying::new(run) }
     }
 
@@ -168,9 +181,9 @@ impl Client {
         let mut session = Session::new();
         for _ in 0..ROUNDS {
             if self.transactor.random.chance(IDLES_PERMILLE)
-                && let Err(error) = self.idle(&worker).await
+                && let Err(why) = self.idle(&worker).await
             {
-                gives_up(&self.run, self.slot, self.grant, &error.to_string());
+                gives_up(&self.run, self.slot, self.grant, &why);
                 break;
             }
             let is_only_reading = self.transactor.random.chance(400);
@@ -206,10 +219,16 @@ impl Client {
         leave(&self.run, (self.slot, self.grant), worker).await;
     }
 
-    /// Does nothing for a while, but for telling how far the worker has come.
-    async fn idle(&mut self, worker: &Worker<Chosen>) -> Result<(), BeginError> {
+    /// There may be no room for long payloads.
+    pub(super) fn is_frugal(&mut self) {
+        self.transactor.may_write = is_short;
+    }
+
+    /// Does nothing for a while, but for telling how far the worker has come, and giving back what nobody needs of the slab.
+    async fn idle(&mut self, worker: &Worker<Chosen>) -> Result<(), String> {
         self.run.world.sleep(Duration::from_nanos(self.transactor.random.below(MOST_IDLE_NS))).await;
-        worker.keep_up().await
+        worker.keep_up().await.map_err(|error: BeginError| error.to_string())?;
+        worker.tend(&self.transactor.table).await.map_err(|error| error.to_string())
     }
 
     /// Runs one transaction; whether it was committed, or why nothing goes on.

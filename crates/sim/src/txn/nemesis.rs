@@ -140,6 +140,14 @@ async fn move_records(run: Rc<Run>, after: Duration) {
 fn damage(run: &Run, where_to: u64) {
     let mut random = Random::new(where_to, 1);
     let record = random.below(run.records.records());
+    let node = random.index(run.nodes.len());
+    if let Some((piece, at)) = run.word_of_payload(node, record, &mut random) {
+        let damaged = run.look(&piece, at) ^ 1 << random.below(64);
+        run.world.note("the word at {} of a payload turns to {}", &[at, damaged]);
+        let at = piece.start + at;
+        run.touch(piece.region, AccessKind::Write, &mut |memory| memory.store(at, damaged));
+        return;
+    }
     let words = if random.chance(500) {
         let current = run.records.current(record);
         current.start + 24..current.end
@@ -147,7 +155,7 @@ fn damage(run: &Run, where_to: u64) {
         run.records.old(record, random.bits())
     };
     let at = words.start + 8 * random.below((words.end - words.start) / 8);
-    let piece = run.piece(random.index(run.nodes.len()), RECORDS, OWNER, 0);
+    let piece = run.piece(node, RECORDS, OWNER, 0);
     let damaged = run.look(&piece, at) ^ 1 << random.below(64);
     run.world.note("the word at {} turns to {}", &[at, damaged]);
     run.touch(piece.region, AccessKind::Write, &mut |memory| memory.store(at, damaged));

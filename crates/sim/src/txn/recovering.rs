@@ -81,6 +81,7 @@ impl Recovering {
             return run.complain(format!("nobody could look after slot {}", self.slot));
         };
         if !broken::is(broken::REUSED) {
+            run.seat(self.slot, None);
             client::start(&run, self.slot, last, &mut self.random);
         }
         if broken::is(broken::UNFENCED) {

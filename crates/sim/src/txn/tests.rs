@@ -14,6 +14,16 @@ const PAUSE: Duration = Duration::from_micros(20);
 /// Runs something in a world of its own in which nothing goes wrong, with one record whose ring has so many places and whose piece has so
 /// many entries for more.
 fn in_order(old_versions: usize, overflow: u64, task: impl AsyncFnOnce(&Run, &Worker<Chosen>) + 'static) {
+    in_order_with(old_versions, overflow, None, async |run, worker| task(run, worker).await);
+}
+
+/// The same, with a slab beside the table.
+pub(super) fn in_order_with(
+    old_versions: usize,
+    overflow: u64,
+    slab: Option<SlabLayout>,
+    task: impl AsyncFnOnce(&Rc<Run>, &Worker<Chosen>) + 'static,
+) {
     let mut random = Random::new(1, 1);
     let world = World::new(WorldConfig::new(1));
     let executor = Executor::new(world.clone());
@@ -21,6 +31,7 @@ fn in_order(old_versions: usize, overflow: u64, task: impl AsyncFnOnce(&Run, &Wo
     setting.nodes.truncate(1);
     let records = RecordLayout::new(1, DATA_WORDS * 8, old_versions).unwrap();
     setting.records = records.with_overflow(overflow).unwrap();
+    setting.slab = slab;
     let run = Rc::new(setting);
     oracle::start_publishers(&run, &mut random);
     let place = (run.nodes[0].host, Path::Shared);

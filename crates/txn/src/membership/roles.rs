@@ -51,14 +51,14 @@ pub async fn give_up_role(
 /// # Errors
 /// What `work` returns, or when far memory does not answer. Something may be under way then: the member has to be shut out before the
 /// role is another's.
-pub async fn fill_role(
+pub async fn fill_role<E: From<MemoryError>>(
     memory: &Memory,
     at: &MembersAt,
     (role, claim): (Role, Epoch),
     pause: Duration,
     is_over: impl Fn() -> bool,
-    work: impl AsyncFn() -> Result<(), MemoryError>,
-) -> Result<(), MemoryError> {
+    work: impl AsyncFn() -> Result<(), E>,
+) -> Result<(), E> {
     while !is_over() {
         if take_role(memory, at, role, claim).await? {
             work().await?;

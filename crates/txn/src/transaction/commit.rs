@@ -12,6 +12,7 @@ use crate::log::{Head, Intent, LogAt};
 use crate::memory::{Memory, MemoryError, Plan, run_all};
 use crate::record::NumberedHeader;
 use crate::rules::{Rules, Step};
+use crate::slab::Fresh;
 use crate::worker::{Session, UnderWay, Worker};
 
 /// Operations that install one record.
@@ -28,6 +29,8 @@ pub struct Committing<'a, R: Rules> {
     log: Logging<'a>,
     version: Version,
     under_way: UnderWay<'a, R>,
+    /// Payloads that it points to.
+    blocks: Vec<Fresh>,
     /// Memory that its snapshot has is not given to anything else before this is over: it writes there.
     _open: Option<Open<'a>>,
 }
@@ -53,7 +56,7 @@ impl<'a, R: Rules> Transaction<'a, R> {
         if self.writes.is_empty() {
             return Ok(None);
         }
-        let Transaction { worker, session, writes, cut, _open, .. } = self;
+        let Transaction { worker, session, writes, cut, blocks, _open, .. } = self;
         let mut intents = Vec::new();
         writes.values().for_each(|write| intent_of(write).encode(&mut intents));
         let under_way = worker.begin_commit(intents.len() as u64)?;
@@ -66,7 +69,7 @@ impl<'a, R: Rules> Transaction<'a, R> {
             .map(|(node, writes)| Prepared::new(&worker.memory, *node, writes, version))
             .collect();
         let prepared = prepared.map_err(CommitError::Nothing)?;
-        Ok(Some(Committing { session, groups, prepared, log, version, under_way, _open }))
+        Ok(Some(Committing { session, groups, prepared, log, version, under_way, blocks, _open }))
     }
 }
 
@@ -81,9 +84,11 @@ impl<R: Rules> Committing<'_, R> {
     /// # Errors
     /// Tells whether nothing of it is left, or nobody knows.
     pub async fn commit(self) -> Result<Version, CommitError> {
-        let Committing { session, groups, prepared, mut log, version, mut under_way, _open } = self;
+        let Committing { session, groups, prepared, mut log, version, mut under_way, mut blocks, _open } =
+            self;
         let unknown = |_: MemoryError| CommitError::Unknown(version);
         under_way.touches();
+        blocks.iter_mut().for_each(Fresh::is_in_doubt);
         R::passes(Step::Prepared);
         // What may still be written must not come upon another commit's intents: so this one is not over where that is not known.
         if R::logs_first() {
@@ -101,6 +106,7 @@ impl<R: Rules> Committing<'_, R> {
                 undoing.extend(log.verdicts(version));
                 done(&mut undoing).await.map_err(unknown)?;
                 under_way.vanished();
+                blocks.into_iter().for_each(Fresh::given_back);
                 return Err(CommitError::Conflict);
             }
         };
@@ -117,6 +123,9 @@ impl<R: Rules> Committing<'_, R> {
             return Err(CommitError::Unknown(version));
         }
         R::passes(Step::Shown);
+        for block in blocks {
+            block.kept::<R>(under_way.memory()).await.map_err(unknown)?;
+        }
         session.committed(version);
         Ok(version)
     }

@@ -31,7 +31,7 @@ impl<R: Rules> Transaction<'_, R> {
         for numbers in numbers.chunks((STEP_BYTES / each).clamp(1, MAX_BATCH)) {
             self.read_step(table, numbers, each, &mut rows).await?;
         }
-        Ok(rows)
+        self.all_whole(table, numbers, rows).await
     }
 
     async fn read_step(
@@ -79,7 +79,7 @@ impl<R: Rules> Transaction<'_, R> {
         for numbers in numbers.chunks((STEP_BYTES / each).clamp(1, MAX_BATCH / READS_EACH)) {
             self.take_step(table, numbers, each, &mut rows).await?;
         }
-        Ok(rows)
+        self.all_whole(table, numbers, rows).await
     }
 
     async fn take_step(

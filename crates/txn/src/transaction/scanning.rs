@@ -37,9 +37,14 @@ impl<R: Rules> Transaction<'_, R> {
                 let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
                 let own = self.writes.get(&place.record);
                 match reading::settled::<R>(&self.cut, &place, bytes)?.filter(|_| own.is_none()) {
-                    Some(found) => {
+                    Some(found) if table.slab().is_none() => {
                         let data = (!is_absent(found.header)).then_some(found.data);
                         visit(number, found.header.version(), data);
+                    }
+                    Some(found) => {
+                        let row = reading::row(found.header, found.data);
+                        let row = self.whole(table, number, row).await?;
+                        visit(number, row.version, row.data.as_deref());
                     }
                     // Written by this transaction, or not what its cut sees.
                     None => {

@@ -1,0 +1,172 @@
+//! Slabs with too little room, one step after the other.
+
+use std::time::Duration;
+
+use farpool_fabric::sim::Path;
+use farpool_txn::horizon::forget;
+use farpool_txn::{ReadError, Session, Table, Worker};
+
+use super::super::broken::Chosen;
+use super::super::tests::in_order_with;
+use super::*;
+
+/// How often a writer tries again that finds no room, while it should find some.
+const TRIES: u32 = 50;
+const PAUSE: Duration = Duration::from_micros(20);
+/// In one chunk, there are fourteen blocks for the first, and two for the other.
+const SHORT: usize = 100;
+const LONG: usize = 600;
+
+fn chunks(chunks: u64) -> Option<SlabLayout> {
+    SlabLayout::new(chunks, CHUNK_BYTES)
+}
+
+/// The table as the member with that grant works with it, who has the seat of that slot.
+fn table(run: &Run, slot: u16, grant: Epoch) -> Table {
+    run.seat(slot, Some(grant));
+    run.table(grant).with_slab(run.slab(grant).unwrap()).unwrap()
+}
+
+fn grant_of(worker: &Worker<Chosen>, run: &Run) -> Epoch {
+    worker.memory().whole(run.piece(0, RECORDS, OWNER, 0).region).unwrap().epoch
+}
+
+async fn write_once(worker: &Worker<Chosen>, table: &Table, payload: &[u8]) -> Result<(), ReadError> {
+    let mut session = Session::new();
+    let mut transaction = worker.begin(&mut session).await.unwrap();
+    transaction.write(table, 0, Some(payload)).await?;
+    transaction.commit().await.unwrap();
+    // Until a snapshot has it, so that the next transaction does.
+    worker.begin(&mut session).await.unwrap();
+    Ok(())
+}
+
+async fn write(run: &Run, worker: &Worker<Chosen>, table: &Table, payload: &[u8]) {
+    for _ in 0..TRIES {
+        match write_once(worker, table, payload).await {
+            Ok(()) => return,
+            Err(ReadError::RingFull | ReadError::NoSpace { .. }) => run.world.sleep(PAUSE).await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("there is no room for {} bytes", payload.len());
+}
+
+async fn read(worker: &Worker<Chosen>, table: &Table) -> Option<Vec<u8>> {
+    let mut session = Session::new();
+    let transaction = worker.begin(&mut session).await.unwrap();
+    transaction.read(table, 0).await.unwrap().data
+}
+
+#[test]
+fn a_slab_for_a_few_payloads_has_room_for_as_many_as_come_one_after_another() {
+    in_order_with(1, 0, chunks(2), async |run, worker| {
+        let table = table(run, 0, grant_of(worker, run));
+        for round in 0..100_u8 {
+            let length = if round % 20 < 10 { SHORT } else { LONG };
+            let payload = vec![round; length + usize::from(round % 7)];
+            write(run, worker, &table, &payload).await;
+            assert_eq!(read(worker, &table).await, Some(payload));
+        }
+    });
+}
+
+#[test]
+fn payloads_become_longer_and_shorter_and_go_away() {
+    in_order_with(2, 8, chunks(8), async |run, worker| {
+        let table = table(run, 0, grant_of(worker, run));
+        assert_eq!(table.longest(), 2_048);
+        for length in [0, 2_048, 40, 41, 7, 513, 1] {
+            let payload: Vec<u8> = (0..length).map(|byte| byte as u8).collect();
+            write(run, worker, &table, &payload).await;
+            assert_eq!(read(worker, &table).await, Some(payload), "{length} bytes");
+        }
+        let too_long = write_once(worker, &table, &[1; 2_049]).await;
+        assert!(matches!(too_long, Err(ReadError::TooLong { most: 2_048, found: 2_049 })), "{too_long:?}");
+        let mut session = Session::new();
+        let mut transaction = worker.begin(&mut session).await.unwrap();
+        transaction.write(&table, 0, Some(&[2; LONG])).await.unwrap();
+        assert_eq!(transaction.read(&table, 0).await.unwrap().data, Some(vec![2; LONG]), "its own");
+        let before = transaction.write(&table, 0, None).await.unwrap();
+        assert_eq!(before.data, Some(vec![2; LONG]));
+        transaction.commit().await.unwrap();
+        assert_eq!(transaction_after(worker, &mut session, &table).await, None);
+    });
+}
+
+async fn transaction_after(worker: &Worker<Chosen>, session: &mut Session, table: &Table) -> Option<Vec<u8>> {
+    let transaction = worker.begin(session).await.unwrap();
+    transaction.read(table, 0).await.unwrap().data
+}
+
+#[test]
+fn while_snapshots_need_all_blocks_there_is_no_space_and_nothing_is_half_done() {
+    in_order_with(1, 8, chunks(1), async |run, worker| {
+        let table = table(run, 0, grant_of(worker, run));
+        write(run, worker, &table, &[1; LONG]).await;
+        let mut old = Session::new();
+        let snapshot = worker.begin(&mut old).await.unwrap();
+        write(run, worker, &table, &[2; LONG]).await;
+        let mut is_full = false;
+        for _ in 0..TRIES {
+            match write_once(worker, &table, &[3; LONG]).await {
+                Err(ReadError::RingFull) => {}
+                Err(ReadError::NoSpace { bytes: LONG }) => is_full = true,
+                other => panic!("a payload that a snapshot needs is lost: {other:?}"),
+            }
+            run.world.sleep(PAUSE).await;
+        }
+        assert!(is_full);
+        assert_eq!(read(worker, &table).await, Some(vec![2; LONG]));
+        assert_eq!(snapshot.read(&table, 0).await.unwrap().data, Some(vec![1; LONG]));
+        drop(snapshot);
+        write(run, worker, &table, &[3; LONG]).await;
+        assert_eq!(read(worker, &table).await, Some(vec![3; LONG]));
+    });
+}
+
+#[test]
+fn a_transaction_that_is_given_up_leaves_its_blocks_to_the_next() {
+    in_order_with(1, 8, chunks(1), async |run, worker| {
+        let table = table(run, 0, grant_of(worker, run));
+        for _ in 0..5 {
+            let mut session = Session::new();
+            let mut transaction = worker.begin(&mut session).await.unwrap();
+            transaction.write(&table, 0, Some(&[1; LONG])).await.unwrap();
+            transaction.write(&table, 0, Some(&[2; LONG])).await.unwrap();
+            let third = transaction.write(&table, 0, Some(&[3; LONG])).await;
+            assert!(matches!(third, Err(ReadError::NoSpace { .. })), "there are two blocks: {third:?}");
+        }
+        write(run, worker, &table, &[4; LONG]).await;
+    });
+}
+
+#[test]
+fn chunks_of_a_member_that_is_gone_are_taken_over_with_what_is_in_them() {
+    in_order_with(4, 8, chunks(1), async |run, worker| {
+        let table_of_first = table(run, 0, grant_of(worker, run));
+        write(run, worker, &table_of_first, &[1; LONG]).await;
+        let place = (run.nodes[0].host, Path::Shared);
+        let grant = run.grant();
+        let memory = run.access(run.world.add_process(place.0), place, grant).await.unwrap().memory;
+        let slot = Slot::new(1).unwrap();
+        let other = Worker::<Chosen>::new(memory, run.oracle(grant), run.log(1, grant), slot, 0).unwrap();
+        let other = other.announcing(run.horizon(grant), 3).await.unwrap().unwrap();
+        let table = table(run, 1, grant);
+        let mut old = Session::new();
+        let snapshot = other.begin(&mut old).await.unwrap();
+        let refused = write_once(&other, &table, &[2; LONG]).await;
+        assert!(matches!(refused, Err(ReadError::NoSpace { .. })), "its owner has a seat: {refused:?}");
+        // As who looks after its seat does.
+        forget(other.memory(), &run.horizon(grant), 0..1).await.unwrap();
+        run.seat(0, None);
+        write(run, &other, &table, &[2; LONG]).await;
+        assert_eq!(read(&other, &table).await, Some(vec![2; LONG]));
+        assert_eq!(snapshot.read(&table, 0).await.unwrap().data, Some(vec![1; LONG]));
+        let refused = write_once(&other, &table, &[3; LONG]).await;
+        assert!(matches!(refused, Err(ReadError::NoSpace { .. })), "{refused:?}");
+        drop(snapshot);
+        write(run, &other, &table, &[3; LONG]).await;
+        other.leave().await.unwrap();
+    });
+}

@@ -1,0 +1,192 @@
+//! A block from when a transaction takes it until that is over.
+
+use std::mem;
+use std::ops::Range;
+use std::sync::Arc;
+
+use futures_util::future::join;
+
+use super::layout::BlockAt;
+use super::payload::Pointer;
+use super::{Slab, layout::Class};
+use crate::error::ReadError;
+use crate::memory::{Memory, MemoryError, Piece};
+use crate::record::RecordId;
+use crate::rules::Rules;
+use crate::slot::SharedSlot;
+use crate::table::Table;
+use crate::worker::Worker;
+
+/// Of a payload that go by one transfer: a long one does not take all buffers of a thread.
+const PART_BYTES: u64 = 64 << 10;
+
+/// A block that a transaction has taken, for a version of a record that it is about to write.
+pub(crate) struct Fresh {
+    slab: Arc<Slab>,
+    slot: Arc<SharedSlot>,
+    at: BlockAt,
+    record: RecordId,
+    number: u64,
+    /// By a wrong rule, what is to be in it.
+    unwritten: Option<Vec<u8>>,
+    becomes: Becomes,
+}
+
+/// What becomes of a block when its transaction ends here and now.
+#[derive(PartialEq)]
+enum Becomes {
+    /// Nobody knows of it: it is free again.
+    Free,
+    /// Something may still be written there, or a commit that points to it took effect: it is free only once this member is gone.
+    InDoubt,
+    /// It is a committed version's.
+    Kept,
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        match self.becomes {
+            Becomes::Free => self.slab.chunks.lock().give_back(self.at),
+            Becomes::InDoubt => self.slot.has_loose_end(),
+            Becomes::Kept => {}
+        }
+    }
+}
+
+impl Fresh {
+    /// Nobody knows what becomes of it, until it is said.
+    pub(crate) fn is_in_doubt(&mut self) {
+        self.becomes = Becomes::InDoubt;
+    }
+
+    /// Nothing has come of its transaction.
+    pub(crate) fn given_back(mut self) {
+        self.becomes = Becomes::Free;
+    }
+
+    /// Its transaction is committed.
+    pub(crate) async fn kept<R: Rules>(mut self, memory: &Memory) -> Result<(), MemoryError> {
+        if let Some(payload) = mem::take(&mut self.unwritten).filter(|_| !R::writes_payloads_first()) {
+            self.slab.write(memory, self.at, (self.record, self.number), &payload).await?;
+        }
+        self.slab.chunks.lock().keep(self.at, self.record, self.number);
+        self.becomes = Becomes::Kept;
+        Ok(())
+    }
+}
+
+impl Slab {
+    /// Puts a payload into a block, for that version of a record which the caller is about to write (B2), and says how it is found.
+    ///
+    /// # Errors
+    /// When there is no block for it, or far memory does not answer.
+    pub(crate) async fn put<R: Rules>(
+        self: &Arc<Self>,
+        worker: &Worker<R>,
+        table: &Table,
+        (record, number): (RecordId, u64),
+        payload: &[u8],
+    ) -> Result<(Fresh, Pointer), ReadError> {
+        let too_long = || ReadError::TooLong { most: self.layout.longest(), found: payload.len() };
+        let class = Class::of(payload.len()).filter(|class| self.layout.blocks(*class) > 0);
+        let at = self.allocate(worker, table, class.ok_or_else(too_long)?).await?;
+        let at = at.ok_or(ReadError::NoSpace { bytes: payload.len() })?;
+        let (slab, slot) = (self.clone(), worker.slot().clone());
+        let becomes = Becomes::Free;
+        let mut fresh = Fresh { slab, slot, at, record, number, unwritten: None, becomes };
+        if R::writes_payloads_first() {
+            fresh.becomes = Becomes::InDoubt;
+            self.write(worker.memory(), at, (record, number), payload).await?;
+            fresh.becomes = Becomes::Free;
+        } else {
+            fresh.unwritten = Some(payload.to_vec());
+        }
+        Ok((fresh, Pointer::new(record, at, payload)))
+    }
+
+    /// Writes a block and its header: this member alone does.
+    async fn write(
+        &self,
+        memory: &Memory,
+        at: BlockAt,
+        (record, number): (RecordId, u64),
+        payload: &[u8],
+    ) -> Result<(), MemoryError> {
+        let Some((piece, place)) = self.place(at) else { unreachable!("the block is this member's") };
+        let (_, chunk) = self.chunk(at.chunk).expect("its place is known");
+        let header = self.layout.header(chunk, at.block).start;
+        let words = encode_header(record, number);
+        let data = async {
+            for part in parts(payload.len() as u64) {
+                let bytes = &payload[part.start as usize..part.end as usize];
+                memory.write(piece, place.start + part.start, bytes).await?;
+            }
+            Ok(())
+        };
+        let (header, data) = join(memory.write(piece, header, &words), data).await;
+        header.and(data)
+    }
+
+    /// Reads the payload of a record, as far as it may be one. `None`: there is no such block, or it is none of this record's payloads.
+    pub(crate) async fn get<R: Rules>(
+        &self,
+        memory: &Memory,
+        record: RecordId,
+        pointer: Pointer,
+    ) -> Result<Option<Vec<u8>>, MemoryError> {
+        let Some((piece, place)) = self.place(pointer.at) else { return Ok(None) };
+        let mut payload = Vec::with_capacity(pointer.length);
+        for part in parts(pointer.length as u64) {
+            payload.extend_from_slice(
+                &memory.read(piece, place.start + part.start..place.start + part.end).await?,
+            );
+        }
+        Ok(Some(payload).filter(|payload| R::takes_payload(pointer.is_of(record, payload))))
+    }
+
+    /// Where a block lies.
+    fn place(&self, at: BlockAt) -> Option<(&Piece, Range<u64>)> {
+        let (piece, chunk) = self.chunk(at.chunk)?;
+        Some((piece, self.layout.block(chunk, at.class, at.block)?))
+    }
+}
+
+/// What a block's header says: one more than the record's number, so that zeros are none, and the number of the version.
+pub(super) fn encode_header(record: RecordId, number: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&record.0.wrapping_add(1).to_le_bytes());
+    bytes[8..].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+/// The record and number in a block's header. `None`: it was never written.
+pub(super) fn decode_header(bytes: &[u8; 16]) -> Option<(RecordId, u64)> {
+    let (words, _) = bytes.as_chunks::<8>();
+    let record = u64::from_le_bytes(words[0]).checked_sub(1)?;
+    Some((RecordId(record), u64::from_le_bytes(words[1])))
+}
+
+fn parts(bytes: u64) -> impl Iterator<Item = Range<u64>> {
+    (0..bytes).step_by(PART_BYTES as usize).map(move |start| start..bytes.min(start + PART_BYTES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layout_of_headers_is_fixed() {
+        let bytes = encode_header(RecordId(5), 7);
+        assert_eq!((bytes[0], bytes[8]), (6, 7));
+        assert_eq!(bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>(), 13);
+        assert_eq!(decode_header(&bytes), Some((RecordId(5), 7)));
+        assert_eq!(decode_header(&[0; 16]), None);
+    }
+
+    #[test]
+    fn long_payloads_go_in_parts() {
+        let all: Vec<Range<u64>> = parts(PART_BYTES + 3).collect();
+        assert_eq!(all, [0..PART_BYTES, PART_BYTES..PART_BYTES + 3]);
+        assert_eq!(parts(0).count(), 0);
+    }
+}

@@ -1,0 +1,196 @@
+//! Taking chunks, and giving them up (B3).
+
+use farpool_wire::Epoch;
+
+use super::Slab;
+use super::block::decode_header;
+use super::layout::{Class, HEADER_BYTES};
+use crate::membership::read_seats;
+use crate::memory::{Memory, MemoryError, Piece};
+use crate::record::{RecordId, WORD_BYTES};
+use crate::rules::Rules;
+use crate::slot::SharedSlot;
+use crate::worker::Worker;
+
+/// Owners and classes, or headers of blocks, that are read at once.
+const BYTES_AT_ONCE: u64 = 32 << 10;
+/// Owner of a chunk of which no block is in use.
+const NOBODY: u64 = 0;
+
+/// A chunk that is being taken or given up. Dropped before it is known what came of that, nobody of this member touches it again.
+struct Moving<'a> {
+    slab: &'a Slab,
+    slot: &'a SharedSlot,
+    chunk: u32,
+    is_over: bool,
+}
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.slot.has_loose_end();
+        }
+    }
+}
+
+impl Slab {
+    /// Takes a chunk that nobody has, for blocks of that class; false: there is none.
+    pub(super) async fn take_free<R: Rules>(
+        &self,
+        worker: &Worker<R>,
+        class: Class,
+    ) -> Result<bool, MemoryError> {
+        let owners = self.owners(worker.memory()).await?;
+        for &(chunk, _) in owners.iter().filter(|(_, owner)| *owner == NOBODY) {
+            if self.take_one(worker, chunk, NOBODY, class).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Makes a chunk of this member's of which no block is in use one of that class; false: there is none.
+    pub(super) async fn use_empty<R: Rules>(
+        &self,
+        worker: &Worker<R>,
+        class: Class,
+    ) -> Result<bool, MemoryError> {
+        let empty = self.chunks.lock().begin_giving_up(Some(class));
+        let Some(chunk) = empty else { return Ok(false) };
+        self.set_up(worker, self.moving(worker, chunk), class).await?;
+        Ok(true)
+    }
+
+    /// Takes a chunk whose owner is gone, with all that is in it. `None`: there is none.
+    pub(super) async fn take_over<R: Rules>(
+        &self,
+        worker: &Worker<R>,
+        class: Class,
+    ) -> Result<Option<u32>, MemoryError> {
+        let owners = self.owners(worker.memory()).await?;
+        // Behind the owners: who has no seat now, and owned a chunk before, is gone for ever.
+        let seats = read_seats(worker.memory(), &self.members).await?;
+        let is_gone = |owner: u64| !seats.iter().any(|seat| seat.claim == Some(Epoch(owner)));
+        let others = owners.into_iter().filter(|(_, owner)| *owner != NOBODY && *owner != self.claim.0);
+        for (chunk, owner) in others.filter(|(_, owner)| R::takes_over(is_gone(*owner))) {
+            if self.take_one(worker, chunk, owner, class).await? {
+                return Ok(Some(chunk));
+            }
+        }
+        Ok(None)
+    }
+
+    /// All chunks with their owners, from one on that differs between members.
+    async fn owners(&self, memory: &Memory) -> Result<Vec<(u32, u64)>, MemoryError> {
+        let mut owners = Vec::new();
+        for piece in &self.pieces {
+            let words = self.layout.words();
+            for start in words.clone().step_by(BYTES_AT_ONCE as usize) {
+                let bytes = memory.read(piece, start..words.end.min(start + BYTES_AT_ONCE)).await?;
+                let (words, _) = bytes.as_chunks::<WORD_BYTES>();
+                owners.extend(words.iter().step_by(2).map(|word| u64::from_le_bytes(*word)));
+            }
+        }
+        let mut owners: Vec<(u32, u64)> = (0..).zip(owners).collect();
+        let first = (self.claim.0 % owners.len() as u64) as usize;
+        owners.rotate_left(first);
+        Ok(owners)
+    }
+
+    fn moving<'a, R: Rules>(&'a self, worker: &'a Worker<R>, chunk: u32) -> Moving<'a> {
+        Moving { slab: self, slot: worker.slot(), chunk, is_over: false }
+    }
+
+    /// Takes a chunk from its owner; false: somebody else was first.
+    async fn take_one<R: Rules>(
+        &self,
+        worker: &Worker<R>,
+        chunk: u32,
+        owner: u64,
+        class: Class,
+    ) -> Result<bool, MemoryError> {
+        if !self.chunks.lock().begin_taking(chunk) {
+            return Ok(false);
+        }
+        let moving = self.moving(worker, chunk);
+        let memory = worker.memory();
+        let (piece, within) = self.chunk(chunk).expect("it was found in a piece");
+        let found = memory.compare_and_swap(piece, self.layout.owner(within), owner, self.claim.0).await?;
+        if found != owner {
+            moving.has_gone();
+            return Ok(false);
+        }
+        if owner == NOBODY {
+            self.set_up(worker, moving, class).await?;
+            return Ok(true);
+        }
+        // Only now: whoever had it before may have changed that until he was gone.
+        let word = memory.read_word(piece, self.layout.class(within)).await?;
+        match Class::from_word(word) {
+            Some(class) => {
+                let written = self.headers(memory, piece, within, class).await?;
+                moving.has_come(class, &written);
+            }
+            // Its owner died before it had a class: no block of it was ever written.
+            None => self.set_up(worker, moving, class).await?,
+        }
+        Ok(true)
+    }
+
+    /// Gives a chunk that is this member's, and has no block in use, blocks of that class.
+    async fn set_up<R: Rules>(
+        &self,
+        worker: &Worker<R>,
+        moving: Moving<'_>,
+        class: Class,
+    ) -> Result<(), MemoryError> {
+        let (piece, within) = self.chunk(moving.chunk).expect("it was found in a piece");
+        worker.memory().write_word(piece, self.layout.class(within), class.word()).await?;
+        moving.has_come(class, &[]);
+        Ok(())
+    }
+
+    /// For what the blocks of a chunk were written.
+    async fn headers(
+        &self,
+        memory: &Memory,
+        piece: &Piece,
+        chunk: u64,
+        class: Class,
+    ) -> Result<Vec<Option<(RecordId, u64)>>, MemoryError> {
+        let range = self.layout.headers(chunk, class);
+        let mut headers = Vec::new();
+        for start in range.clone().step_by(BYTES_AT_ONCE as usize) {
+            let bytes = memory.read(piece, start..range.end.min(start + BYTES_AT_ONCE)).await?;
+            headers.extend(bytes.as_chunks::<{ HEADER_BYTES as usize }>().0.iter().map(decode_header));
+        }
+        Ok(headers)
+    }
+
+    /// Gives up all chunks of which no block is in use.
+    pub(super) async fn give_up_empty<R: Rules>(&self, worker: &Worker<R>) -> Result<(), MemoryError> {
+        loop {
+            let empty = self.chunks.lock().begin_giving_up(None);
+            let Some(chunk) = empty else { return Ok(()) };
+            let moving = self.moving(worker, chunk);
+            let (piece, within) = self.chunk(chunk).expect("it was taken in a piece");
+            let at = self.layout.owner(within);
+            worker.memory().compare_and_swap(piece, at, self.claim.0, NOBODY).await?;
+            moving.has_gone();
+        }
+    }
+}
+
+impl Moving<'_> {
+    /// It is not this member's.
+    fn has_gone(mut self) {
+        self.slab.chunks.lock().has_gone(self.chunk);
+        self.is_over = true;
+    }
+
+    /// It is this member's.
+    fn has_come(mut self, class: Class, written: &[Option<(RecordId, u64)>]) {
+        self.slab.chunks.lock().has_come(self.chunk, class, written);
+        self.is_over = true;
+    }
+}
