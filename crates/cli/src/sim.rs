@@ -117,6 +117,19 @@ Mutations:
   hash-taken-for-the-key          what fits the hash is the key
   number-in-doubt-used-again      a number of which nobody knows whether it was named is used for another key")]
     Hash(SeedArgs),
+    /// Compute servers of a database: seats taken and freed, the dead looked after, cuts published, while all of them fail
+    #[command(after_help = "\
+Mutations:
+  list-after-other-grants              a member uses other regions before it has said which grants it has
+  carer-not-checked                    a seat is looked after though another, who lives, is at it
+  silent-carer-not-shut-out            who takes the place of a silent carer does not shut him out before
+  seat-not-looked-at-behind-the-fence  who has fenced a member does not look whether the seat is still that one's
+  seat-left-while-on-duty              a seat is given back while its member still acts for all
+  log-copy-without-verdicts            what a member left is undone with one copy of its log, and the other is used again
+  roles-freed-before-fence             a member's roles are free before it is shut out
+  seat-freed-before-recovery           a seat is free before what its member left is undone
+  seat-freed-before-words-forgotten    a seat is free before what its workers announced is taken away")]
+    Members(SeedArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -151,6 +164,7 @@ pub fn run(args: SimArgs) -> Result<()> {
         What::File(args) => ("file", args),
         What::Txn(args) => ("txn", args),
         What::Hash(args) => ("hash", args),
+        What::Members(args) => ("members", args),
     };
     let scenario = find_scenario(name).expect("every subcommand has its scenario");
     let mutations = chosen(scenario, args.mutation.as_deref())?;

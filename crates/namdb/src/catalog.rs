@@ -435,12 +435,16 @@ fn change<T>(
     let endpoint = memory.endpoint().clone();
     let at = shared.at().members();
     let place = shared.workers.take().ok_or_else(|| told(DatabaseError::TooManyClients(MOST_WORKERS)))?;
-    block_on(&endpoint, async {
+    // Once more: from here on the seat is not given back, but it may have been.
+    shared.check().map_err(TxError::Ended)?;
+    let done = block_on(&endpoint, async {
         let give_up_at = endpoint.now_ns() + ROLE_PATIENCE.as_nanos() as u64;
         while !take_role(&memory, &at, Role::Catalog, shared.seat.claim).await.map_err(TxError::Memory)? {
-            shared.check().map_err(TxError::Ended)?;
+            if let Err(ended) = shared.check() {
+                return Ok((Err(TxError::Ended(ended)), true));
+            }
             if endpoint.now_ns() > give_up_at {
-                return Err(TxError::CatalogBusy);
+                return Ok((Err(TxError::CatalogBusy), true));
             }
             endpoint.sleep(ROLE_PAUSE).await;
         }
@@ -454,19 +458,27 @@ fn change<T>(
         let worker =
             worker.announcing(shared.at().horizon(), number).await?.expect("the plan has a place for each");
         let changed = change_by(&worker, &Catalog::new(shared), body).await;
-        if worker.leave().await.is_err() {
+        let has_left = worker.leave().await.is_ok();
+        if let Err(error @ TxError::Unknown(_)) = changed {
+            return Err(error);
+        }
+        let given_up = give_up_role(worker.memory(), &at, Role::Catalog, shared.seat.claim).await;
+        given_up.map_err(TxError::Memory)?;
+        Ok((changed, has_left))
+    });
+    match done {
+        Ok((changed, true)) => changed,
+        Ok((changed, false)) => {
             place.keep();
+            changed
         }
-        if let Err(error @ TxError::Unknown(_)) = &changed {
+        Err(error) => {
             // What was sent may still land: nobody changes anything until this process was shut out.
+            place.keep();
             shared.end(Ended::Failed(error.to_string()));
-            return changed;
+            Err(error)
         }
-        give_up_role(worker.memory(), &at, Role::Catalog, shared.seat.claim)
-            .await
-            .map_err(TxError::Memory)?;
-        changed
-    })
+    }
 }
 
 async fn change_by<T>(

@@ -13,6 +13,7 @@ use crate::catalog::{Catalog, TableInfo};
 use crate::database::Shared;
 use crate::error::{DatabaseError, Ended, Stop, TxError};
 use crate::plan::MOST_WORKERS;
+use crate::service::IN_DOUBT;
 use crate::table::{Key, Table, TableOptions};
 use crate::transacting::Tx;
 use crate::workers::Place;
@@ -51,13 +52,22 @@ impl Client {
     pub(crate) fn new(shared: Arc<Shared>) -> Result<Client, DatabaseError> {
         let no_slot = || DatabaseError::NoSeat(shared.plan.shape.slots);
         let place = shared.workers.take().ok_or(DatabaseError::TooManyClients(MOST_WORKERS))?;
+        // From here on the seat is not given back, but it may have been.
+        shared.check()?;
         let worker = Worker::sharing(shared.memory()?, shared.at().oracle(), shared.slot.clone());
         let worker = worker.ok_or_else(no_slot)?;
         let worker = match &shared.fetched {
             Some(fetched) => worker.with_fetched(fetched.clone()),
             None => worker,
         };
-        let worker = announced(&shared, worker, &place)?;
+        let worker = match announced(&shared, worker, &place) {
+            Ok(worker) => worker,
+            Err(error) => {
+                // Its word may be there, or come.
+                place.keep();
+                return Err(error);
+            }
+        };
         let place = Some(place);
         let catalog = Catalog::new(&shared);
         let seed = getrandom::u64().unwrap_or(1) | 1;
@@ -140,7 +150,7 @@ impl Client {
         self.transact(async |tx| tx.tables().await)
     }
 
-    /// What became of a commit of which nobody could tell ([`TxError::Unknown`]).
+    /// What became of a commit of which nobody could tell ([`TxError::Unknown`]), also of another compute server's.
     ///
     /// # Errors
     /// When far memory does not answer.
@@ -197,10 +207,7 @@ impl Client {
             Err(CommitError::Unknown(version)) => Err(TxError::Unknown(version).into()),
             Err(CommitError::Nothing(error)) => Err(TxError::Memory(error).into()),
             Err(error @ CommitError::TooLarge { .. }) => Err(TxError::TooLarge(error).into()),
-            Err(CommitError::Stuck) => {
-                let why = "an earlier commit of this compute server is in doubt: open the database again";
-                Err(TxError::Ended(Ended::Failed(why.to_owned())).into())
-            }
+            Err(CommitError::Stuck) => Err(TxError::Ended(Ended::Failed(IN_DOUBT.to_owned())).into()),
         }
     }
 

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use farpool_fabric::block_on;
 use farpool_txn::horizon::collect;
-use farpool_txn::membership::{Role, give_up_role, take_role};
+use farpool_txn::membership::{Role, fill_role};
 use farpool_txn::{BeginError, Cut, ReadError, Session, Shipped, Table, Worker};
 
 use crate::catalog::Catalog;
 use crate::database::Shared;
 use crate::error::{DatabaseError, Ended};
-use crate::service::{ROLE_PAUSE, pause};
+use crate::service::ROLE_PAUSE;
 
 /// Between two looks at what no snapshot needs any more: a row whose ring is full waits so long, and a few READs of all words are cheap.
 const COLLECT_PAUSE: Duration = Duration::from_micros(300);
@@ -23,20 +23,14 @@ pub(crate) fn collect_if_nobody_does(shared: &Shared) -> Result<(), DatabaseErro
         .expect("the oracle has a slot for it");
     let memory = worker.memory();
     let (at, oracle, horizon) = (shared.at().members(), shared.at().oracle(), shared.at().horizon());
-    block_on(memory.endpoint(), async {
-        while !shared.is_over() {
-            if take_role(memory, &at, Role::Collector, shared.seat.claim).await? {
-                let mut known =
-                    Known { shared, worker: &worker, catalog: Catalog::new(shared), changes: None };
-                let tables = async |cut: &Cut| known.tables(cut).await;
-                collect::<Shipped, _>(memory, &oracle, &horizon, tables, COLLECT_PAUSE, || shared.is_over())
-                    .await?;
-                give_up_role(memory, &at, Role::Collector, shared.seat.claim).await?;
-            }
-            pause(memory.endpoint(), shared, ROLE_PAUSE).await;
-        }
-        Ok(())
-    })
+    let work = async || {
+        let mut known = Known { shared, worker: &worker, catalog: Catalog::new(shared), changes: None };
+        let tables = async |cut: &Cut| known.tables(cut).await;
+        collect::<Shipped, _>(memory, &oracle, &horizon, tables, COLLECT_PAUSE, || shared.is_over()).await
+    };
+    let role = (Role::Collector, shared.seat.claim);
+    let collected = fill_role(memory, &at, role, ROLE_PAUSE, || shared.is_over(), work);
+    block_on(memory.endpoint(), collected)
 }
 
 /// What the collector knows of the tables.

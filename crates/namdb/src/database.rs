@@ -4,6 +4,7 @@
 //! D2. It says that it lives, on a thread that does nothing long; when it was shut out, nothing that it does takes effect, and it says so.
 //! D3. It gives its seat back only when nothing of it is under way: else the others look after it, as after one that has died.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,10 +16,10 @@ use farpool_fabric::{Endpoint, OpError, Transports, block_on};
 use farpool_pool::{ClientGrant, GrantError, JointLeases, PoolConfig};
 use farpool_txn::horizon::HorizonAt;
 use farpool_txn::log::LogAt;
-use farpool_txn::membership::{MembersAt, Seat, take_seat};
+use farpool_txn::membership::{Duties, MembersAt, Premises, Seat, wait_for_seat};
 use farpool_txn::oracle::Fetched;
 use farpool_txn::recovery::recover;
-use farpool_txn::{Memory, MemoryError, Oracle, OracleAt, Piece, SharedSlot};
+use farpool_txn::{Memory, MemoryError, Oracle, OracleAt, Piece, SharedSlot, Shipped};
 use farpool_wire::{Epoch, Refusal, Slot};
 use futures_util::future::try_join_all;
 use parking_lot::Mutex;
@@ -38,8 +39,7 @@ const SERVICE_ARENA_BYTES: usize = 4 << 20;
 const ATTACH_PATIENCE: Duration = Duration::from_secs(20);
 const ATTACH_PAUSE: Duration = Duration::from_millis(1);
 
-/// How long a seat is waited for, in times of the patience with those who are silent.
-const SEAT_PATIENCES: u32 = 3;
+/// Between two looks at whether a seat is free.
 const SEAT_PAUSE: Duration = Duration::from_millis(20);
 
 /// How a process reaches the memory.
@@ -95,6 +95,8 @@ pub(crate) struct Shared {
     pub(crate) patience: Duration,
     /// Threads that run transactions.
     pub(crate) workers: Arc<Workers>,
+    /// What it does for all.
+    pub(crate) duties: Duties,
     /// What the fetch thread has read, if there is one.
     pub(crate) fetched: Option<Arc<Fetched>>,
     /// One thread at a time changes tables.
@@ -170,7 +172,11 @@ impl Database {
         let asked = try_join_all(regions.iter().map(|&region| leases.add_grant(region)));
         let grants = block_on(&endpoint, asked)?;
         let seated = attach_all(endpoint.clone(), &leases, &grants).and_then(|memory| {
-            Ok((block_on(&endpoint, sit_down(&memory, &plan, &grants, file.patience()))?, memory))
+            let epochs: Vec<Epoch> = grants.iter().map(|grant| grant.epoch).collect();
+            let (at, waits) = (At { plan: &plan, grants: &grants }, (file.patience(), SEAT_PAUSE));
+            let members = at.members();
+            let seat = block_on(&endpoint, wait_for_seat::<Shipped>(&memory, &members, &epochs, waits))?;
+            Ok((seat, memory))
         });
         let (seat, memory) = match seated {
             Ok((Some(seat), memory)) => (seat, memory),
@@ -191,6 +197,7 @@ impl Database {
             seat,
             patience: file.patience(),
             workers: Arc::default(),
+            duties: Duties::default(),
             fetched,
             catalog: Mutex::new(()),
             ended: Mutex::new(None),
@@ -273,6 +280,34 @@ impl Shared {
     }
 }
 
+impl Premises for Shared {
+    type FenceError = GrantError;
+
+    fn members(&self) -> MembersAt {
+        self.at().members()
+    }
+
+    fn oracle(&self) -> Oracle {
+        self.at().oracle()
+    }
+
+    fn horizon(&self) -> HorizonAt {
+        self.at().horizon()
+    }
+
+    fn workers(&self, slot: Slot) -> Range<u16> {
+        self.plan.workers(slot)
+    }
+
+    fn log(&self, slot: Slot) -> LogAt {
+        self.at().log(slot)
+    }
+
+    async fn fence(&self, region: usize, grant: Epoch) -> Result<(), GrantError> {
+        self.leases.fence_grant(self.grants[region].region, grant).await
+    }
+}
+
 /// Where things lie, for one compute server.
 pub(crate) struct At<'a> {
     plan: &'a Plan,
@@ -335,26 +370,6 @@ fn attach_all(
         Ok(())
     })?;
     Ok(memory)
-}
-
-/// Takes a seat. Where there is none, waits for those of the dead, until these would have been looked after.
-async fn sit_down(
-    memory: &Memory,
-    plan: &Plan,
-    grants: &[ClientGrant],
-    patience: Duration,
-) -> Result<Option<Seat>, MemoryError> {
-    let at = At { plan, grants }.members();
-    let epochs: Vec<Epoch> = grants.iter().map(|grant| grant.epoch).collect();
-    let endpoint = memory.endpoint();
-    let give_up_at = endpoint.now_ns() + (patience * SEAT_PATIENCES).as_nanos() as u64;
-    loop {
-        let seat = take_seat(memory, &at, &epochs).await?;
-        if seat.is_some() || endpoint.now_ns() > give_up_at {
-            return Ok(seat);
-        }
-        endpoint.sleep(SEAT_PAUSE).await;
-    }
 }
 
 /// Ends grants that nobody will use; what is not fenced ends with the leases.

@@ -165,7 +165,8 @@ pub enum TxError {
     /// Write less at a time.
     #[error(transparent)]
     TooLarge(CommitError),
-    /// Nobody knows yet whether it took effect; ask with [`Client::outcome`](crate::Client::outcome) after a while.
+    /// Nobody knows yet whether it took effect. This process's part in the database ends by that; open it again, and ask with
+    /// [`Client::outcome`](crate::Client::outcome) once others have looked after what was left.
     #[error("nobody knows yet whether commit {0} took effect")]
     Unknown(Version),
     /// This process is not one of the database's compute servers any more. Nothing of this transaction is left.

@@ -7,11 +7,9 @@ use std::time::Duration;
 use farpool_fabric::{Endpoint, OpError, block_on};
 use farpool_txn::horizon::forget;
 use farpool_txn::membership::{
-    Care, CareError, Role, SeatWords, Watch, beat, give_up_role, leave_seat, look_after, read_seats, role_of,
-    take_role,
+    Duty, Lookout, Role, SeatWords, beat, fill_role, leave_seat, read_seats, role_of,
 };
 use farpool_txn::oracle::{fetch, publish};
-use farpool_txn::recovery::RecoveryError;
 use farpool_txn::{Memory, MemoryError, Shipped};
 use futures_util::future::join3;
 
@@ -23,6 +21,9 @@ use crate::error::{DatabaseError, Ended};
 const BEATS: u32 = 10;
 /// How often roles are looked at that nobody may have.
 pub(crate) const ROLE_PAUSE: Duration = Duration::from_millis(50);
+
+/// Why a compute server ends that goes on otherwise.
+pub(crate) const IN_DOUBT: &str = "a commit of this compute server is in doubt: open the database again";
 
 /// A compute server, as its database knows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -41,22 +42,24 @@ pub struct MemberInfo {
 
 /// Starts the threads; each ends when the process's part in the database does.
 pub(crate) fn start(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, DatabaseError> {
-    let thread = |name: &str, run: fn(&Shared) -> Result<(), DatabaseError>| {
+    // Before any of the threads can find that all is over.
+    let duties = [shared.duties.begin(), shared.duties.begin()];
+    let thread = |name: &str, run: fn(&Shared) -> Result<(), DatabaseError>, duty: Option<Duty>| {
         let shared = shared.clone();
-        let spawned = std::thread::Builder::new().name(name.into()).spawn(move || {
-            if let Err(error) = run(&shared) {
-                failed(&shared, error);
-            }
+        let spawned = std::thread::Builder::new().name(name.into()).spawn(move || match run(&shared) {
+            Ok(()) => duty.into_iter().for_each(Duty::ends),
+            Err(error) => drop(failed(&shared, error)),
         });
         spawned.map_err(DatabaseError::Thread)
     };
+    let [publishes, collects] = duties.map(Some);
     let mut threads = vec![
-        thread("db-members", take_part)?,
-        thread("db-publisher", publish_if_nobody_does)?,
-        thread("db-collector", collect_if_nobody_does)?,
+        thread("db-members", take_part, None)?,
+        thread("db-publisher", publish_if_nobody_does, publishes)?,
+        thread("db-collector", collect_if_nobody_does, collects)?,
     ];
     if shared.fetched.is_some() {
-        threads.push(thread("db-fetcher", fetch_for_all)?);
+        threads.push(thread("db-fetcher", fetch_for_all, None)?);
     }
     Ok(threads)
 }
@@ -85,7 +88,8 @@ fn take_part(shared: &Shared) -> Result<(), DatabaseError> {
         beats.and(care).and(idle)?;
         // Not while something is under way, or somebody may begin: then the others find that this member lives no more.
         if shared.workers.is_empty() && shared.slot.retire() {
-            leave_seat(&memory, &shared.at().members(), &shared.seat).await?;
+            let (at, duties) = (shared.at().members(), &shared.duties);
+            leave_seat::<Shipped>(&memory, &at, &shared.seat, duties, ROLE_PAUSE).await?;
         }
         Ok(())
     })
@@ -109,39 +113,32 @@ async fn say_alive(shared: &Shared, memory: &Memory) -> Result<(), DatabaseError
         if let Some(region) = shared.leases.lost().first() {
             shared.end(Ended::LeaseEnded(*region));
         }
+        if shared.slot.is_in_doubt() {
+            // What it has locked stays so until others have looked after its seat.
+            shared.end(Ended::Failed(IN_DOUBT.to_owned()));
+        }
         pause(memory.endpoint(), shared, shared.patience / BEATS).await;
     }
     Ok(())
 }
 
-/// Shuts out who does not live any more, and undoes what they left.
+/// Shuts out who does not live any more, and undoes what they left. Nobody else does so for a seat at which this member is, while it lives.
 async fn look_after_others(shared: &Shared, memory: &Memory) -> Result<(), DatabaseError> {
-    let (at, oracle, horizon) = (shared.at().members(), shared.at().oracle(), shared.at().horizon());
-    let mut watch = Watch::new(shared.patience);
+    let mut lookout = Lookout::<_, Shipped>::new(memory, shared, shared.seat, shared.patience);
     while !shared.is_over() {
-        let seats = read_seats(memory, &at).await?;
-        let suspects = watch.look(memory.endpoint().now_ns(), &seats);
-        for suspect in suspects.into_iter().filter(|suspect| suspect.claim != shared.seat.claim) {
-            let log = shared.at().log(suspect.slot);
-            let places = shared.plan.workers(suspect.slot);
-            let (log, horizon) = (&log, (&horizon, places));
-            let care = Care { memory, at: &at, oracle: &oracle, log, horizon, own: shared.seat };
-            let fence = async |region: usize, grant| {
-                shared.leases.fence_grant(shared.grants[region].region, grant).await
-            };
-            let slot = suspect.slot.index();
-            match look_after(&care, suspect, fence).await {
+        lookout
+            .look(|slot, cared| match cared {
                 Ok(Some(recovered)) => {
-                    let undone = recovered.rolled_back.len();
+                    let (slot, undone) = (slot.index(), recovered.rolled_back.len());
                     tracing::warn!(slot, undone, "a compute server was silent for too long and was shut out");
                 }
                 Ok(None) => {} // somebody else does it
-                Err(CareError::Recovery(RecoveryError::Memory(error))) => return Err(error.into()),
                 Err(error) => {
-                    tracing::error!(slot, %error, "a compute server is to be shut out; trying again")
+                    let slot = slot.index();
+                    tracing::error!(slot, %error, "a compute server is to be shut out; trying again");
                 }
-            }
-        }
+            })
+            .await?;
         pause(memory.endpoint(), shared, shared.patience / BEATS).await;
     }
     Ok(())
@@ -164,18 +161,10 @@ async fn forget_idle(shared: &Shared, memory: &Memory) -> Result<(), DatabaseErr
 /// Publishes cuts while nobody else does.
 fn publish_if_nobody_does(shared: &Shared) -> Result<(), DatabaseError> {
     let memory = shared.memory()?;
-    let endpoint = memory.endpoint().clone();
-    let (at, claim) = (shared.at().members(), shared.seat.claim);
-    block_on(&endpoint, async {
-        while !shared.is_over() {
-            if take_role(&memory, &at, Role::Publisher, claim).await? {
-                publish::<Shipped>(&memory, shared.at().board(), Duration::ZERO, || shared.is_over()).await?;
-                give_up_role(&memory, &at, Role::Publisher, claim).await?;
-            }
-            pause(&endpoint, shared, ROLE_PAUSE).await;
-        }
-        Ok(())
-    })
+    let (at, role) = (shared.at().members(), (Role::Publisher, shared.seat.claim));
+    let work = || publish::<Shipped>(&memory, shared.at().board(), Duration::ZERO, || shared.is_over());
+    let published = fill_role(&memory, &at, role, ROLE_PAUSE, || shared.is_over(), work);
+    Ok(block_on(memory.endpoint(), published)?)
 }
 
 /// Reads what is published, for all clients.
@@ -187,7 +176,7 @@ fn fetch_for_all(shared: &Shared) -> Result<(), DatabaseError> {
 }
 
 /// Sleeps, but not beyond the end.
-pub(crate) async fn pause(endpoint: &Endpoint, shared: &Shared, long: Duration) {
+async fn pause(endpoint: &Endpoint, shared: &Shared, long: Duration) {
     let until = endpoint.now_ns() + long.as_nanos() as u64;
     while endpoint.now_ns() < until && !shared.is_over() {
         endpoint.sleep(long.min(ROLE_PAUSE)).await;

@@ -12,15 +12,18 @@ mod fabric;
 mod file;
 mod hash;
 mod lending;
+mod members;
 mod plane;
 mod pool;
 mod register;
 mod runner;
+mod transacting;
 mod txn;
 
 pub use fabric::FABRIC;
 pub use file::FILE;
 pub use hash::HASH;
+pub use members::MEMBERS;
 pub use pool::POOL;
 pub use runner::{Catch, RunReport, Scenario, Sweep, find_scenario, hunt, run_guarded, sweep};
 pub use txn::TXN;

@@ -53,7 +53,8 @@ pub struct Scenario {
 }
 
 /// All scenarios.
-const SCENARIOS: &[Scenario] = &[crate::FABRIC, crate::POOL, crate::FILE, crate::TXN, crate::HASH];
+const SCENARIOS: &[Scenario] =
+    &[crate::FABRIC, crate::POOL, crate::FILE, crate::TXN, crate::HASH, crate::MEMBERS];
 
 /// The scenario of a name.
 pub fn find_scenario(name: &str) -> Option<&'static Scenario> {

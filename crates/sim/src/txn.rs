@@ -5,7 +5,7 @@
 #[cfg(test)]
 mod anomalies;
 mod auditor;
-mod broken;
+pub(crate) mod broken;
 mod client;
 mod collector;
 mod curious;
@@ -30,14 +30,15 @@ use farpool_fabric::sim::{
 };
 use farpool_fabric::{AccessError, AccessKind, Endpoint, EndpointConfig, Mapping, OpError, Peer};
 use farpool_txn::horizon::{HorizonAt, HorizonLayout};
-use farpool_txn::judge::{Outcome, Transaction, judge};
+use farpool_txn::judge::judge;
 use farpool_txn::log::{LogAt, LogLayout};
 use farpool_txn::slab::SlabLayout;
 use farpool_txn::{Memory, MemoryError, Oracle, Piece, RecordId, RecordLayout, Table};
-use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, Refusal, RegionId, SessionId, Version};
+use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, Refusal, RegionId, SessionId};
 
 use crate::lending::LendingHost;
 use crate::runner::{RunReport, Scenario, run_to_end};
+use crate::transacting::{DATA_WORDS, Ledger};
 
 /// The scenario of transactions.
 pub const TXN: Scenario = Scenario { name: "txn", mutations: broken::MUTATIONS, run };
@@ -70,8 +71,6 @@ const OLD_VERSIONS: [usize; 6] = [1, 1, 2, 3, 4, 8];
 const OVERFLOW: [u64; 5] = [0, 2, 8, 64, 256];
 /// Where the horizon lies, behind the parts of the oracle.
 const HORIZON_START: u64 = 64 << 10;
-/// Words of a record's data, all alike: a reader sees where they come from two versions.
-const DATA_WORDS: usize = 6;
 
 /// What all parts of one run share.
 struct Run {
@@ -91,23 +90,18 @@ struct Run {
     firsts: Vec<u64>,
     /// Copies of logs that somebody could not reach: another lies in the place of each.
     replaced: RefCell<BTreeSet<(u16, usize)>>,
-    /// What somebody knows of a commit: whether it took effect.
-    known: RefCell<BTreeMap<Version, bool>>,
     /// Who has each slot.
     lives: RefCell<BTreeMap<u16, Life>>,
     /// What may go wrong besides deaths.
     faults: nemesis::Kinds,
     /// Something goes wrong in this run, so that a client may be told what it would else never hear.
     has_mishaps: Cell<bool>,
-    history: RefCell<Vec<Transaction>>,
-    complaints: RefCell<Vec<String>>,
+    ledger: Rc<Ledger>,
     clients_left: Cell<u32>,
     /// All have gone but the auditor: nothing goes wrong any more.
     is_quiet: Cell<bool>,
     /// The auditor has done his work.
     is_over: Cell<bool>,
-    /// Names sessions, grants, streams of randomness, and what is written.
-    names: Cell<u64>,
 }
 
 /// A node, of whose regions one has records, one logs, and another may have the oracle.
@@ -136,35 +130,19 @@ struct Access {
 
 impl Run {
     fn next_name(&self) -> u64 {
-        self.names.set(self.names.get() + 1);
-        self.names.get()
+        self.ledger.next_name()
     }
 
     fn random(&self) -> Random {
-        Random::new(self.seed, 1_000 + self.next_name())
+        self.ledger.random()
     }
 
     fn complain(&self, what: String) {
-        self.world.note("violation", &[]);
-        self.complaints.borrow_mut().push(what);
+        self.ledger.complain(what);
     }
 
     fn node(&self, node: NodeId) -> &Node {
         self.nodes.iter().find(|found| found.peer.node == node).expect("a node of this run")
-    }
-
-    /// Somebody was told what became of a commit.
-    fn knows(&self, version: Version, outcome: Outcome) {
-        let is_committed = matches!(outcome, Outcome::Committed(_));
-        let slot = version.slot().index() as u64;
-        self.world.note(
-            "somebody learns of commit {} of slot {}; committed: {}",
-            &[version.count(), slot, is_committed.into()],
-        );
-        if self.known.borrow_mut().insert(version, is_committed).is_some_and(|before| before != is_committed)
-        {
-            self.complain(format!("commit {version} is said to be committed, and not to be"));
-        }
     }
 
     /// A grant of all regions, for one process.
@@ -381,8 +359,8 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     auditor::start(&run);
     let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.clients_left.get());
     trouble.into_iter().for_each(|what| run.complain(what));
-    let history = run.history.take();
-    let mut violations = run.complaints.take();
+    let history = run.ledger.history.take();
+    let mut violations = run.ledger.complaints.take();
     violations.extend(judge(&history).err().map(|violation| violation.to_string()));
     RunReport {
         seed,
@@ -436,6 +414,7 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
             && records.bytes() <= payloads::SLAB_START
     );
     Run {
+        ledger: Ledger::new(world.clone(), seed),
         world,
         tasks,
         seed,
@@ -447,16 +426,12 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
         log,
         firsts: (0..=slots).map(|_| first_word(random)).collect(),
         replaced: RefCell::default(),
-        known: RefCell::default(),
         lives: RefCell::default(),
         faults: nemesis::Kinds::draw(random),
         has_mishaps: Cell::new(false),
-        history: RefCell::default(),
-        complaints: RefCell::default(),
         clients_left: Cell::new(0),
         is_quiet: Cell::new(false),
         is_over: Cell::new(false),
-        names: Cell::new(0),
     }
 }
 

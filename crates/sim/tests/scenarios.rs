@@ -64,4 +64,4 @@ macro_rules! scenarios {
     };
 }
 
-scenarios!(fabric, pool, file, txn, hash);
+scenarios!(fabric, pool, file, txn, hash, members);

@@ -5,26 +5,35 @@
 //!     where the seats lie. An epoch is given once, so a claim names one member for ever.
 //! M2. A member uses nothing but the root region before its list of grants is there. So whoever has fenced the grant that the claim
 //!     names, and finds no list of that member, has fenced all that it has used.
-//! M3. A seat is looked after by one at a time, who has written his own claim beside it; whose claim nobody has any more has been fenced
-//!     himself.
-//! M4. A seat is free only when all grants of who had it are fenced and all that it left is undone, or it has left nothing.
-//! M5. A *role* (publishing cuts, say) is taken by a claim as well, and free again only when its member was fenced.
+//! M3. A seat is looked after by one at a time, who has written his own claim beside it, in the place of nobody's, or of one who has no seat
+//!     any more, or whom he has fenced.
+//! M4. A seat is free only when all grants of who had it are fenced and all that it left is undone; or when that one has given it back, who
+//!     had nothing under way any more, for itself or for all.
+//! M5. A *role* (publishing cuts, say) is taken by a claim as well, and free again only when its member has nothing of it under way, or was
+//!     fenced.
 
+mod caring;
+mod duties;
 mod layout;
+mod roles;
+mod rules;
 mod watch;
 
+pub use caring::{CareError, Lookout, Premises};
+pub use duties::{Duties, Duty};
 pub use layout::{MembersAt, MembersLayout, Role, SeatWords};
+pub use roles::{fill_role, give_up_role, role_of, take_role};
+pub use rules::SeatRules;
 pub use watch::{Suspect, Watch};
 
-use std::ops::Range;
+use std::time::Duration;
 
 use farpool_wire::{Epoch, Slot};
 
-use crate::horizon::{HorizonAt, forget};
-use crate::log::LogAt;
 use crate::memory::{Memory, MemoryError};
-use crate::oracle::Oracle;
-use crate::recovery::{Recovered, RecoveryError, recover};
+
+/// How long a seat is waited for, in times of the patience with those who are silent.
+const SEAT_PATIENCES: u32 = 3;
 
 /// A member's place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,7 +49,7 @@ pub struct Seat {
 ///
 /// # Errors
 /// When far memory does not answer. A seat may have been taken all the same: fence the grants.
-pub async fn take_seat(
+pub async fn take_seat<R: SeatRules>(
     memory: &Memory,
     at: &MembersAt,
     grants: &[Epoch],
@@ -51,23 +60,72 @@ pub async fn take_seat(
         let Some(slot) = Slot::new(slot) else { break };
         let place = at.layout.claim(slot);
         if memory.compare_and_swap(&at.piece, place, 0, claim.0).await? == 0 {
-            memory.write(&at.piece, at.layout.grants(slot).start, &at.layout.encode_grants(grants)).await?;
-            return Ok(Some(Seat { slot, claim }));
+            let seat = Seat { slot, claim };
+            if R::lists_grants_first() {
+                list_grants(memory, at, &seat, grants).await?;
+            }
+            return Ok(Some(seat));
         }
     }
     Ok(None)
 }
 
-/// Gives a seat back, whose member has nothing under way and will write nothing any more.
+/// Takes a seat; where there is none, looks every `pause` whether one is free, until those of the dead would have been looked after.
 ///
 /// # Errors
-/// When far memory does not answer: the others will find that it does not live.
-pub async fn leave_seat(memory: &Memory, at: &MembersAt, seat: &Seat) -> Result<(), MemoryError> {
-    for role in Role::ALL {
-        give_up_role(memory, at, role, seat.claim).await?;
+/// As [`take_seat`].
+pub async fn wait_for_seat<R: SeatRules>(
+    memory: &Memory,
+    at: &MembersAt,
+    grants: &[Epoch],
+    (patience, pause): (Duration, Duration),
+) -> Result<Option<Seat>, MemoryError> {
+    let endpoint = memory.endpoint();
+    let give_up_at = endpoint.now_ns() + (patience * SEAT_PATIENCES).as_nanos() as u64;
+    loop {
+        let seat = take_seat::<R>(memory, at, grants).await?;
+        if seat.is_some() || endpoint.now_ns() > give_up_at {
+            return Ok(seat);
+        }
+        endpoint.sleep(pause).await;
+    }
+}
+
+/// Says which grants a member has; [`take_seat`] does.
+///
+/// # Errors
+/// When far memory does not answer, or the member was taken for dead.
+pub async fn list_grants(
+    memory: &Memory,
+    at: &MembersAt,
+    seat: &Seat,
+    grants: &[Epoch],
+) -> Result<(), MemoryError> {
+    memory.write(&at.piece, at.layout.grants(seat.slot).start, &at.layout.encode_grants(grants)).await
+}
+
+/// Gives a seat back once all duties of its member are over, and looks every `pause` whether they are; says whether it did. It does not
+/// where something of one may be under way still: then the others find that this member does not live. Nothing else of the member is
+/// under way, and it will write nothing any more.
+///
+/// # Errors
+/// When far memory does not answer: the others find that, too.
+pub async fn leave_seat<R: SeatRules>(
+    memory: &Memory,
+    at: &MembersAt,
+    seat: &Seat,
+    duties: &Duties,
+    pause: Duration,
+) -> Result<bool, MemoryError> {
+    while R::waits_for_duties() && duties.are_under_way() {
+        memory.endpoint().sleep(pause).await;
+    }
+    if R::waits_for_duties() && duties.are_in_doubt() {
+        return Ok(false);
     }
     let claim = at.layout.claim(seat.slot);
-    memory.compare_and_swap(&at.piece, claim, seat.claim.0, 0).await.map(drop)
+    memory.compare_and_swap(&at.piece, claim, seat.claim.0, 0).await?;
+    Ok(true)
 }
 
 /// Says that a member lives, for the `count`-th time.
@@ -85,139 +143,4 @@ pub async fn beat(memory: &Memory, at: &MembersAt, seat: &Seat, count: u64) -> R
 pub async fn read_seats(memory: &Memory, at: &MembersAt) -> Result<Vec<SeatWords>, MemoryError> {
     let bytes = memory.read(&at.piece, at.layout.seats()).await?;
     Ok(at.layout.decode_seats(&bytes))
-}
-
-/// Who has a role.
-///
-/// # Errors
-/// When far memory does not answer.
-pub async fn role_of(memory: &Memory, at: &MembersAt, role: Role) -> Result<Option<Epoch>, MemoryError> {
-    let claim = memory.read_word(&at.piece, at.layout.role(role)).await?;
-    Ok(Some(Epoch(claim)).filter(|claim| claim.0 != 0))
-}
-
-/// Takes a role, if nobody has it; says whether it is the caller's now.
-///
-/// # Errors
-/// When far memory does not answer: it may be.
-pub async fn take_role(
-    memory: &Memory,
-    at: &MembersAt,
-    role: Role,
-    claim: Epoch,
-) -> Result<bool, MemoryError> {
-    if let Some(found) = role_of(memory, at, role).await? {
-        return Ok(found == claim);
-    }
-    Ok(memory.compare_and_swap(&at.piece, at.layout.role(role), 0, claim.0).await? == 0)
-}
-
-/// Frees a role, if it is of that claim.
-///
-/// # Errors
-/// When far memory does not answer.
-pub async fn give_up_role(
-    memory: &Memory,
-    at: &MembersAt,
-    role: Role,
-    claim: Epoch,
-) -> Result<(), MemoryError> {
-    memory.compare_and_swap(&at.piece, at.layout.role(role), claim.0, 0).await.map(drop)
-}
-
-/// Why a seat could not be looked after. Somebody will try again.
-#[derive(Debug, thiserror::Error)]
-pub enum CareError<E: std::error::Error> {
-    /// A grant could not be fenced.
-    #[error("a member that does not live any more could not be shut out: {0}")]
-    Fence(E),
-    /// What it left could not be undone.
-    #[error(transparent)]
-    Recovery(#[from] RecoveryError),
-}
-
-impl<E: std::error::Error> From<MemoryError> for CareError<E> {
-    fn from(error: MemoryError) -> Self {
-        CareError::Recovery(error.into())
-    }
-}
-
-/// What there is to look after.
-pub struct Care<'a> {
-    /// The caller's way to all regions, where nothing else is under way.
-    pub memory: &'a Memory,
-    /// The seats.
-    pub at: &'a MembersAt,
-    /// The oracle.
-    pub oracle: &'a Oracle,
-    /// The log of the slot.
-    pub log: &'a LogAt,
-    /// Where its workers announce their snapshots, and in which places.
-    pub horizon: (&'a HorizonAt, Range<u16>),
-    /// The caller.
-    pub own: Seat,
-}
-
-/// Looks after the seat of a member that does not live any more: shuts it out, undoes what it left, and frees its roles and its seat.
-/// `fence` shuts a grant of a region out, known by its place among the database's regions. `None`: somebody else does it, or has.
-///
-/// # Errors
-/// The seat stays as it is, and can be looked after again.
-pub async fn look_after<E: std::error::Error>(
-    care: &Care<'_>,
-    suspect: Suspect,
-    fence: impl AsyncFn(usize, Epoch) -> Result<(), E>,
-) -> Result<Option<Recovered>, CareError<E>> {
-    let Care { memory, at, oracle, log, horizon, own } = care;
-    if !take_care(memory, at, suspect, own.claim).await? {
-        return Ok(None);
-    }
-    // First where its seat is: from then on it cannot say any more what else it has (M2).
-    fence(0, suspect.claim).await.map_err(CareError::Fence)?;
-    let listed = memory.read(&at.piece, at.layout.grants(suspect.slot)).await?;
-    let listed = at.layout.decode_grants(&listed).filter(|grants| grants.first() == Some(&suspect.claim));
-    for (region, grant) in listed.unwrap_or_default().into_iter().enumerate().skip(1) {
-        fence(region, grant).await.map_err(CareError::Fence)?;
-    }
-    for role in Role::ALL {
-        give_up_role(memory, at, role, suspect.claim).await?;
-    }
-    let recovered = recover(memory, oracle, log, suspect.slot).await?;
-    // Before the seat is free: the places are the next member's then.
-    forget(memory, horizon.0, horizon.1.clone()).await?;
-    memory.compare_and_swap(&at.piece, at.layout.claim(suspect.slot), suspect.claim.0, 0).await?;
-    memory.compare_and_swap(&at.piece, at.layout.carer(suspect.slot), own.claim.0, 0).await?;
-    Ok(Some(recovered))
-}
-
-/// Whether the caller is the one who looks after a seat (M3).
-async fn take_care(
-    memory: &Memory,
-    at: &MembersAt,
-    suspect: Suspect,
-    own: Epoch,
-) -> Result<bool, MemoryError> {
-    let seats = read_seats(memory, at).await?;
-    let Some(seat) = seats.get(suspect.slot.index()) else { return Ok(false) };
-    let before = seat.carer;
-    // Whose claim is still somewhere may still be at it; if he does not live, his own seat is looked after first.
-    let is_busy =
-        before.is_some_and(|carer| carer != own && seats.iter().any(|seat| seat.claim == Some(carer)));
-    if seat.claim != Some(suspect.claim) || is_busy {
-        return Ok(false);
-    }
-    if before != Some(own) {
-        let place = at.layout.carer(suspect.slot);
-        let before = before.map_or(0, |carer| carer.0);
-        if memory.compare_and_swap(&at.piece, place, before, own.0).await? != before {
-            return Ok(false);
-        }
-    }
-    // Another may have done all of it between.
-    let claim = memory.read_word(&at.piece, at.layout.claim(suspect.slot)).await?;
-    if claim != suspect.claim.0 {
-        memory.compare_and_swap(&at.piece, at.layout.carer(suspect.slot), own.0, 0).await?;
-        return Ok(false);
-    }
-    Ok(true)
 }

@@ -69,8 +69,8 @@ pub enum Fate {
     Forgotten,
 }
 
-/// Undoes what a slot's client left under way, and lets the slot go on, with one copy of its log if the other is lost. All its grants must have been fenced, nobody else may be about
-/// to do the same, and `memory` must have all regions attached that a transaction may have written to.
+/// Undoes what a slot's client left under way, and lets the slot go on, with both copies of its log. All its grants must have been fenced,
+/// nobody else may be about to do the same, and `memory` must have all regions attached that a transaction may have written to.
 ///
 /// # Errors
 /// Then the slot's word stays, and with it what could not be undone. Everything else was undone.
@@ -80,10 +80,11 @@ pub async fn recover(
     log: &LogAt,
     slot: Slot,
 ) -> Result<Recovered, RecoveryError> {
-    recover_by::<Shipped>(memory, oracle, log, slot).await
+    let copies = Copies { needed: 2, ..Copies::of(log) };
+    recover_with::<Shipped>(memory, oracle, log, copies, slot).await
 }
 
-/// [`recover`] by rules that may be wrong.
+/// [`recover`] by rules that may be wrong, and with one copy of the log if the other is lost.
 ///
 /// # Errors
 /// As there.
@@ -93,9 +94,18 @@ pub async fn recover_by<R: Rules>(
     log: &LogAt,
     slot: Slot,
 ) -> Result<Recovered, RecoveryError> {
+    recover_with::<R>(memory, oracle, log, Copies::of(log), slot).await
+}
+
+async fn recover_with<R: Rules>(
+    memory: &Memory,
+    oracle: &Oracle,
+    log: &LogAt,
+    mut copies: Copies,
+    slot: Slot,
+) -> Result<Recovered, RecoveryError> {
     let (piece, word) = oracle.word(slot).ok_or(RecoveryError::NoSuchSlot(slot.index()))?;
     let shown = memory.read_word(&piece, word).await?;
-    let mut copies = Copies::of(log);
     let (mut rolled_back, mut trouble) = (Vec::new(), None);
     for (version, (head, intents)) in in_doubt(memory, log, &mut copies, slot, shown).await? {
         for intent in head.intents(&intents).unwrap_or_default() {
@@ -127,11 +137,13 @@ pub async fn recover_by<R: Rules>(
 struct Copies {
     left: Vec<Piece>,
     lost: Option<Piece>,
+    /// As many must be left.
+    needed: usize,
 }
 
 impl Copies {
     fn of(log: &LogAt) -> Copies {
-        Copies { left: log.copies.to_vec(), lost: None }
+        Copies { left: log.copies.to_vec(), lost: None, needed: 1 }
     }
 
     /// What an operation on one of them came to; `None`: that copy is lost, and there is another.
@@ -144,7 +156,7 @@ impl Copies {
             Ok(done) => Ok(Some(done)),
             // That says nothing of the copy.
             Err(short @ MemoryError::Short(_)) => Err(short),
-            Err(error) if self.left.iter().all(|left| *left == copy) => Err(error),
+            Err(error) if self.left.iter().filter(|left| **left != copy).count() < self.needed => Err(error),
             Err(_) => {
                 self.left.retain(|left| *left != copy);
                 self.lost = Some(copy);

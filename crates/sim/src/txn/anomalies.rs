@@ -132,7 +132,10 @@ fn in_setting(of: Setting, script: impl AsyncFn(&Stage) + 'static) {
         stage.run.is_over.set(true);
     });
     let (panicked, trouble) = run_to_end(executor, RUN_NS, || 0);
-    assert!(!panicked && trouble.is_none() && run.complaints.borrow().is_empty(), "{of:?}: {trouble:?}");
+    assert!(
+        !panicked && trouble.is_none() && run.ledger.complaints.borrow().is_empty(),
+        "{of:?}: {trouble:?}"
+    );
 }
 
 /// Two sessions on a stage, a transaction each, both begun before anything else is done.

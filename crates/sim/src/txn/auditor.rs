@@ -3,13 +3,15 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use farpool_txn::{Session, Worker};
+use farpool_txn::recovery::RecoveryError;
+use farpool_txn::{Oracle, Session, Worker};
 use farpool_wire::Slot;
 
 use super::broken::Chosen;
 use super::client::Client;
-use super::recovering::{Asked, ask_again, learn_fates};
-use super::{Run, Staying, oracle, place};
+use super::recovering::asking;
+use super::{Access, Run, Staying, oracle, place};
+use crate::transacting::fates::Asked;
 
 /// Between two looks at whether all have gone, and between two tries.
 const PAUSE: Duration = Duration::from_micros(50);
@@ -44,8 +46,7 @@ async fn audit(
     let grant = run.grant();
     let access = run.access(process, place, grant).await.map_err(|error| error.to_string())?;
     let of_run = run.oracle(grant);
-    learn_fates(run, &access, &of_run, |_| true).await.map_err(|error| error.to_string())?;
-    ask_again(run, &access, &of_run, Asked::Each, |_| true).await.map_err(|error| error.to_string())?;
+    ask_all(run, &access, &of_run).await.map_err(|error| error.to_string())?;
     let slot = Slot::new(run.slots).expect("a few slots");
     let worker = Worker::<Chosen>::new(
         access.memory,
@@ -68,7 +69,7 @@ async fn audit(
                 break;
             }
             // Those who have left their slots by no word keep their chunks.
-            auditor.is_frugal = true;
+            auditor.is_frugal();
             run.world.sleep(PAUSE).await;
         }
         if !is_written && !run.faults.damage {
@@ -77,4 +78,11 @@ async fn audit(
     }
     let all: Vec<_> = (0..run.table(grant).records()).map(|record| (record, false)).collect();
     auditor.transact(&worker, &mut session, &all).await.map(drop)
+}
+
+/// Asks what became of all commits.
+async fn ask_all(run: &Run, access: &Access, oracle: &Oracle) -> Result<(), RecoveryError> {
+    let asking = asking(run, access, oracle);
+    asking.learn_fates(|_| true).await?;
+    asking.ask_again(Asked::Each, |_| true).await
 }

@@ -109,17 +109,17 @@ thread_local! {
 }
 
 /// From now on that is wrong, in the runs of this thread.
-pub(super) fn set(mutation: Option<&'static str>) {
+pub(crate) fn set(mutation: Option<&'static str>) {
     BROKEN.set(mutation);
 }
 
 /// Whether that is wrong in this run.
-pub(super) fn is(mutation: &str) -> bool {
+pub(crate) fn is(mutation: &str) -> bool {
     BROKEN.get() == Some(mutation)
 }
 
 /// The rules of a run: as they ship, but for the one that is wrong.
-pub(super) enum Chosen {}
+pub(crate) enum Chosen {}
 
 impl Rules for Chosen {
     fn begin(published: Cut, own: Option<Version>) -> Option<Cut> {

@@ -3,8 +3,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::recovering::{Asked, ask_again, learn_known_fates};
+use super::recovering::asking;
 use super::{Run, place};
+use crate::transacting::fates::Asked;
 
 /// Between two rounds of questions, at most.
 const MOST_PAUSE_NS: u64 = 400_000;
@@ -20,10 +21,11 @@ pub(super) fn start(run: &Rc<Run>) {
         let asked = async {
             let access = here.access(process, place, grant).await?;
             let oracle = here.oracle(grant);
+            let asking = asking(&here, &access, &oracle);
             while !here.is_quiet.get() {
                 here.world.sleep(Duration::from_nanos(random.below(MOST_PAUSE_NS))).await;
-                learn_known_fates(&here, &access, &oracle).await?;
-                ask_again(&here, &access, &oracle, Asked::Both, |_| random.chance(100)).await?;
+                asking.learn_known_fates().await?;
+                asking.ask_again(Asked::Both, |_| random.chance(100)).await?;
             }
             Ok::<_, farpool_txn::recovery::RecoveryError>(())
         };

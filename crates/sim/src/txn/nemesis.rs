@@ -171,7 +171,7 @@ async fn half_a_head(run: &Run, slot: u16) {
         heads.any(|at| {
             let (one, other) = (head(0, at), head(1, at));
             let older = if one.count() < other.count() { one } else { other };
-            one != other && run.known.borrow().get(&older) == Some(&false)
+            one != other && run.ledger.known.borrow().get(&older) == Some(&false)
         })
     };
     for _ in 0..LOOKS {

@@ -8,14 +8,14 @@ use std::time::Duration;
 use farpool_fabric::sim::Random;
 use farpool_txn::Oracle;
 use farpool_txn::horizon::forget;
-use farpool_txn::judge::Outcome;
 use farpool_txn::log::LogAt;
-use farpool_txn::recovery::{Fate, RecoveryError, fate, recover_by, replace_copy};
-use farpool_wire::{Epoch, Slot, Version, next_generation};
+use farpool_txn::recovery::{RecoveryError, recover_by, replace_copy};
+use farpool_wire::{Epoch, Slot, next_generation};
 
 use super::broken::Chosen;
 use super::oracle::{MOST_WORKERS, first_place};
 use super::{Access, LOGS, Run, SPARE_LOGS, Staying, broken, client, place};
+use crate::transacting::fates::{Asked, Asking};
 
 /// How often the work is begun anew, at most; the last time nobody dies over it.
 const TRIES: u32 = 4;
@@ -119,7 +119,7 @@ impl Recovering {
                 run.tasks.kill(process);
             }
             None => {
-                while result.get().is_none() && run.complaints.borrow().is_empty() {
+                while result.get().is_none() && run.ledger.complaints.borrow().is_empty() {
                     run.world.sleep(PAUSE).await;
                 }
             }
@@ -147,103 +147,17 @@ async fn recover_slot(run: &Rc<Run>, access: &Access, slot: u16) -> Result<u64, 
         forget(&access.memory, &run.horizon(access.grant), place..place + 1).await?;
     }
     run.world.note("slot {} goes on behind {}", &[u64::from(slot), recovered.last]);
-    learn_fates(run, access, &oracle, |of| of == slot).await?;
-    ask_again(run, access, &oracle, Asked::Each, |of| of == slot).await?;
+    let asking = asking(run, access, &oracle);
+    asking.learn_fates(|of| of == slot).await?;
+    asking.ask_again(Asked::Each, |of| of == slot).await?;
     Ok(recovered.last)
 }
 
-/// Asks what became of the commits of which their clients were told nothing, and whose slots were looked after.
-pub(super) async fn learn_fates(
-    run: &Rc<Run>,
-    access: &Access,
-    oracle: &Oracle,
-    is_wanted: impl Fn(u16) -> bool,
-) -> Result<(), RecoveryError> {
-    for version in learn(run, access, oracle, is_wanted).await? {
-        run.complain(format!("nobody knows of commit {version} behind its slot's recovery"));
-    }
-    Ok(())
-}
-
-/// Asks what became of all these commits; somebody may know.
-pub(super) async fn learn_known_fates(
-    run: &Rc<Run>,
-    access: &Access,
-    oracle: &Oracle,
-) -> Result<(), RecoveryError> {
-    learn(run, access, oracle, |_| true).await.map(drop)
-}
-
-/// Returns those of which nobody knows yet.
-async fn learn(
-    run: &Rc<Run>,
-    access: &Access,
-    oracle: &Oracle,
-    is_wanted: impl Fn(u16) -> bool,
-) -> Result<Vec<Version>, RecoveryError> {
-    let unknown: Vec<_> = {
-        let history = run.history.borrow();
-        let outcomes = history.iter().enumerate().map(|(place, transaction)| (place, transaction.outcome));
-        let unknown = outcomes.filter_map(|(place, outcome)| match outcome {
-            Outcome::Unknown(version) => Some((place, version)),
-            _ => None,
-        });
-        unknown.filter(|(_, version)| is_wanted(version.slot().index() as u16)).collect()
-    };
-    let mut not_yet = Vec::new();
-    for (place, version) in unknown {
-        let log = run.log(version.slot().index() as u16, access.grant);
-        let outcome = match fate(&access.memory, oracle, &log, version).await? {
-            Fate::Committed => Outcome::Committed(version),
-            Fate::RolledBack => Outcome::Aborted,
-            Fate::Forgotten => continue,
-            Fate::NotYetKnown => {
-                not_yet.push(version);
-                continue;
-            }
-        };
-        run.knows(version, outcome);
-        run.history.borrow_mut()[place].outcome = outcome;
-    }
-    Ok(not_yet)
-}
-
-/// Whom to ask what became of a commit.
-#[derive(Clone, Copy)]
-pub(super) enum Asked {
-    /// Both copies of the log together, as one does who does not know whether somebody has lost one just now.
-    Both,
-    /// Both, and each by itself.
-    Each,
-}
-
-/// What is known of commits must be what the logs say, if they still do.
-pub(super) async fn ask_again(
-    run: &Rc<Run>,
-    access: &Access,
-    oracle: &Oracle,
-    asked: Asked,
-    mut is_wanted: impl FnMut(u16) -> bool,
-) -> Result<(), RecoveryError> {
-    let known = run.known.borrow().clone();
-    for (version, is_committed) in
-        known.into_iter().filter(|(version, _)| is_wanted(version.slot().index() as u16))
-    {
-        let log = run.log(version.slot().index() as u16, access.grant);
-        let alone = log.copies.map(|copy| [copy; 2]);
-        let alone = alone.into_iter().filter(|_| matches!(asked, Asked::Each));
-        for copies in alone.chain([log.copies]) {
-            let told = fate(&access.memory, oracle, &LogAt { copies, ..log }, version).await?;
-            let fits = match told {
-                Fate::Committed => is_committed,
-                // The last commits of a slot may have vanished, and no client came after them.
-                Fate::RolledBack | Fate::NotYetKnown => !is_committed,
-                Fate::Forgotten => true,
-            };
-            if !fits {
-                run.complain(format!("commit {version}: {is_committed} once, {told:?} later"));
-            }
-        }
-    }
-    Ok(())
+/// Asks what became of commits, by somebody's way to far memory.
+pub(super) fn asking<'a>(
+    run: &'a Run,
+    access: &'a Access,
+    oracle: &'a Oracle,
+) -> Asking<'a, impl Fn(u16) -> LogAt + 'a> {
+    Asking { ledger: &run.ledger, memory: &access.memory, oracle, log_of: |slot| run.log(slot, access.grant) }
 }

@@ -49,7 +49,7 @@ pub(super) fn in_order_with(
         here.is_over.set(true);
     });
     let (panicked, trouble) = run_to_end(executor, RUN_NS, || 0);
-    assert!(!panicked && trouble.is_none() && run.complaints.borrow().is_empty(), "{trouble:?}");
+    assert!(!panicked && trouble.is_none() && run.ledger.complaints.borrow().is_empty(), "{trouble:?}");
 }
 
 /// Writes the record, if there is room for what it replaces.

@@ -193,6 +193,11 @@ impl SharedSlot {
         self.has_loose_ends.store(true, Ordering::Release); // pairs with who gives the slot up
     }
 
+    /// Whether nobody knows what became of something (H3): nothing is committed here any more, and the slot has to be looked after.
+    pub fn is_in_doubt(&self) -> bool {
+        self.ledger.found_stuck()
+    }
+
     /// Nothing begins any more, if nothing is under way; false: something is, or nobody knows.
     pub fn retire(&self) -> bool {
         if self.has_loose_ends.load(Ordering::Acquire) {
@@ -357,7 +362,9 @@ mod tests {
     #[test]
     fn a_slot_in_doubt_is_not_left() {
         let slot = slot();
+        assert!(!slot.is_in_doubt());
         drop(slot.end(begin(&slot)));
+        assert!(slot.is_in_doubt());
         assert!(matches!(slot.leave(), Err(LeaveError::Stuck)));
     }
 

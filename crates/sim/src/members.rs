@@ -1,0 +1,312 @@
+//! `sim members`: compute servers of one database, which take seats, look after each other, do for all what one has to, and run
+//! transactions meanwhile (`docs/src/txn.md`, *members*). They die, stop, are cut off, leave, and are taken for dead while they live; who
+//! looks after them dies over it.
+
+mod auditor;
+mod broken;
+mod catalog;
+mod client;
+mod layout;
+mod member;
+mod nemesis;
+mod observer;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farpool_fabric::sim::{
+    Executor, Faults, HostId, Network, Path, ProcessId, Random, Service, Span, Tasks, World, WorldConfig,
+};
+use farpool_fabric::{Endpoint, EndpointConfig, OpError, Peer};
+use farpool_txn::judge::judge;
+use farpool_txn::{Memory, MemoryError};
+use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, Refusal, SessionId};
+use parking_lot::Mutex;
+
+use crate::lending::LendingHost;
+use crate::runner::{RunReport, Scenario, run_to_end};
+use crate::transacting::Ledger;
+use layout::{Plan, REGION_BYTES};
+use member::Member;
+use nemesis::Kinds;
+use observer::{Observer, Watched};
+
+/// The scenario of members.
+pub const MEMBERS: Scenario = Scenario { name: "members", mutations: broken::MUTATIONS, run };
+
+/// Far more than any run takes: whoever has not ended by then hangs.
+const RUN_NS: u64 = 60_000_000;
+/// From posting to *unknown*: nothing here takes so long.
+const DEADLINE: Duration = Duration::from_millis(20);
+/// The same where connections break: some of what members do takes longer.
+const SHORT_DEADLINE: Duration = Duration::from_micros(250);
+/// How long a member may be silent: some would be short even for a network that is only slow.
+const PATIENCES: [Duration; 3] =
+    [Duration::from_micros(150), Duration::from_micros(300), Duration::from_micros(600)];
+/// Where nothing goes wrong, nobody is silent for so long.
+const CALM_PATIENCE: Duration = Duration::from_micros(600);
+/// A region's memory moves for twice as long, at most.
+const MOST_MOVE_NS: u64 = 40_000;
+/// Fences that a broker or a node does not carry out this time.
+const FENCES_LOST_PERMILLE: u32 = 40;
+/// Between two looks at whether a grant is fenced.
+const FENCE_PAUSE: Duration = Duration::from_micros(2);
+/// Before who was told to come again does.
+const BUSY_PAUSE: Duration = Duration::from_micros(20);
+const ARENA_BYTES: usize = 32 * 4096;
+/// The grant of who leases the regions; it is nobody's here.
+const OWNER: Epoch = Epoch(7);
+
+/// What all parts of one run share.
+struct Run {
+    ledger: Rc<Ledger>,
+    world: World,
+    tasks: Tasks,
+    /// Where things happen that no process does.
+    nowhere: ProcessId,
+    nodes: Vec<Node>,
+    plan: Plan,
+    patience: Duration,
+    faults: Kinds,
+    observer: Arc<Mutex<Observer>>,
+    /// Those that have had a seat.
+    members: RefCell<Vec<Rc<Member>>>,
+    /// Drivers of members that have not ended, and mishaps that have not.
+    left: Cell<u32>,
+    /// Nothing goes wrong any more.
+    is_quiet: Cell<bool>,
+    /// The auditor has done his work.
+    is_over: Cell<bool>,
+}
+
+struct Node {
+    host: HostId,
+    peer: Peer,
+    memory: Arc<LendingHost>,
+    /// Serves one operation after the other: where it goes by words, as a card does, memory that moves costs the queue.
+    is_whole: bool,
+}
+
+/// A grant was not fenced.
+#[derive(Debug)]
+struct FenceLost;
+
+impl std::fmt::Display for FenceLost {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("the fence was lost")
+    }
+}
+
+impl std::error::Error for FenceLost {}
+
+impl Run {
+    /// Grants of all regions for one process, one after the other.
+    async fn grants(&self, random: &mut Random) -> Vec<Epoch> {
+        let mut grants = Vec::new();
+        for region in &self.plan.regions {
+            self.world.sleep(Duration::from_nanos(random.below(3_000))).await;
+            let grant = Epoch(100 + self.ledger.next_name());
+            let regions = &self.nodes[region.node.0 as usize - 1].memory.regions;
+            regions.open_grant(region.index, grant, key_of(grant), GrantMode::ReadWrite);
+            grants.push(grant);
+        }
+        self.observer.lock().is_given(&grants);
+        grants
+    }
+
+    /// From when this returns on nothing takes effect that is done under a grant. Whoever has asked for it may be dead by then.
+    async fn fence(
+        self: &Rc<Self>,
+        region: usize,
+        grant: Epoch,
+        random: &mut Random,
+    ) -> Result<(), FenceLost> {
+        let is_done: Rc<Cell<Option<Result<(), FenceLost>>>> = Rc::default();
+        let (run, done, mut random) = (self.clone(), is_done.clone(), Random::new(random.bits(), 1));
+        self.tasks.spawn(self.nowhere, async move {
+            done.set(Some(run.carry_out_fence(region, grant, &mut random).await));
+        });
+        loop {
+            if let Some(fenced) = is_done.take() {
+                return fenced;
+            }
+            self.world.sleep(FENCE_PAUSE).await;
+        }
+    }
+
+    async fn carry_out_fence(
+        &self,
+        region: usize,
+        grant: Epoch,
+        random: &mut Random,
+    ) -> Result<(), FenceLost> {
+        // Before what was just sent arrives, or long behind it.
+        let apart_ns = match random.below(10) {
+            0..=3 => 100,
+            4..=7 => 20_000,
+            _ => 150_000,
+        };
+        self.world.sleep(Duration::from_nanos(random.below(apart_ns))).await;
+        if self.faults.are_any() && !self.is_quiet.get() && random.chance(FENCES_LOST_PERMILLE) {
+            return Err(FenceLost);
+        }
+        let region = self.plan.regions[region];
+        let node = &self.nodes[region.node.0 as usize - 1];
+        let takes_time = self.faults.moves_take_time && node.is_whole && random.chance(300);
+        if takes_time {
+            node.memory.begin_move(region.index);
+            self.world.sleep(Duration::from_nanos(random.below(MOST_MOVE_NS))).await;
+        }
+        node.memory.regions.fence_grant(region.index, grant).expect("a few pages of memory");
+        self.world.note("grant {} is fenced", &[grant.0]);
+        if takes_time {
+            self.world.sleep(Duration::from_nanos(random.below(MOST_MOVE_NS))).await;
+            node.memory.end_move(region.index);
+        }
+        Ok(())
+    }
+
+    /// A task's way to all memory.
+    async fn memory(
+        self: &Rc<Self>,
+        process: ProcessId,
+        (host, path): (HostId, Path),
+        grants: &[Epoch],
+    ) -> Result<Memory, MemoryError> {
+        let ledger = self.ledger.clone();
+        let endpoint = Endpoint::new(EndpointConfig {
+            transport: self.world.transport(process, path),
+            clock: Rc::new(self.world.clock(host)),
+            session_ids: Box::new(move || SessionId(ledger.next_name())),
+            arena_bytes: ARENA_BYTES,
+            deadline: if self.faults.cuts && !self.is_quiet.get() { SHORT_DEADLINE } else { DEADLINE },
+        });
+        self.tasks.adopt(process, endpoint.clone());
+        let mut memory = Memory::new(endpoint);
+        for (region, &grant) in self.plan.regions.iter().zip(grants) {
+            let peer = &self.nodes[region.node.0 as usize - 1].peer;
+            while let Err(error) = memory.attach(peer, *region, grant, key_of(grant)).await {
+                if !matches!(error, MemoryError::Failed(OpError::Refused(Refusal::Busy))) {
+                    return Err(error);
+                }
+                self.world.sleep(BUSY_PAUSE).await;
+            }
+        }
+        Ok(memory)
+    }
+
+    /// Where somebody lives: with the memory in his hands, or across the network.
+    fn place(&self, random: &mut Random) -> (HostId, Path) {
+        if self.nodes.len() == 1 && self.faults.are_any() && random.chance(300) {
+            (self.nodes[0].host, Path::Shared)
+        } else {
+            (self.world.add_host(950_000 + random.below(100_000)), Path::Checked)
+        }
+    }
+}
+
+/// Counts somebody for whom the auditor waits, for as long as he is there.
+struct Staying(Rc<Run>);
+
+impl Staying {
+    fn new(run: &Rc<Run>) -> Staying {
+        run.left.set(run.left.get() + 1);
+        Staying(run.clone())
+    }
+}
+
+impl Drop for Staying {
+    fn drop(&mut self) {
+        self.0.left.set(self.0.left.get() - 1);
+    }
+}
+
+/// Any key will do, as long as each grant has another.
+fn key_of(grant: Epoch) -> AccessKey {
+    let mut bytes = [9; AccessKey::BYTES];
+    bytes[..8].copy_from_slice(&grant.0.to_le_bytes());
+    AccessKey::from_bytes(bytes)
+}
+
+fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
+    broken::set(mutation);
+    let mut random = Random::new(seed, 10);
+    let faults = Kinds::draw(&mut random);
+    let world = world_of(seed, trace, faults, &mut random);
+    let executor = Executor::new(world.clone());
+    let run = Rc::new(setting(world.clone(), executor.tasks(), seed, faults, &mut random));
+    member::start_drivers(&run, &mut random);
+    nemesis::start(&run, &mut random);
+    auditor::start(&run);
+    let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.left.get());
+    trouble.into_iter().for_each(|what| run.ledger.complain(what));
+    let history = run.ledger.history.take();
+    let mut violations = run.ledger.complaints.take();
+    violations.append(&mut run.observer.lock().complaints);
+    violations.extend(judge(&history).err().map(|violation| violation.to_string()));
+    RunReport {
+        seed,
+        panicked,
+        violations,
+        trace_hash: world.trace_hash(),
+        events: world.trace_events(),
+        operations: history.len() as u64,
+        virtual_us: world.now_ns() / 1_000,
+        trace: world.trace_lines(),
+        ..RunReport::default()
+    }
+}
+
+fn world_of(seed: u64, trace: bool, kinds: Kinds, random: &mut Random) -> World {
+    let mut some = |permille: u32| if kinds.are_any() && random.chance(600) { permille } else { 0 };
+    let faults = Faults {
+        late_permille: some(25),
+        late: Some(Span::new(10_000, 200_000)),
+        stall_permille: some(15),
+        stall: Some(Span::new(2_000, 200_000)),
+        ..Faults::default()
+    };
+    World::new(WorldConfig { network: Network::default(), faults, trace, ..WorldConfig::new(seed) })
+}
+
+/// One or two nodes, and a database on them that nobody has opened yet.
+fn setting(world: World, tasks: Tasks, seed: u64, faults: Kinds, random: &mut Random) -> Run {
+    let count = 1 + random.below(2);
+    let plan = Plan::draw(count, random);
+    let regions = plan.regions_each();
+    let memories: Vec<Arc<LendingHost>> = (1..=count)
+        .map(|node| {
+            let memory = Arc::new(LendingHost::new(NodeId(node), regions, REGION_BYTES));
+            (0..regions).for_each(|region| memory.open(region, OWNER, key_of(OWNER)));
+            memory
+        })
+        .collect();
+    let observer = Arc::new(Mutex::new(Observer::new(plan.clone(), memories.clone())));
+    let nodes = memories.into_iter().map(|memory| {
+        let host = world.add_host(1_000_000);
+        let is_whole = random.chance(400);
+        let service = if is_whole { Service::Whole } else { Service::Torn };
+        let watched = Watched { memory: memory.clone(), observer: observer.clone() };
+        let peer = world.serve(host, Arc::new(watched), service);
+        Node { host, peer, memory, is_whole }
+    });
+    let nodes = nodes.collect();
+    let patience = if faults.are_any() { PATIENCES[random.index(PATIENCES.len())] } else { CALM_PATIENCE };
+    Run {
+        ledger: Ledger::new(world.clone(), seed),
+        nowhere: world.add_process(world.add_host(1_000_000)),
+        world,
+        tasks,
+        nodes,
+        plan,
+        patience,
+        faults,
+        observer,
+        members: RefCell::default(),
+        left: Cell::new(0),
+        is_quiet: Cell::new(false),
+        is_over: Cell::new(false),
+    }
+}

@@ -1,0 +1,344 @@
+//! A compute server, as `farpool-namdb` makes one of a process: what are threads there are tasks here, each with a way to far memory of
+//! its own.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farpool_fabric::sim::{HostId, Path, ProcessId, Random};
+use farpool_txn::horizon::{HorizonAt, collect};
+use farpool_txn::log::LogAt;
+use farpool_txn::membership::{
+    Duties, Duty, Lookout, MembersAt, Premises, Role, Seat, beat, fill_role, leave_seat, list_grants,
+    wait_for_seat,
+};
+use farpool_txn::oracle::publish;
+use farpool_txn::recovery::recover;
+use farpool_txn::{Cut, Memory, MemoryError, Oracle, SharedSlot};
+use farpool_wire::{Epoch, Slot};
+use futures_util::future::join;
+
+use super::broken::{self, Chosen, Engine};
+use super::layout::{At, PLACES};
+use super::{FenceLost, Run, Staying, catalog, client};
+
+/// Members that live one after the other in each driver's hands.
+const MOST_LIVES: u64 = 3;
+/// A member says that it lives so many times before it is taken for dead.
+const BEATS: u32 = 10;
+/// Between two looks at whether a seat or a role is free.
+const PAUSE: Duration = Duration::from_micros(40);
+/// Between two looks at what no snapshot needs any more.
+const COLLECT_PAUSE: Duration = Duration::from_micros(50);
+/// Before a member is there again, at most.
+const MOST_ABSENCE_NS: u64 = 200_000;
+/// How long it goes on before it lists its grants, where that is what is wrong.
+const LISTED_AFTER: Duration = Duration::from_micros(200);
+
+/// What a compute server is to do.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    /// Workers that run transactions.
+    pub(super) workers: u16,
+    pub(super) changes_catalog: bool,
+}
+
+/// A process with a seat.
+pub(super) struct Member {
+    pub(super) run: Rc<Run>,
+    pub(super) process: ProcessId,
+    place: (HostId, Path),
+    pub(super) grants: Vec<Epoch>,
+    pub(super) seat: Seat,
+    pub(super) slot: Arc<SharedSlot>,
+    duties: Duties,
+    /// Its part is over, or is to be.
+    pub(super) is_over: Cell<bool>,
+    /// Workers that have announced themselves and have not left, and such as will.
+    pub(super) workers: Cell<u32>,
+    /// Sessions, and changes of the catalog, that have not ended.
+    pub(super) busy: Cell<u32>,
+    random: RefCell<Random>,
+}
+
+impl Member {
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.get() || self.run.is_over.get()
+    }
+
+    /// Whether it goes on, and was not shut out without knowing it yet.
+    pub(super) fn lives(&self) -> bool {
+        let run = &self.run;
+        !self.is_over() && run.world.is_alive(self.process) && run.observer.lock().is_open(self.seat.claim)
+    }
+
+    pub(super) fn at(&self) -> At<'_> {
+        At { plan: &self.run.plan, grants: &self.grants }
+    }
+
+    pub(super) async fn memory(&self) -> Result<Memory, MemoryError> {
+        self.run.memory(self.process, self.place, &self.grants).await
+    }
+
+    /// Its part is over, and nobody has wanted that.
+    pub(super) fn ends(&self, why: &str) {
+        self.run.world.note("member {} ends", &[self.seat.claim.0]);
+        if !self.run.faults.are_any() {
+            self.run.ledger.complain(format!("member {} cannot go on: {why}", self.seat.claim));
+        }
+        self.is_over.set(true);
+    }
+}
+
+impl Premises for Member {
+    type FenceError = FenceLost;
+
+    fn members(&self) -> MembersAt {
+        self.at().members()
+    }
+
+    fn oracle(&self) -> Oracle {
+        self.at().oracle().into()
+    }
+
+    fn horizon(&self) -> HorizonAt {
+        self.at().horizon()
+    }
+
+    fn workers(&self, slot: Slot) -> Range<u16> {
+        let first = slot.index() as u16 * PLACES;
+        first..first + PLACES
+    }
+
+    fn log(&self, slot: Slot) -> LogAt {
+        self.at().log(slot.index() as u16)
+    }
+
+    async fn fence(&self, region: usize, grant: Epoch) -> Result<(), FenceLost> {
+        let mut random = Random::new(self.random.borrow_mut().bits(), 1);
+        self.run.fence(region, grant, &mut random).await
+    }
+}
+
+/// Starts those that let members live, one after the other.
+pub(super) fn start_drivers(run: &Rc<Run>, random: &mut Random) {
+    for _ in 0..2 + random.below(u64::from(run.plan.slots) - 1) {
+        let lives = 1 + random.below(MOST_LIVES);
+        run.tasks.spawn(run.nowhere, drive(run.clone(), lives, Staying::new(run)));
+    }
+}
+
+async fn drive(run: Rc<Run>, lives: u64, _staying: Staying) {
+    let mut random = run.ledger.random();
+    for life in 1..=lives {
+        run.world.sleep(Duration::from_nanos(random.below(MOST_ABSENCE_NS))).await;
+        let wanted = Wanted { workers: 1 + random.below(2) as u16, changes_catalog: random.chance(300) };
+        let living = start(&run, wanted, &mut random);
+        while living.goes_on(&run) {
+            run.world.sleep(PAUSE).await;
+        }
+        let member = living.member.borrow().clone();
+        let Some(member) = member else { continue };
+        // The last one may stay, and look after the others.
+        if life < lives || random.chance(500) {
+            member.is_over.set(true);
+        }
+        while member.is_over() && !living.has_ended.get() && run.world.is_alive(living.process) {
+            run.world.sleep(PAUSE).await;
+        }
+    }
+}
+
+/// A process that is to become a member.
+pub(super) struct Living {
+    pub(super) process: ProcessId,
+    pub(super) has_ended: Rc<Cell<bool>>,
+    pub(super) member: Rc<RefCell<Option<Rc<Member>>>>,
+}
+
+impl Living {
+    /// Whether it has something to do still.
+    pub(super) fn goes_on(&self, run: &Run) -> bool {
+        let is_busy = self.member.borrow().as_ref().is_none_or(|member| member.busy.get() > 0);
+        run.world.is_alive(self.process) && !self.has_ended.get() && is_busy
+    }
+}
+
+/// Starts a process that takes a seat and does what is wanted.
+pub(super) fn start(run: &Rc<Run>, wanted: Wanted, random: &mut Random) -> Living {
+    let place = run.place(random);
+    let process = run.world.add_process(place.0);
+    let living = Living { process, has_ended: Rc::default(), member: Rc::default() };
+    let (here, seated, has_ended) = (run.clone(), living.member.clone(), living.has_ended.clone());
+    run.tasks.spawn(process, async move {
+        match join_in(&here, process, place, wanted).await {
+            Ok(Some(member)) => {
+                here.members.borrow_mut().push(member.clone());
+                *seated.borrow_mut() = Some(member.clone());
+                begin_tasks(&member, wanted);
+                if let Err(error) = take_part(&member).await {
+                    member.ends(&error.to_string());
+                }
+            }
+            Ok(None) => {}
+            Err(why) if here.faults.are_any() => here.world.note("nobody joins", &[why.len() as u64]),
+            Err(why) => here.ledger.complain(format!("nobody can join: {why}")),
+        }
+        has_ended.set(true);
+    });
+    living
+}
+
+/// Takes a seat, if there is one. A process that does not get one has its grants ended.
+async fn join_in(
+    run: &Rc<Run>,
+    process: ProcessId,
+    place: (HostId, Path),
+    wanted: Wanted,
+) -> Result<Option<Rc<Member>>, String> {
+    let mut random = run.ledger.random();
+    let grants = run.grants(&mut random).await;
+    let at = At { plan: &run.plan, grants: &grants };
+    let seated = async {
+        let memory = run.memory(process, place, &grants).await?;
+        let waits = (run.patience, PAUSE);
+        let seat = wait_for_seat::<Chosen>(&memory, &at.members(), &grants, waits).await?;
+        Ok::<_, MemoryError>(seat.map(|seat| (seat, memory)))
+    };
+    let (seat, memory) = match seated.await {
+        Ok(Some(seated)) => seated,
+        no_seat => {
+            for (region, grant) in grants.iter().enumerate() {
+                // What is not fenced ends with the leases.
+                let _ = run.fence(region, *grant, &mut random).await;
+            }
+            return no_seat.map(|_| None).map_err(|error| error.to_string());
+        }
+    };
+    run.world.note("member {} has seat {}", &[seat.claim.0, seat.slot.index() as u64]);
+    let log = at.log(seat.slot.index() as u16);
+    let recovered = recover(&memory, &at.oracle().into(), &log, seat.slot).await;
+    let recovered = recovered.map_err(|error| error.to_string())?;
+    let slot = Arc::new(SharedSlot::after(seat.slot, log, recovered.last));
+    let busy = u32::from(wanted.workers) + u32::from(wanted.changes_catalog);
+    Ok(Some(Rc::new(Member {
+        run: run.clone(),
+        process,
+        place,
+        grants,
+        seat,
+        slot,
+        duties: Duties::default(),
+        is_over: Cell::new(false),
+        workers: Cell::new(0),
+        busy: Cell::new(busy),
+        random: RefCell::new(random),
+    })))
+}
+
+/// What runs beside [`take_part`].
+fn begin_tasks(member: &Rc<Member>, wanted: Wanted) {
+    let spawn = |task: std::pin::Pin<Box<dyn Future<Output = Result<(), MemoryError>>>>| {
+        let here = member.clone();
+        member.run.tasks.spawn(member.process, async move {
+            if let Err(error) = task.await {
+                here.ends(&error.to_string());
+            }
+        });
+    };
+    spawn(Box::pin(publish_if_nobody_does(member.clone(), member.duties.begin())));
+    spawn(Box::pin(collect_if_nobody_does(member.clone(), member.duties.begin())));
+    for number in 0..wanted.workers {
+        client::start(member, number);
+    }
+    if wanted.changes_catalog {
+        catalog::start(member);
+    }
+    if broken::is(broken::LISTED_LATE) {
+        spawn(Box::pin(list_late(member.clone())));
+    }
+}
+
+/// Says that this member lives, and looks after others; at the end gives the seat back.
+async fn take_part(member: &Rc<Member>) -> Result<(), MemoryError> {
+    let memory = member.memory().await?;
+    let (beats, care) = join(say_alive(member, &memory), look_after_others(member, &memory)).await;
+    beats.and(care)?;
+    // Not while something is under way: then the others find that this member lives no more.
+    if member.workers.get() == 0 && member.slot.retire() {
+        let (at, duties) = (member.members(), &member.duties);
+        leave_seat::<Chosen>(&memory, &at, &member.seat, duties, PAUSE).await?;
+    }
+    Ok(())
+}
+
+async fn say_alive(member: &Member, memory: &Memory) -> Result<(), MemoryError> {
+    let mut count = 0;
+    while !member.is_over() {
+        count += 1;
+        if let Err(error) = beat(memory, &member.members(), &member.seat, count).await {
+            member.ends(&error.to_string());
+            return Err(error);
+        }
+        if member.slot.is_in_doubt() {
+            member.ends("a commit is in doubt");
+        }
+        memory.endpoint().sleep(member.run.patience / BEATS).await;
+    }
+    Ok(())
+}
+
+async fn look_after_others(member: &Member, memory: &Memory) -> Result<(), MemoryError> {
+    let run = &member.run;
+    let mut lookout = Lookout::<_, Chosen>::new(memory, member, member.seat, run.patience);
+    while !member.is_over() {
+        let looked = lookout
+            .look(|slot, cared| {
+                if let Ok(Some(recovered)) = cared {
+                    let numbers = [slot.index() as u64, recovered.last];
+                    run.world.note("seat {} was looked after; its slot goes on behind {}", &numbers);
+                    if !run.faults.are_any() {
+                        run.ledger.complain(format!("the member of seat {} lived", slot.index()));
+                    }
+                }
+            })
+            .await;
+        if let Err(error) = looked {
+            member.ends(&error.to_string());
+            return Err(error);
+        }
+        memory.endpoint().sleep(run.patience / BEATS).await;
+    }
+    Ok(())
+}
+
+async fn publish_if_nobody_does(member: Rc<Member>, duty: Duty) -> Result<(), MemoryError> {
+    let memory = member.memory().await?;
+    let work = || publish::<Engine>(&memory, member.at().oracle(), Duration::ZERO, || member.is_over());
+    let role = (Role::Publisher, member.seat.claim);
+    fill_role(&memory, &member.members(), role, PAUSE, || member.is_over(), work).await?;
+    duty.ends();
+    Ok(())
+}
+
+async fn collect_if_nobody_does(member: Rc<Member>, duty: Duty) -> Result<(), MemoryError> {
+    let memory = member.memory().await?;
+    let (oracle, horizon) = (member.oracle(), member.horizon());
+    let work = || {
+        let tables = async |_: &Cut| Ok::<_, MemoryError>(None);
+        collect::<Engine, _>(&memory, &oracle, &horizon, tables, COLLECT_PAUSE, || member.is_over())
+    };
+    let role = (Role::Collector, member.seat.claim);
+    fill_role(&memory, &member.members(), role, PAUSE, || member.is_over(), work).await?;
+    duty.ends();
+    Ok(())
+}
+
+/// Broken: says which grants it has when it has used them for a while.
+async fn list_late(member: Rc<Member>) -> Result<(), MemoryError> {
+    let memory = member.memory().await?;
+    memory.endpoint().sleep(LISTED_AFTER).await;
+    list_grants(&memory, &member.members(), &member.seat, &member.grants).await
+}

@@ -1,0 +1,312 @@
+//! What scenarios with transactions share: a run's ledger of what sessions did and were answered, and what a session does in a
+//! transaction.
+
+pub(crate) mod fates;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
+use std::time::Duration;
+
+use farpool_fabric::sim::{Random, World};
+use farpool_txn::judge::{Outcome, Read, Transaction as Judged, Value, Write};
+use farpool_txn::{BeginError, CommitError, Cut, ReadError, Row, Rules, Session, Table, Transaction, Worker};
+use farpool_wire::Version;
+
+/// Words of a record's data, all alike: a reader sees where they come from two versions.
+pub(crate) const DATA_WORDS: usize = 6;
+/// Of the transactions that only read, so many take their time, up to so long before each record.
+const LINGERS_PERMILLE: u32 = 300;
+const MOST_LINGERING_NS: u64 = 150_000;
+/// How often a writer tries again that finds no room, and how long it waits before.
+const TRIES: u32 = 4;
+const PAUSE: Duration = Duration::from_micros(20);
+/// Streams of randomness before this are the scenario's own.
+const FIRST_STREAM: u64 = 1_000;
+
+/// What all parts of a run write down, for its judge.
+pub(crate) struct Ledger {
+    world: World,
+    seed: u64,
+    /// Names sessions, grants, streams of randomness, and what is written.
+    names: Cell<u64>,
+    pub(crate) history: RefCell<Vec<Judged>>,
+    /// What somebody knows of a commit: whether it took effect.
+    pub(crate) known: RefCell<BTreeMap<Version, bool>>,
+    pub(crate) complaints: RefCell<Vec<String>>,
+}
+
+impl Ledger {
+    pub(crate) fn new(world: World, seed: u64) -> Rc<Ledger> {
+        let (names, history) = (Cell::new(0), RefCell::default());
+        Rc::new(Ledger {
+            world,
+            seed,
+            names,
+            history,
+            known: RefCell::default(),
+            complaints: RefCell::default(),
+        })
+    }
+
+    pub(crate) fn next_name(&self) -> u64 {
+        self.names.set(self.names.get() + 1);
+        self.names.get()
+    }
+
+    /// A stream of its own for whoever asks.
+    pub(crate) fn random(&self) -> Random {
+        Random::new(self.seed, FIRST_STREAM + self.next_name())
+    }
+
+    pub(crate) fn complain(&self, what: String) {
+        self.world.note("violation", &[]);
+        self.complaints.borrow_mut().push(what);
+    }
+
+    /// Somebody was told what became of a commit.
+    pub(crate) fn knows(&self, version: Version, outcome: Outcome) {
+        let is_committed = matches!(outcome, Outcome::Committed(_));
+        let slot = version.slot().index() as u64;
+        self.world.note(
+            "somebody learns of commit {} of slot {}; committed: {}",
+            &[version.count(), slot, is_committed.into()],
+        );
+        if self.known.borrow_mut().insert(version, is_committed).is_some_and(|before| before != is_committed)
+        {
+            self.complain(format!("commit {version} is said to be committed, and not to be"));
+        }
+    }
+}
+
+/// Why a transaction did not come to its end.
+#[derive(Debug)]
+pub(crate) enum Stopped {
+    Begin(BeginError),
+    Read(ReadError),
+    Commit(CommitError),
+}
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Stopped::Begin(error) => error.fmt(formatter),
+            Stopped::Read(error) => error.fmt(formatter),
+            Stopped::Commit(error) => error.fmt(formatter),
+        }
+    }
+}
+
+/// One who runs transactions, and writes down what it saw.
+pub(crate) struct Transactor {
+    ledger: Rc<Ledger>,
+    world: World,
+    pub(crate) table: Table,
+    /// Of its session.
+    pub(crate) name: u32,
+    pub(crate) random: Random,
+    payload_of: Rc<dyn Fn(u64) -> Vec<u8>>,
+    /// Which values it writes.
+    pub(crate) may_write: fn(u64) -> bool,
+}
+
+/// What a transaction has done so far; it is in the history at its end, also where that is the death of its client.
+struct Doing {
+    ledger: Rc<Ledger>,
+    judged: Option<Judged>,
+}
+
+impl Drop for Doing {
+    fn drop(&mut self) {
+        let judged = self.judged.take().expect("it is taken once");
+        let numbers = [u64::from(judged.session), judged.begun_from.sequence()];
+        self.ledger.world.note("transaction", &numbers);
+        self.ledger.history.borrow_mut().push(judged);
+    }
+}
+
+impl Transactor {
+    pub(crate) fn new(ledger: &Rc<Ledger>, table: Table) -> Transactor {
+        let name = ledger.next_name() as u32;
+        let (random, world) = (ledger.random(), ledger.world.clone());
+        let payload_of = Rc::new(|value: u64| value.to_le_bytes().repeat(DATA_WORDS));
+        Transactor { ledger: ledger.clone(), world, table, name, random, payload_of, may_write: |_| true }
+    }
+
+    /// With other payloads than [`DATA_WORDS`] words for values; each begins with its value.
+    pub(crate) fn with_payloads(self, payload_of: Rc<dyn Fn(u64) -> Vec<u8>>) -> Transactor {
+        Transactor { payload_of, ..self }
+    }
+
+    fn next_value(&self) -> u64 {
+        let mut values = std::iter::repeat_with(|| self.ledger.next_name());
+        values.find(|value| (self.may_write)(*value)).expect("they do not end")
+    }
+
+    /// Runs one transaction, which reads or writes these records; whether it was committed. Where others were first, or there was no
+    /// room, it was not.
+    pub(crate) async fn transact<R: Rules>(
+        &mut self,
+        worker: &Worker<R>,
+        session: &mut Session,
+        records: &[(u64, bool)],
+    ) -> Result<bool, Stopped> {
+        match self.try_once(worker, session, records).await {
+            Err(Stopped::Read(ReadError::Conflict | ReadError::RingFull | ReadError::NoSpace { .. })) => {
+                Ok(false)
+            }
+            done => done,
+        }
+    }
+
+    async fn try_once<R: Rules>(
+        &mut self,
+        worker: &Worker<R>,
+        session: &mut Session,
+        records: &[(u64, bool)],
+    ) -> Result<bool, Stopped> {
+        let table = self.table.clone();
+        let mut transaction = worker.begin(session).await.map_err(Stopped::Begin)?;
+        let mut doing = self.begins(transaction.cut().clone());
+        let judged = doing.judged.as_mut().expect("it goes on");
+        self.look_ahead(&mut transaction, &table, records, judged).await.map_err(Stopped::Read)?;
+        let is_only_reading = records.iter().all(|(_, writes)| !writes);
+        let lingers = is_only_reading && self.random.chance(LINGERS_PERMILLE);
+        for &(record, writes) in records {
+            if lingers {
+                let lingering = Duration::from_nanos(self.random.below(MOST_LINGERING_NS));
+                self.world.sleep(lingering).await;
+            }
+            let judged = doing.judged.as_mut().expect("it goes on");
+            self.touch(&mut transaction, &table, record, writes, judged).await.map_err(Stopped::Read)?;
+        }
+        let committing = match transaction.prepare() {
+            Ok(Some(committing)) => committing,
+            Ok(None) => return Ok(true),
+            Err(CommitError::Busy) => return Ok(false),
+            Err(error) => return Err(Stopped::Commit(error)),
+        };
+        let judged = doing.judged.as_mut().expect("it goes on");
+        let version = committing.version();
+        judged.outcome = Outcome::Unknown(version);
+        let committed = committing.commit().await;
+        judged.outcome = match &committed {
+            Ok(version) => Outcome::Committed(*version),
+            Err(CommitError::Conflict | CommitError::Nothing(_)) => Outcome::Aborted,
+            Err(_) => judged.outcome,
+        };
+        if matches!(committed, Ok(_) | Err(CommitError::Conflict)) {
+            self.ledger.knows(version, judged.outcome);
+        }
+        match committed {
+            Ok(_) => Ok(true),
+            Err(CommitError::Conflict) => Ok(false),
+            Err(error) => Err(Stopped::Commit(error)),
+        }
+    }
+
+    fn begins(&self, begun_from: Cut) -> Doing {
+        let judged = Judged {
+            session: self.name,
+            begun_from,
+            reads: Vec::new(),
+            writes: Vec::new(),
+            outcome: Outcome::Aborted,
+        };
+        Doing { ledger: self.ledger.clone(), judged: Some(judged) }
+    }
+
+    /// Reads what the transaction is about to touch in one step, in one of several ways, or does not.
+    async fn look_ahead<R: Rules>(
+        &mut self,
+        transaction: &mut Transaction<'_, R>,
+        table: &Table,
+        records: &[(u64, bool)],
+        judged: &mut Judged,
+    ) -> Result<(), ReadError> {
+        let written = records.iter().filter(|(_, writes)| *writes).map(|(record, _)| *record);
+        let (numbers, rows) = match self.random.below(6) {
+            0 => {
+                let numbers: Vec<u64> = records.iter().map(|(record, _)| *record).collect();
+                let rows = transaction.read_many(table, &numbers).await?;
+                (numbers, rows)
+            }
+            1 | 2 => {
+                let numbers: Vec<u64> = written.collect();
+                let rows = transaction.take_many(table, &numbers).await?;
+                (numbers, rows)
+            }
+            3 => {
+                let (mut numbers, mut rows) = (Vec::new(), Vec::new());
+                let visit = |number, version, data: Option<&[u8]>| {
+                    numbers.push(number);
+                    rows.push(Row { version, data: data.map(<[u8]>::to_vec) });
+                };
+                transaction.scan(table, 0..table.records(), visit).await?;
+                (numbers, rows)
+            }
+            _ => return Ok(()),
+        };
+        for (record, row) in numbers.into_iter().zip(rows) {
+            let value = self.value_of(&row, record);
+            judged.reads.push(Read { record, version: row.version, value });
+        }
+        Ok(())
+    }
+
+    /// Reads or writes a record; a ring that is full may have room in a moment.
+    async fn touch<'a, R: Rules>(
+        &mut self,
+        transaction: &mut Transaction<'a, R>,
+        table: &'a Table,
+        record: u64,
+        writes: bool,
+        judged: &mut Judged,
+    ) -> Result<(), ReadError> {
+        for _ in 1..TRIES {
+            match self.touch_once(transaction, table, record, writes, judged).await {
+                Err(ReadError::RingFull) => self.world.sleep(PAUSE).await,
+                touched => return touched,
+            }
+        }
+        self.touch_once(transaction, table, record, writes, judged).await
+    }
+
+    async fn touch_once<'a, R: Rules>(
+        &mut self,
+        transaction: &mut Transaction<'a, R>,
+        table: &'a Table,
+        record: u64,
+        writes: bool,
+        judged: &mut Judged,
+    ) -> Result<(), ReadError> {
+        let is_first = !judged.writes.iter().any(|write| write.record == record);
+        let row = if writes {
+            let value = if self.random.chance(150) { None } else { Some(self.next_value()) };
+            let data = value.map(|value| (self.payload_of)(value));
+            let row = transaction.write(table, record, data.as_deref()).await?;
+            match judged.writes.iter_mut().find(|write| write.record == record) {
+                Some(write) => write.value = value,
+                None => judged.writes.push(Write { record, replaced: row.version, value }),
+            }
+            row
+        } else {
+            transaction.read(table, record).await?
+        };
+        if is_first {
+            let value = self.value_of(&row, record);
+            judged.reads.push(Read { record, version: row.version, value });
+        }
+        Ok(())
+    }
+
+    fn value_of(&self, row: &Row, record: u64) -> Value {
+        let data = row.data.as_ref()?;
+        let value = data.first_chunk().map(|word| u64::from_le_bytes(*word));
+        if value.is_none_or(|value| *data != (self.payload_of)(value)) {
+            self.ledger.complain(format!("record {record} holds words of several versions"));
+        }
+        value
+    }
+}

@@ -1,0 +1,105 @@
+//! What became of commits: asked of their slots' logs, and compared with what is known.
+
+use farpool_txn::judge::Outcome;
+use farpool_txn::log::LogAt;
+use farpool_txn::recovery::{Fate, RecoveryError, fate};
+use farpool_txn::{Memory, Oracle};
+use farpool_wire::Version;
+
+use super::Ledger;
+
+/// Who asks.
+pub(crate) struct Asking<'a, L> {
+    pub(crate) ledger: &'a Ledger,
+    pub(crate) memory: &'a Memory,
+    pub(crate) oracle: &'a Oracle,
+    /// Where the log of a slot lies for the asker.
+    pub(crate) log_of: L,
+}
+
+/// Whom to ask what became of a commit.
+#[derive(Clone, Copy)]
+pub(crate) enum Asked {
+    /// Both copies of the log together, as one does who does not know whether somebody has lost one just now.
+    Both,
+    /// Both, and each by itself.
+    Each,
+}
+
+impl<L: Fn(u16) -> LogAt> Asking<'_, L> {
+    /// Asks what became of the commits of which their clients were told nothing, and whose slots were looked after.
+    pub(crate) async fn learn_fates(&self, is_wanted: impl Fn(u16) -> bool) -> Result<(), RecoveryError> {
+        for version in self.learn(is_wanted).await? {
+            let what = format!("nobody knows of commit {version} behind its slot's recovery");
+            self.ledger.complain(what);
+        }
+        Ok(())
+    }
+
+    /// Asks what became of all these commits; somebody may know.
+    pub(crate) async fn learn_known_fates(&self) -> Result<(), RecoveryError> {
+        self.learn(|_| true).await.map(drop)
+    }
+
+    /// Returns those of which nobody knows yet.
+    async fn learn(&self, is_wanted: impl Fn(u16) -> bool) -> Result<Vec<Version>, RecoveryError> {
+        let unknown: Vec<_> = {
+            let history = self.ledger.history.borrow();
+            let outcomes =
+                history.iter().enumerate().map(|(place, transaction)| (place, transaction.outcome));
+            let unknown = outcomes.filter_map(|(place, outcome)| match outcome {
+                Outcome::Unknown(version) => Some((place, version)),
+                _ => None,
+            });
+            unknown.filter(|(_, version)| is_wanted(slot_of(*version))).collect()
+        };
+        let mut not_yet = Vec::new();
+        for (place, version) in unknown {
+            let log = (self.log_of)(slot_of(version));
+            let outcome = match fate(self.memory, self.oracle, &log, version).await? {
+                Fate::Committed => Outcome::Committed(version),
+                Fate::RolledBack => Outcome::Aborted,
+                Fate::Forgotten => continue,
+                Fate::NotYetKnown => {
+                    not_yet.push(version);
+                    continue;
+                }
+            };
+            self.ledger.knows(version, outcome);
+            self.ledger.history.borrow_mut()[place].outcome = outcome;
+        }
+        Ok(not_yet)
+    }
+
+    /// What is known of commits must be what the logs say, if they still do.
+    pub(crate) async fn ask_again(
+        &self,
+        asked: Asked,
+        mut is_wanted: impl FnMut(u16) -> bool,
+    ) -> Result<(), RecoveryError> {
+        let known = self.ledger.known.borrow().clone();
+        for (version, is_committed) in known.into_iter().filter(|(version, _)| is_wanted(slot_of(*version))) {
+            let log = (self.log_of)(slot_of(version));
+            let alone = log.copies.map(|copy| [copy; 2]);
+            let alone = alone.into_iter().filter(|_| matches!(asked, Asked::Each));
+            for copies in alone.chain([log.copies]) {
+                let told = fate(self.memory, self.oracle, &LogAt { copies, ..log }, version).await?;
+                let fits = match told {
+                    Fate::Committed => is_committed,
+                    // The last commits of a slot may have vanished, and no client came after them.
+                    Fate::RolledBack | Fate::NotYetKnown => !is_committed,
+                    Fate::Forgotten => true,
+                };
+                if !fits {
+                    let what = format!("commit {version}: {is_committed} once, {told:?} later");
+                    self.ledger.complain(what);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn slot_of(version: Version) -> u16 {
+    version.slot().index() as u16
+}
