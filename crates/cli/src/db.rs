@@ -73,14 +73,27 @@ struct DatabaseAt {
     transport: TransportChoice,
 }
 
+/// How transactions begin.
+#[derive(Debug, clap::Args)]
+struct Beginning {
+    /// Read what is published on a thread of its own, which never stops: transactions begin without asking far memory
+    #[arg(long)]
+    fetch_thread: bool,
+}
+
 impl DatabaseAt {
     fn transports(&self) -> Transports {
         Transports { choice: self.transport, card: Some(card_transport) }
     }
 
     fn open(&self) -> Result<Database> {
+        self.open_to_begin(&Beginning { fetch_thread: false })
+    }
+
+    fn open_to_begin(&self, beginning: &Beginning) -> Result<Database> {
         raise_limit();
         let tls = self.broker.find()?.and_then(|broker| broker.tls);
-        Ok(Database::open(&self.file, &Reach { transport: self.transports(), tls })?)
+        let reach = Reach { transport: self.transports(), tls, fetch_thread: beginning.fetch_thread };
+        Ok(Database::open(&self.file, &reach)?)
     }
 }

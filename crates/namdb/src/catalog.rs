@@ -17,9 +17,10 @@ use farpool_txn::horizon::horizon;
 use farpool_txn::membership::{Role, give_up_role, take_role};
 use farpool_txn::recovery::recover;
 use farpool_txn::{
-    CommitError, KeyError, KeyedTable, Memory, RecordId, RecordLayout, Session, SharedSlot, Shipped, Table,
-    Transaction, Worker,
+    CommitError, Cut, KeyError, KeyedTable, Memory, ReadError, RecordId, RecordLayout, Session, SharedSlot,
+    Shipped, Table, Transaction, Worker,
 };
+use farpool_wire::Slot;
 use prost::Message;
 
 use crate::database::Shared;
@@ -62,6 +63,9 @@ pub struct TableRow {
     seed: u64,
     #[prost(message, repeated, tag = "8")]
     pieces: Vec<PieceRow>,
+    /// Versions that the overflow region of each piece has room for.
+    #[prost(uint64, tag = "9")]
+    overflow_each: u64,
 }
 
 /// Where a piece of a table lies.
@@ -104,12 +108,21 @@ impl TableRow {
     fn layouts(&self) -> Option<Layouts> {
         let (row_bytes, old_versions) = (self.row_bytes as usize, self.old_versions as usize);
         let records = RecordLayout::new(self.rows_each, row_bytes, old_versions)?;
+        let records = records.with_overflow(self.overflow_each)?;
         let shape = IndexShape::for_keys(self.rows_each, self.rows_each, self.key_bytes as usize, self.seed);
         Some(Layouts { records, index: IndexLayout::new(shape, self.pieces.len())? })
     }
 
     /// The table, as a thread works with it. `None`: no compute server has written such a row.
     pub(crate) fn keyed(&self, shared: &Shared) -> Option<KeyedTable<Shipped>> {
+        let table = self.table(shared)?;
+        let (index, unit) = (self.layouts()?.index, shared.plan.unit_bytes());
+        let piece = |row: &PieceRow| shared.at().piece(row.region as usize, u64::from(row.index) * unit);
+        KeyedTable::new(table, Index::new(index, self.pieces.iter().map(piece).collect())?)
+    }
+
+    /// Its records. `None`: as above.
+    pub(crate) fn table(&self, shared: &Shared) -> Option<Table> {
         let Layouts { records, index } = self.layouts()?;
         let unit = shared.plan.unit_bytes();
         let fits = |piece: &PieceRow| {
@@ -121,12 +134,9 @@ impl TableRow {
         if !self.pieces.iter().all(fits) {
             return None;
         }
-        let at = shared.at();
-        let piece = |piece: &PieceRow, first: u32| at.piece(piece.region as usize, u64::from(first) * unit);
-        let records_at = self.pieces.iter().map(|row| piece(row, row.records)).collect();
-        let index_at = self.pieces.iter().map(|row| piece(row, row.index)).collect();
-        let table = Table::new(RecordId(self.first_record), records, records_at);
-        KeyedTable::new(table, Index::new(index, index_at)?)
+        let piece = |row: &PieceRow| shared.at().piece(row.region as usize, u64::from(row.records) * unit);
+        let pieces = self.pieces.iter().map(piece).collect();
+        Some(Table::new(RecordId(self.first_record), records, pieces))
     }
 
     fn info(&self) -> Option<TableInfo> {
@@ -159,6 +169,8 @@ pub(crate) struct Catalog {
     tombs: Table,
     maps: Table,
     counter: Table,
+    /// In which it is changed.
+    slot: Slot,
 }
 
 impl Catalog {
@@ -170,7 +182,8 @@ impl Catalog {
         let names = KeyedTable::new(rows.clone(), index).expect("as many records as the index has numbers");
         let tombs = table(Plan::tomb_records(), plan.tombs);
         let maps = table(Plan::map_records(), plan.maps);
-        Catalog { names, rows, tombs, maps, counter: table(Plan::counter_record(), plan.counter) }
+        let counter = table(Plan::counter_record(), plan.counter);
+        Catalog { names, rows, tombs, maps, counter, slot: plan.catalog_slot() }
     }
 
     /// A table's row, if the snapshot has that table.
@@ -189,13 +202,33 @@ impl Catalog {
         &self,
         transaction: &Transaction<'_, Shipped>,
     ) -> Result<Vec<TableInfo>, KeyError> {
+        let rows = self.rows(transaction).await?;
+        let mut found: Vec<_> = rows.iter().filter_map(TableRow::info).collect();
+        found.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(found)
+    }
+
+    /// The rows of all tables that a snapshot has.
+    pub(crate) async fn rows(
+        &self,
+        transaction: &Transaction<'_, Shipped>,
+    ) -> Result<Vec<TableRow>, ReadError> {
         let mut found = Vec::new();
         for number in 0..MOST_NAMES {
             let row = transaction.read(&self.rows, number).await?;
-            found.extend(row.data.and_then(|data| TableRow::decode_row(&data)?.info()));
+            found.extend(row.data.and_then(|data| TableRow::decode_row(&data)));
         }
-        found.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(found)
+    }
+
+    /// How often tables were made and dropped, as a cut has it.
+    pub(crate) fn changes(&self, cut: &Cut) -> u64 {
+        cut.counts().get(self.slot.index()).copied().unwrap_or(0)
+    }
+
+    /// The tables of which the catalog is made.
+    pub(crate) fn own_tables(&self) -> [Table; 4] {
+        [&self.rows, &self.tombs, &self.maps, &self.counter].map(Table::clone)
     }
 }
 
@@ -228,13 +261,13 @@ pub(crate) fn create(
     change(shared, async |transaction, memory, catalog| {
         let mut row = empty.clone();
         row.first_record = next_record(transaction, catalog, options.rows).await?;
-        take_memory(shared, transaction, memory, catalog, &mut row, options.rows).await?;
+        take_memory(shared, transaction, memory, catalog, &mut row, options).await?;
         let row = row.encode_row().ok_or_else(|| TxError::NoSpace("too many pieces".to_owned()))?;
         let made = catalog.names.insert(transaction, &key, &row).await;
         match made.map_err(|error| of_key(error, TABLES)) {
             Ok(_) => Ok(()),
-            Err(Some(TxError::Duplicate(_))) => Err(TxError::TableExists(name.to_owned()).into()),
-            Err(other) => Err(other.map_or(Stop::Again, Stop::For)),
+            Err(Stop::For(TxError::Duplicate(_))) => Err(TxError::TableExists(name.to_owned()).into()),
+            Err(other) => Err(other),
         }
     })
 }
@@ -246,10 +279,10 @@ pub(crate) fn drop_table(shared: &Shared, name: &str) -> Result<(), TxError> {
         let gone = catalog.names.delete(transaction, &key).await;
         let row = match gone.map_err(|error| of_key(error, TABLES)) {
             Ok(row) => row.data.unwrap_or_default(),
-            Err(Some(TxError::NoSuchKey(_))) => return Err(TxError::NoSuchTable(name.to_owned()).into()),
-            Err(other) => return Err(other.map_or(Stop::Again, Stop::For)),
+            Err(Stop::For(TxError::NoSuchKey(_))) => return Err(TxError::NoSuchTable(name.to_owned()).into()),
+            Err(other) => return Err(other),
         };
-        let stop = |error| of_read(error, TABLES).map_or(Stop::Again, Stop::For);
+        let stop = |error| of_read(error, TABLES);
         for tomb in 0..MOST_TOMBS {
             if transaction.read(&catalog.tombs, tomb).await.map_err(stop)?.data.is_none() {
                 transaction.write(&catalog.tombs, tomb, Some(&row)).await.map_err(stop)?;
@@ -269,7 +302,7 @@ async fn open_tombs(
     catalog: &Catalog,
     maps: &mut [Map],
 ) -> Result<(), Stop> {
-    let stop = |error| of_read(error, TABLES).map_or(Stop::Again, Stop::For);
+    let stop = |error| of_read(error, TABLES);
     let Some(horizon) = horizon(memory, &shared.at().horizon()).await.map_err(TxError::Memory)? else {
         return Ok(());
     };
@@ -302,7 +335,7 @@ async fn next_record(
     catalog: &Catalog,
     rows: u64,
 ) -> Result<u64, Stop> {
-    let stop = |error| of_read(error, TABLES).map_or(Stop::Again, Stop::For);
+    let stop = |error| of_read(error, TABLES);
     let row = transaction.read(&catalog.counter, 0).await.map_err(stop)?;
     let word =
         row.data.as_deref().and_then(|data| data.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word));
@@ -322,9 +355,9 @@ async fn take_memory(
     memory: &Memory,
     catalog: &Catalog,
     row: &mut TableRow,
-    rows: u64,
+    options: &TableOptions,
 ) -> Result<(), Stop> {
-    let stop = |error| of_read(error, TABLES).map_or(Stop::Again, Stop::For);
+    let stop = |error| of_read(error, TABLES);
     let mut maps = Vec::new();
     for region in 0..shared.grants.len() {
         let found = transaction.read(&catalog.maps, region as u64).await.map_err(stop)?;
@@ -333,7 +366,7 @@ async fn take_memory(
     }
     let before = maps.clone();
     open_tombs(shared, transaction, memory, catalog, &mut maps).await?;
-    let (placed, taken) = choose(shared, &maps, row, rows)?;
+    let (placed, taken) = choose(shared, &maps, row, options)?;
     for (region, _) in taken.iter().enumerate().filter(|(region, map)| **map != before[*region]) {
         let map = taken[region].encode();
         transaction.write(&catalog.maps, region as u64, Some(&map)).await.map_err(stop)?;
@@ -354,19 +387,23 @@ fn choose(
     shared: &Shared,
     maps: &[Map],
     row: &mut TableRow,
-    rows: u64,
+    options: &TableOptions,
 ) -> Result<(Vec<Placed>, Vec<Map>), TxError> {
     let nodes: Vec<_> = shared.grants.iter().map(|grant| grant.region.node).collect();
     let mut distinct = nodes.clone();
     distinct.sort_unstable();
     distinct.dedup();
     let mut pieces = distinct.len().min(MOST_PIECES);
+    let overflow = options.overflow_or_usual();
     loop {
-        row.rows_each = rows.max(1).div_ceil(pieces as u64) + SPARE_ROWS;
+        row.rows_each = options.rows.max(1).div_ceil(pieces as u64) + SPARE_ROWS;
+        row.overflow_each = overflow.div_ceil(pieces as u64);
         row.pieces = vec![PieceRow::default(); pieces];
         let shape = || {
-            let (rows, bytes, old) = (rows, row.row_bytes, row.old_versions);
-            TxError::NoSpace(format!("no table has {rows} rows of {bytes} bytes with {old} old versions"))
+            let (rows, bytes, old) = (options.rows, row.row_bytes, row.old_versions);
+            TxError::NoSpace(format!(
+                "no table has {rows} rows of {bytes} bytes with {old} old versions, and {overflow} beside"
+            ))
         };
         let layouts = row.layouts().ok_or_else(shape)?;
         let units = |bytes: u64| bytes.div_ceil(shared.plan.unit_bytes());
@@ -438,12 +475,14 @@ async fn change_by<T>(
     body: impl AsyncFn(&mut Transaction<'_, Shipped>, &Memory, &Catalog) -> Result<T, Stop>,
 ) -> Result<T, TxError> {
     let mut session = Session::new();
+    let mut last = TxError::CatalogBusy;
     for _ in 0..TRIES {
         let mut transaction = worker.begin(&mut session).await?;
         let done = match body(&mut transaction, worker.memory(), catalog).await {
             Ok(done) => done,
             Err(Stop::For(error)) => return Err(error),
-            Err(Stop::Again) => {
+            Err(Stop::Again(error)) => {
+                last = error;
                 worker.memory().endpoint().sleep(ROLE_PAUSE).await;
                 continue;
             }
@@ -460,7 +499,7 @@ async fn change_by<T>(
             Err(error) => return Err(TxError::TooLarge(error)),
         }
     }
-    Err(TxError::CatalogBusy)
+    Err(last)
 }
 
 fn told(error: DatabaseError) -> TxError {
@@ -486,6 +525,7 @@ mod tests {
             key_bytes: 256,
             seed: u64::MAX,
             pieces: vec![PieceRow { region: 4_095, records: 4_095, index: 4_095 }; MOST_PIECES],
+            overflow_each: u64::MAX,
         };
         let bytes = row.encode_row().unwrap();
         assert_eq!(bytes.len(), ROW_BYTES);

@@ -52,7 +52,12 @@ impl Client {
         let no_slot = || DatabaseError::NoSeat(shared.plan.shape.slots);
         let place = shared.workers.take().ok_or(DatabaseError::TooManyClients(MOST_WORKERS))?;
         let worker = Worker::sharing(shared.memory()?, shared.at().oracle(), shared.slot.clone());
-        let worker = announced(&shared, worker.ok_or_else(no_slot)?, &place)?;
+        let worker = worker.ok_or_else(no_slot)?;
+        let worker = match &shared.fetched {
+            Some(fetched) => worker.with_fetched(fetched.clone()),
+            None => worker,
+        };
+        let worker = announced(&shared, worker, &place)?;
         let place = Some(place);
         let catalog = Catalog::new(&shared);
         let seed = getrandom::u64().unwrap_or(1) | 1;
@@ -151,16 +156,17 @@ impl Client {
     ) -> Result<T, TxError> {
         let _open = self.begins().await?;
         let mut pause = FIRST_PAUSE;
+        let mut last = TxError::Conflict;
         for _ in 0..TRIES {
             match self.try_once(session, body).await {
                 Ok(done) => return Ok(done),
                 Err(Stop::For(error)) => return Err(self.explained(error).await),
-                Err(Stop::Again) => {}
+                Err(Stop::Again(error)) => last = error,
             }
             self.worker.memory().endpoint().sleep(self.below(pause)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
-        Err(TxError::Conflict(TRIES))
+        Err(last)
     }
 
     /// Something is open, until what this gives is dropped.
@@ -179,13 +185,15 @@ impl Client {
     ) -> Result<T, Stop> {
         self.shared.check().map_err(TxError::Ended)?;
         let transaction = self.worker.begin(session).await.map_err(TxError::from)?;
-        let mut tx = Tx::new(transaction, &self.catalog, self.shared.plan.catalog_slot());
+        let mut tx = Tx::new(transaction, &self.catalog);
         let done = body(&mut tx).await;
-        let transaction = tx.into_inner().ok_or(Stop::Again)?;
-        let done = done?;
+        let (transaction, done) = match (tx.into_inner(), done) {
+            (Some(transaction), done) => (transaction, done?),
+            (None, done) => return Err(Stop::Again(done.err().unwrap_or(TxError::Conflict))),
+        };
         match transaction.commit().await {
             Ok(_) => Ok(done),
-            Err(CommitError::Conflict | CommitError::Busy) => Err(Stop::Again),
+            Err(CommitError::Conflict | CommitError::Busy) => Err(Stop::Again(TxError::Conflict)),
             Err(CommitError::Unknown(version)) => Err(TxError::Unknown(version).into()),
             Err(CommitError::Nothing(error)) => Err(TxError::Memory(error).into()),
             Err(error @ CommitError::TooLarge { .. }) => Err(TxError::TooLarge(error).into()),

@@ -16,6 +16,7 @@ use farpool_pool::{ClientGrant, GrantError, JointLeases, PoolConfig};
 use farpool_txn::horizon::HorizonAt;
 use farpool_txn::log::LogAt;
 use farpool_txn::membership::{MembersAt, Seat, take_seat};
+use farpool_txn::oracle::Fetched;
 use farpool_txn::recovery::recover;
 use farpool_txn::{Memory, MemoryError, Oracle, OracleAt, Piece, SharedSlot};
 use farpool_wire::{Epoch, Refusal, Slot};
@@ -48,6 +49,9 @@ pub struct Reach {
     pub transport: Transports,
     /// Certificates of the control plane.
     pub tls: Option<Tls>,
+    /// A thread of its own reads what is published for all clients, so that these begin transactions without asking far memory
+    /// (paper 3, section 4.2). It never stops; worth it where there are many clients, or far memory is far.
+    pub fetch_thread: bool,
 }
 
 /// What a new database is to be.
@@ -91,6 +95,8 @@ pub(crate) struct Shared {
     pub(crate) patience: Duration,
     /// Threads that run transactions.
     pub(crate) workers: Arc<Workers>,
+    /// What the fetch thread has read, if there is one.
+    pub(crate) fetched: Option<Arc<Fetched>>,
     /// One thread at a time changes tables.
     pub(crate) catalog: Mutex<()>,
     ended: Mutex<Option<Ended>>,
@@ -132,7 +138,7 @@ impl Database {
             Ok(written)
         };
         match made() {
-            Ok(file) => Self::take_part(file, leases),
+            Ok(file) => Self::take_part(file, leases, None),
             Err(error) => {
                 leases.release();
                 Err(error)
@@ -148,10 +154,14 @@ impl Database {
         let found = DatabaseFile::load(file)?;
         let keys = found.keys().cloned().ok_or_else(|| DatabaseError::NotADatabase(file.to_owned()))?;
         let leases = JointLeases::join(keys, reach.transport, reach.tls.clone())?;
-        Self::take_part(found, leases)
+        Self::take_part(found, leases, reach.fetch_thread.then(Arc::default))
     }
 
-    fn take_part(file: DatabaseFile, leases: JointLeases) -> Result<Database, DatabaseError> {
+    fn take_part(
+        file: DatabaseFile,
+        leases: JointLeases,
+        fetched: Option<Arc<Fetched>>,
+    ) -> Result<Database, DatabaseError> {
         let damaged = || DatabaseError::NotADatabase(PathBuf::from("the file"));
         let shape = file.shape().ok_or_else(damaged)?;
         let regions = leases.keys().regions().ok_or_else(damaged)?;
@@ -181,6 +191,7 @@ impl Database {
             seat,
             patience: file.patience(),
             workers: Arc::default(),
+            fetched,
             catalog: Mutex::new(()),
             ended: Mutex::new(None),
             is_over: AtomicBool::new(false),

@@ -84,8 +84,11 @@ pub enum Ended {
         "the other compute servers took this one for dead, since it was silent for too long, and shut it out"
     )]
     TakenForDead,
-    /// What lay there is gone, and with it the database.
-    #[error("the lease of region {0} has ended: what lay there is gone, and with it the database")]
+    /// Open the database again: that tells which it is.
+    #[error(
+        "the lease of region {0} could not be renewed in time: its node is gone, and with it the database; or this process was held up \
+         for so long that the others have shut it out"
+    )]
     LeaseEnded(RegionId),
     /// It was closed by this process.
     #[error("the database was closed")]
@@ -99,8 +102,15 @@ pub enum Ended {
 #[derive(Debug, thiserror::Error)]
 pub enum TxError {
     /// Others were first, again and again: try later.
-    #[error("others were first to write what this transaction writes, {0} times")]
-    Conflict(u32),
+    #[error("others were first to write what this transaction writes, again and again")]
+    Conflict,
+    /// A snapshot has been open for long, and the table has no room for another old version of what was to be written: end that
+    /// transaction, or make the table with more overflow.
+    #[error(
+        "table {0} has no room for another old version of a row that an open snapshot needs: end long transactions, or make the table with \
+         more overflow"
+    )]
+    NoRoomForVersions(String),
     /// It was given up by what it was to do, for that reason. Nothing of it is left.
     #[error("{0}")]
     RolledBack(Box<dyn std::error::Error + Send + Sync>),
@@ -181,8 +191,8 @@ impl TxError {
 
 /// Why one try of a transaction has ended.
 pub(crate) enum Stop {
-    /// Begin again, at once or a little later.
-    Again,
+    /// Begin again, at once or a little later. If that was done too often, this is why.
+    Again(TxError),
     /// Do not.
     For(TxError),
 }
@@ -204,9 +214,9 @@ impl From<BeginError> for TxError {
     }
 }
 
-/// What a read or a write by key has met; `None` in place of an error: somebody else was first.
-pub(crate) fn of_key(error: KeyError, table: &str) -> Option<TxError> {
-    Some(match error {
+/// What a read or a write by key has met.
+pub(crate) fn of_key(error: KeyError, table: &str) -> Stop {
+    Stop::For(match error {
         KeyError::Duplicate => TxError::Duplicate(table.to_owned()),
         KeyError::NoSuchKey => TxError::NoSuchKey(table.to_owned()),
         KeyError::Index(IndexError::Full) => TxError::Full(table.to_owned()),
@@ -216,10 +226,11 @@ pub(crate) fn of_key(error: KeyError, table: &str) -> Option<TxError> {
     })
 }
 
-/// What a read has met; `None`: somebody else was first.
-pub(crate) fn of_read(error: ReadError, table: &str) -> Option<TxError> {
-    Some(match error {
-        ReadError::Conflict | ReadError::RingFull => return None,
+/// What a read, or the look at what is to be written, has met.
+pub(crate) fn of_read(error: ReadError, table: &str) -> Stop {
+    Stop::For(match error {
+        ReadError::Conflict => return Stop::Again(TxError::Conflict),
+        ReadError::RingFull => return Stop::Again(TxError::NoRoomForVersions(table.to_owned())),
         ReadError::SnapshotTooOld => TxError::SnapshotTooOld,
         ReadError::Memory(error) => TxError::Memory(error),
         error => TxError::Damaged(format!("table {table}: {error}")),

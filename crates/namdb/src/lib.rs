@@ -10,6 +10,7 @@
 
 mod catalog;
 mod client;
+mod collecting;
 mod database;
 mod error;
 mod file;

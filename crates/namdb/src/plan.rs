@@ -31,6 +31,8 @@ pub const NAME_BYTES: usize = 64;
 pub const ROW_BYTES: usize = 1_024;
 /// Old versions of what the catalog has: it changes rarely.
 const OLD_VERSIONS: usize = 4;
+/// More of them, of each of its tables, for snapshots that stay open while tables are made and dropped.
+const OVERFLOW: u64 = 64;
 /// Names are no secret, and no stranger chooses them.
 const SEED: u64 = 0x6661_7270_6F6F_6C21;
 /// Compute servers at a time: one less than a region can have grants, of which the lease's own is one.
@@ -99,11 +101,13 @@ impl Plan {
         // One more than there are compute servers: changes of the catalog are commits of a slot of their own.
         let (members, board) = (MembersLayout::new(slots, count), Board::new(slots + 1));
         let horizon = HorizonLayout::new(slots * MOST_WORKERS, slots + 1);
-        let catalog = RecordLayout::new(MOST_NAMES, ROW_BYTES, OLD_VERSIONS);
+        let records =
+            |records, bytes| RecordLayout::new(records, bytes, OLD_VERSIONS)?.with_overflow(OVERFLOW);
+        let catalog = records(MOST_NAMES, ROW_BYTES);
         let names = IndexLayout::new(IndexShape::for_keys(MOST_NAMES, MOST_NAMES, NAME_BYTES, SEED), 1);
-        let tombs = RecordLayout::new(MOST_TOMBS, ROW_BYTES, OLD_VERSIONS);
-        let maps = RecordLayout::new(count.into(), MAP_BYTES, OLD_VERSIONS);
-        let counter = RecordLayout::new(1, size_of::<u64>(), OLD_VERSIONS);
+        let tombs = records(MOST_TOMBS, ROW_BYTES);
+        let maps = records(count.into(), MAP_BYTES);
+        let counter = records(1, size_of::<u64>());
         let log = LogLayout::new(shape.log_bytes);
         let bad = DatabaseError::BadShape { most_slots: MOST_SLOTS };
         let (Some(members), Some(board), Some(horizon)) = (members, board, horizon) else { return Err(bad) };

@@ -5,26 +5,24 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use farpool_fabric::{Endpoint, OpError, block_on};
-use farpool_txn::horizon::{collect, forget};
+use farpool_txn::horizon::forget;
 use farpool_txn::membership::{
     Care, CareError, Role, SeatWords, Watch, beat, give_up_role, leave_seat, look_after, read_seats, role_of,
     take_role,
 };
-use farpool_txn::oracle::publish;
+use farpool_txn::oracle::{fetch, publish};
 use farpool_txn::recovery::RecoveryError;
 use farpool_txn::{Memory, MemoryError, Shipped};
-use futures_util::future::join;
+use futures_util::future::join3;
 
+use crate::collecting::collect_if_nobody_does;
 use crate::database::Shared;
 use crate::error::{DatabaseError, Ended};
 
 /// A member says that it lives so many times before it is taken for dead: some may be late.
 const BEATS: u32 = 10;
 /// How often roles are looked at that nobody may have.
-const ROLE_PAUSE: Duration = Duration::from_millis(50);
-
-/// Between two looks at what no snapshot needs any more: a row whose ring is full waits so long, and a few READs of all words are cheap.
-const COLLECT_PAUSE: Duration = Duration::from_micros(300);
+pub(crate) const ROLE_PAUSE: Duration = Duration::from_millis(50);
 
 /// A compute server, as its database knows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -47,25 +45,30 @@ pub(crate) fn start(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, Databas
         let shared = shared.clone();
         let spawned = std::thread::Builder::new().name(name.into()).spawn(move || {
             if let Err(error) = run(&shared) {
-                shared.end(why(&shared, &error));
+                failed(&shared, error);
             }
         });
         spawned.map_err(DatabaseError::Thread)
     };
-    Ok(vec![
+    let mut threads = vec![
         thread("db-members", take_part)?,
         thread("db-publisher", publish_if_nobody_does)?,
         thread("db-collector", collect_if_nobody_does)?,
-    ])
+    ];
+    if shared.fetched.is_some() {
+        threads.push(thread("db-fetcher", fetch_for_all)?);
+    }
+    Ok(threads)
 }
 
-/// Why the service has failed: what it finds is seldom the reason itself.
-fn why(shared: &Shared, error: &DatabaseError) -> Ended {
-    match (shared.leases.lost().first(), error) {
+/// Ends the process's part in the database: the service has failed. What it finds is seldom the reason itself.
+fn failed(shared: &Shared, error: DatabaseError) -> DatabaseError {
+    shared.end(match (shared.leases.lost().first(), &error) {
         (Some(region), _) => Ended::LeaseEnded(*region),
         (None, DatabaseError::Memory(MemoryError::Failed(OpError::Refused(_)))) => Ended::TakenForDead,
         (None, error) => Ended::Failed(error.to_string()),
-    }
+    });
+    error
 }
 
 /// Says that this member lives, and looks after others; at the end gives the seat back.
@@ -73,8 +76,12 @@ fn take_part(shared: &Shared) -> Result<(), DatabaseError> {
     let memory = shared.memory()?;
     let endpoint = memory.endpoint().clone();
     block_on(&endpoint, async {
-        let beats_and_care = join(say_alive(shared, &memory), look_after_others(shared, &memory));
-        let ((beats, care), idle) = join(beats_and_care, forget_idle(shared, &memory)).await;
+        let (beats, care, idle) = join3(
+            or_end(shared, say_alive(shared, &memory)),
+            or_end(shared, look_after_others(shared, &memory)),
+            or_end(shared, forget_idle(shared, &memory)),
+        )
+        .await;
         beats.and(care).and(idle)?;
         // Not while something is under way, or somebody may begin: then the others find that this member lives no more.
         if shared.workers.is_empty() && shared.slot.retire() {
@@ -84,17 +91,21 @@ fn take_part(shared: &Shared) -> Result<(), DatabaseError> {
     })
 }
 
-/// Until the end, or until it cannot be said any more; then this member's part has ended.
+/// The others must shut a member out of which a part has failed, since what was sent may still land: so nothing of it goes on.
+async fn or_end(
+    shared: &Shared,
+    part: impl Future<Output = Result<(), DatabaseError>>,
+) -> Result<(), DatabaseError> {
+    part.await.map_err(|error| failed(shared, error))
+}
+
+/// Until the end, or until it cannot be said any more.
 async fn say_alive(shared: &Shared, memory: &Memory) -> Result<(), DatabaseError> {
     let at = shared.at().members();
     let mut count = 0;
     while !shared.is_over() {
         count += 1;
-        if let Err(error) = beat(memory, &at, &shared.seat, count).await {
-            let error = DatabaseError::from(error);
-            shared.end(why(shared, &error));
-            return Err(error);
-        }
+        beat(memory, &at, &shared.seat, count).await?;
         if let Some(region) = shared.leases.lost().first() {
             shared.end(Ended::LeaseEnded(*region));
         }
@@ -125,7 +136,6 @@ async fn look_after_others(shared: &Shared, memory: &Memory) -> Result<(), Datab
                     tracing::warn!(slot, undone, "a compute server was silent for too long and was shut out");
                 }
                 Ok(None) => {} // somebody else does it
-                // What was sent may still land: the others shut this member out as well.
                 Err(CareError::Recovery(RecoveryError::Memory(error))) => return Err(error.into()),
                 Err(error) => {
                     tracing::error!(slot, %error, "a compute server is to be shut out; trying again")
@@ -143,31 +153,12 @@ async fn forget_idle(shared: &Shared, memory: &Memory) -> Result<(), DatabaseErr
     while !shared.is_over() {
         for idle in shared.workers.idle() {
             let place = first + idle.place();
-            forget(memory, &at, place..place + 1).await?;
-            idle.forgotten();
+            // The end comes before the client is told, whose next word might be taken away by what was sent.
+            forget(memory, &at, place..place + 1).await.map_err(|error| failed(shared, error.into()))?;
         }
         pause(memory.endpoint(), shared, ROLE_PAUSE).await;
     }
     Ok(())
-}
-
-/// Says what no snapshot needs any more, while nobody else does.
-fn collect_if_nobody_does(shared: &Shared) -> Result<(), DatabaseError> {
-    let memory = shared.memory()?;
-    let endpoint = memory.endpoint().clone();
-    let (at, oracle, horizon) = (shared.at().members(), shared.at().oracle(), shared.at().horizon());
-    block_on(&endpoint, async {
-        while !shared.is_over() {
-            if take_role(&memory, &at, Role::Collector, shared.seat.claim).await? {
-                // Tables have no overflow regions yet.
-                collect::<Shipped>(&memory, &oracle, &horizon, &[], COLLECT_PAUSE, || shared.is_over())
-                    .await?;
-                give_up_role(&memory, &at, Role::Collector, shared.seat.claim).await?;
-            }
-            pause(&endpoint, shared, ROLE_PAUSE).await;
-        }
-        Ok(())
-    })
 }
 
 /// Publishes cuts while nobody else does.
@@ -187,8 +178,16 @@ fn publish_if_nobody_does(shared: &Shared) -> Result<(), DatabaseError> {
     })
 }
 
+/// Reads what is published, for all clients.
+fn fetch_for_all(shared: &Shared) -> Result<(), DatabaseError> {
+    let (memory, oracle) = (shared.memory()?, shared.at().oracle());
+    let Some(fetched) = &shared.fetched else { return Ok(()) };
+    let fetching = fetch::<Shipped>(&memory, &oracle, fetched, Duration::ZERO, || shared.is_over());
+    Ok(block_on(memory.endpoint(), fetching)?)
+}
+
 /// Sleeps, but not beyond the end.
-async fn pause(endpoint: &Endpoint, shared: &Shared, long: Duration) {
+pub(crate) async fn pause(endpoint: &Endpoint, shared: &Shared, long: Duration) {
     let until = endpoint.now_ns() + long.as_nanos() as u64;
     while endpoint.now_ns() < until && !shared.is_over() {
         endpoint.sleep(long.min(ROLE_PAUSE)).await;

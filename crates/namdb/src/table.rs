@@ -58,6 +58,9 @@ impl<A: Key, B: Key, C: Key> Key for (A, B, C) {
     }
 }
 
+/// Room that even a table of a few rows has for old versions of them: these may be written often.
+const LEAST_OVERFLOW_BYTES: u64 = 128 << 10;
+
 /// How large a table is to be: its memory is taken when it is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TableOptions {
@@ -67,12 +70,15 @@ pub struct TableOptions {
     pub row_bytes: usize,
     /// Versions of each row that are kept for snapshots, beside the current one, from 1 to 64.
     pub old_versions: usize,
+    /// Versions of any of its rows that are kept beside these while a snapshot needs them. Where there is no room for another, who writes
+    /// that row waits for the snapshot to end. `None`: half as many as rows, and some more.
+    pub overflow: Option<u64>,
 }
 
 impl TableOptions {
     /// For so many keys, with rows of up to 64 bytes.
     pub fn rows(rows: u64) -> TableOptions {
-        TableOptions { rows, row_bytes: 64, old_versions: 8 }
+        TableOptions { rows, row_bytes: 64, old_versions: 8, overflow: None }
     }
 
     /// With rows of up to so many bytes.
@@ -83,6 +89,16 @@ impl TableOptions {
     /// With so many old versions of each row.
     pub fn old_versions(self, old_versions: usize) -> TableOptions {
         TableOptions { old_versions, ..self }
+    }
+
+    /// With room for so many versions more, of whichever rows.
+    pub fn overflow(self, overflow: u64) -> TableOptions {
+        TableOptions { overflow: Some(overflow), ..self }
+    }
+
+    /// How many versions are kept beside those of each row.
+    pub(crate) fn overflow_or_usual(&self) -> u64 {
+        self.overflow.unwrap_or(self.rows / 2 + LEAST_OVERFLOW_BYTES / self.row_bytes.max(1) as u64)
     }
 }
 

@@ -3,30 +3,24 @@
 use std::borrow::Borrow;
 
 use farpool_txn::{Cut, KeyError, Shipped, Transaction};
-use farpool_wire::Slot;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::catalog::{Catalog, TableInfo, TableRow};
-use crate::error::{TxError, of_key};
+use crate::error::{Stop, TxError, of_key};
 use crate::table::{Key, Table};
 
 /// A transaction under way: it reads one snapshot, and its own writes. What it has written takes effect when its body returns.
 pub struct Tx<'a> {
     transaction: Transaction<'a, Shipped>,
     catalog: &'a Catalog,
-    catalog_slot: Slot,
     /// Somebody else was first: whatever the body makes of it, it is run again.
     is_again: bool,
 }
 
 impl<'a> Tx<'a> {
-    pub(crate) fn new(
-        transaction: Transaction<'a, Shipped>,
-        catalog: &'a Catalog,
-        catalog_slot: Slot,
-    ) -> Self {
-        Tx { transaction, catalog, catalog_slot, is_again: false }
+    pub(crate) fn new(transaction: Transaction<'a, Shipped>, catalog: &'a Catalog) -> Self {
+        Tx { transaction, catalog, is_again: false }
     }
 
     /// To be committed; `None`: begin again.
@@ -41,7 +35,7 @@ impl<'a> Tx<'a> {
 
     /// How often tables were made and dropped, as its snapshot has it.
     pub(crate) fn schema(&self) -> u64 {
-        self.cut().counts().get(self.catalog_slot.index()).copied().unwrap_or(0)
+        self.catalog.changes(self.cut())
     }
 
     /// The row of a key, if there is one.
@@ -114,7 +108,7 @@ impl<'a> Tx<'a> {
         if schema < table.known_since() {
             // An older snapshot than that in which it was found: there is a later one.
             self.is_again = true;
-            return Err(TxError::Conflict(1));
+            return Err(TxError::Conflict);
         }
         match self.find_table(table.name()).await? {
             Some(row) if row.first_record == table.first_record() => {
@@ -139,11 +133,12 @@ impl<'a> Tx<'a> {
 
     /// What was found, or why not. Where somebody else was first, the body is run again, whatever it makes of the error.
     pub(crate) fn told<T>(&mut self, table: &str, found: Result<T, KeyError>) -> Result<T, TxError> {
-        found.map_err(|error| {
-            of_key(error, table).unwrap_or_else(|| {
+        found.map_err(|error| match of_key(error, table) {
+            Stop::For(error) => error,
+            Stop::Again(error) => {
                 self.is_again = true;
-                TxError::Conflict(1)
-            })
+                error
+            }
         })
     }
 }

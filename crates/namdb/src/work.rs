@@ -13,7 +13,7 @@ use farpool_fabric::block_on;
 pub use farpool_txn::Step;
 use farpool_txn::judge::{Outcome, Read, Transaction as Judged, Violation, Write, judge};
 use farpool_txn::{
-    CommitError, Cut, KeyError, KeyedTable, ReadError, Row, Rules, Session, Shipped, Transaction, Worker,
+    CommitError, Cut, KeyError, KeyedTable, Row, Rules, Session, Shipped, Transaction, Worker,
 };
 use farpool_wire::{Slot, Version};
 pub use rustix::process::Signal;
@@ -21,7 +21,7 @@ use rustix::process::{getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
 use crate::client::{Client, announced};
-use crate::error::{DatabaseError, TxError, of_key};
+use crate::error::{DatabaseError, Stop, TxError, of_key};
 use crate::plan::MOST_WORKERS;
 use crate::table::{Key, Table, TableOptions};
 use crate::workers::Place;
@@ -330,13 +330,10 @@ enum Touch {
 
 impl Touch {
     fn of(error: KeyError) -> Touch {
-        match error {
+        match of_key(error, TABLE) {
             // What was read before is judged all the same.
-            KeyError::Record(ReadError::Conflict | ReadError::RingFull) => Touch::Conflict,
-            error => match of_key(error, TABLE) {
-                Some(error) => Touch::Failed(error.into()),
-                None => Touch::Conflict,
-            },
+            Stop::Again(_) => Touch::Conflict,
+            Stop::For(error) => Touch::Failed(error.into()),
         }
     }
 }

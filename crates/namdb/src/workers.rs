@@ -21,7 +21,7 @@ const RESTING: u8 = 1;
 const IDLE: u8 = 2;
 /// The service takes the word away.
 const FORGETTING: u8 = 3;
-/// The word is gone.
+/// The word is gone, or this process's part in the database is over.
 const FORGOTTEN: u8 = 4;
 
 /// Between two looks at whether the service has taken the word away.
@@ -41,7 +41,8 @@ pub(crate) struct Place {
     is_kept: bool,
 }
 
-/// A client that has nothing to do, and whose word may be taken away: it begins nothing until it is told.
+/// A client that has nothing to do, and whose word may be taken away: it begins nothing until this is dropped, and then announces itself
+/// again.
 pub(crate) struct Idle {
     number: u16,
     state: Arc<AtomicU8>,
@@ -94,9 +95,10 @@ impl Idle {
     pub(crate) fn place(&self) -> u16 {
         self.number
     }
+}
 
-    /// Its word is gone.
-    pub(crate) fn forgotten(self) {
+impl Drop for Idle {
+    fn drop(&mut self) {
         self.state.store(FORGOTTEN, Ordering::Release);
     }
 }
@@ -172,7 +174,7 @@ mod tests {
         let idle = workers.idle();
         assert_eq!(idle.iter().map(Idle::place).collect::<Vec<_>>(), [0]);
         assert_eq!(place.state.swap_unless(BUSY, FORGETTING), FORGETTING, "it waits");
-        idle.into_iter().for_each(Idle::forgotten);
+        drop(idle);
         assert_eq!(place.state.swap_unless(BUSY, FORGETTING), FORGOTTEN);
         assert!(workers.idle().is_empty());
     }

@@ -163,7 +163,8 @@ impl JointLeases {
         self.shared.peers.get(&region)
     }
 
-    /// The regions whose leases have ended: what lay there is gone for all.
+    /// The regions that this process may not use any more: their nodes have refused them, or it could not renew their leases in time. That
+    /// may be its own doing: then others have renewed them, and it may join these again.
     pub fn lost(&self) -> Vec<RegionId> {
         let holder = self.shared.holder.lock();
         let held = |region: &RegionId| holder.usable(now(), *region).is_some();
@@ -264,7 +265,7 @@ async fn renew_until(shared: Arc<Shared>, mut stopped: tokio::sync::oneshot::Rec
             (holder.lapsed(now()), holder.renewals(now(), MAX_LEASES_PER_REQUEST))
         };
         for (region, _) in lapsed {
-            tracing::error!(%region, "its lease has ended, and with it what lay there");
+            tracing::error!(%region, "its lease could not be renewed in time");
         }
         for renewal in due {
             tokio::spawn(renew(shared.clone(), renewal));

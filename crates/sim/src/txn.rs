@@ -55,7 +55,7 @@ const BUSY_PAUSE: Duration = Duration::from_micros(20);
 const ARENA_BYTES: usize = 64 * 4096;
 const REGION_BYTES: u64 = 128 << 10;
 /// Bytes for the intents of a slot: the smaller hold those of one transaction, so that others are put off.
-const LOG_BYTES: [u64; 4] = [560, 784, 1_024, 8_192];
+const LOG_BYTES: [u64; 5] = [560, 560, 784, 1_024, 8_192];
 /// Room for a part of the oracle: a word and two images of a few slots.
 const PART_BYTES: u64 = 1_024;
 /// Bits of a count that are the timestamp; the others are the slot's generation.

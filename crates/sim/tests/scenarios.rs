@@ -5,7 +5,7 @@ use farpool_sim::{Scenario, find_scenario, hunt, run_guarded, sweep};
 /// Enough to see every kind of fault of a scenario at work; `farpool sim` runs ten thousand.
 const SEEDS: u64 = 150;
 /// Within so many seeds each mutation must be noticed, as for `farpool sim`.
-const HUNTED_SEEDS: u64 = 1_000;
+const HUNTED_SEEDS: u64 = 2_000;
 const THREADS: usize = 2;
 
 fn scenario(name: &str) -> &'static Scenario {

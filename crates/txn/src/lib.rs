@@ -9,8 +9,8 @@
 //! - [`membership`] says who works on a database, and who looks after the slot of one that has died.
 //! - A [`slab::Slab`] has payloads that do not fit their records.
 //! - A [`hash::Index`] says which record has which key; a [`KeyedTable`] is a table with one.
-//! - [`SlotCommits`] numbers the commits of one slot, and says how far they are over without a gap; a [`SharedSlot`] is that for
-//!   several threads of a compute server.
+//! - A [`SharedSlot`] numbers the commits of one slot, by one thread or several of a compute server, and shows how far they are over
+//!   without a gap.
 //!
 //! `docs/src/txn.md` has the argument for each ordering. Not here: threads, sockets, clocks but the endpoint's; who leases the memory.
 
@@ -46,7 +46,7 @@ pub use record::{
     FoundVersion, MOST_OLD_VERSIONS, MOST_RECORD_BYTES, NumberedHeader, RecordId, RecordLayout, Ring,
 };
 pub use rules::{Rules, Shipped, Step};
-pub use slot::{MAX_COMMITS_UNDER_WAY, SharedSlot, SlotCommits};
+pub use slot::{MAX_COMMITS_UNDER_WAY, SharedSlot};
 pub use table::Table;
 pub use transaction::{Committing, Row, Transaction};
 pub use worker::{Session, StampError, Stamped, Worker};

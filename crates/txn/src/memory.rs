@@ -12,6 +12,7 @@ mod words;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::pin::Pin;
 use std::time::Duration;
 
 use farpool_fabric::{ArenaBuf, ArenaFull, Endpoint, OpError, Peer, Queue, Uncertain};
@@ -203,8 +204,17 @@ impl Memory {
 
     /// Attaches a region again whose memory has moved; false: it is not ours any more, or does not come to rest.
     ///
-    /// Only once no plan with WRITEs is under way: of one whose first WRITEs were refused, the last must not take effect.
-    async fn follow(&self, region: RegionId, moving: &mut Moving) -> bool {
+    /// Only once no plan with WRITEs is under way: of one whose first WRITEs were refused, the last must not take effect. In a box of its
+    /// own, since it is rare, and would make every operation's future larger.
+    fn follow<'a>(
+        &'a self,
+        region: RegionId,
+        moving: &'a mut Moving,
+    ) -> Pin<Box<dyn Future<Output = bool> + 'a>> {
+        Box::pin(self.attach_again(region, moving))
+    }
+
+    async fn attach_again(&self, region: RegionId, moving: &mut Moving) -> bool {
         let now = self.endpoint.now_ns();
         let give_up_at = *moving.give_up_at_ns.get_or_insert(now + MOVE_PATIENCE.as_nanos() as u64);
         let (Some(&(epoch, key)), Ok(queue)) = (self.grants.get(&region), self.queue(region.node)) else {

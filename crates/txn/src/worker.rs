@@ -53,6 +53,12 @@ pub struct Worker<R = Shipped> {
 /// A cut is too old to begin from.
 struct TooOld;
 
+/// A cut, and that it is in use.
+struct Snapshot<'a> {
+    cut: Cut,
+    open: Option<Open<'a>>,
+}
+
 /// What one user of a worker does, one transaction after the other.
 #[derive(Debug, Default)]
 pub struct Session {
@@ -108,6 +114,12 @@ impl<R: Rules> Worker<R> {
     /// # Errors
     /// When far memory is not to be had, or nothing is published any more.
     pub async fn begin<'a>(&'a self, session: &'a mut Session) -> Result<Transaction<'a, R>, BeginError> {
+        let Snapshot { cut, open } = self.snapshot(session).await?;
+        Ok(Transaction::new(self, session, cut, open))
+    }
+
+    /// What a transaction begins from.
+    async fn snapshot(&self, session: &mut Session) -> Result<Snapshot<'_>, BeginError> {
         let mut give_up_at = None;
         loop {
             // The later image may be torn just now where it was not before: a session does not go back to the earlier.
@@ -123,7 +135,7 @@ impl<R: Rules> Worker<R> {
                 if let Some(announcer) = &self.announcer {
                     announcer.announce_if_due::<R>(&self.memory).await?;
                 }
-                return Ok(Transaction::new(self, session, cut, open));
+                return Ok(Snapshot { cut, open });
             }
             self.has_patience(&mut give_up_at)?;
         }
@@ -205,6 +217,10 @@ impl<R: Rules> Worker<R> {
         if let Some(writing) = writing {
             // Where that fails, the slot is stuck.
             let _ = self.write(writing).await;
+        }
+        // Mostly this write had it: then there is nothing to be patient for, nor a clock to be read.
+        if self.slot.is_shown(version) {
+            return true;
         }
         loop {
             let patience = pin!(self.memory.endpoint().sleep(SHOW_PATIENCE));

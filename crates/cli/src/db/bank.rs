@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use farpool_namdb::{Client, Database, Table, TableOptions, TxError};
 use serde::{Deserialize, Serialize};
 
-use super::DatabaseAt;
+use super::{Beginning, DatabaseAt};
 use crate::output::{say, tell};
 
 /// Each account's money at first.
@@ -29,6 +29,9 @@ Examples:
 pub struct BankArgs {
     #[command(flatten)]
     at: DatabaseAt,
+
+    #[command(flatten)]
+    beginning: Beginning,
 
     /// Accounts, if none were opened yet
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(2..=10_000_000))]
@@ -59,7 +62,7 @@ type Accounts = Table<u64, Account>;
 
 /// Runs, and says what was done.
 pub fn run(args: BankArgs) -> Result<()> {
-    let database = args.at.open()?;
+    let database = args.at.open_to_begin(&args.beginning)?;
     let client = database.client()?;
     let accounts = open_bank(&client, args.accounts)?;
     let (stop, moved) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use farpool_namdb::work::{Signal, Step, Strike, Work, work_table};
 
-use super::DatabaseAt;
+use super::{Beginning, DatabaseAt};
 use crate::output::{say, tell};
 
 /// Run random transactions, and write down what they saw
@@ -23,6 +23,9 @@ Examples:
 pub struct WorkArgs {
     #[command(flatten)]
     at: DatabaseAt,
+
+    #[command(flatten)]
+    beginning: Beginning,
 
     /// Where to write; a file that is there is continued
     #[arg(long, value_name = "FILE")]
@@ -75,7 +78,7 @@ fn parse_strike(text: &str) -> Result<Strike, String> {
 
 /// Works until the time is over, or it does not go on.
 pub fn run(args: WorkArgs) -> Result<()> {
-    let database = args.at.open()?;
+    let database = args.at.open_to_begin(&args.beginning)?;
     let client = database.client()?;
     let table = work_table(&client, args.rows)?;
     let file = OpenOptions::new().create(true).append(true).open(&args.history);

@@ -1,13 +1,13 @@
 //! The collector of a run: says which versions nobody needs any more, and moves those that somebody may need out of rings. It dies now and
 //! then, or is taken for dead, and another takes its place.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_fabric::sim::{HostId, Path, ProcessId, Random};
-use farpool_txn::MemoryError;
 use farpool_txn::horizon::collect;
+use farpool_txn::{Cut, MemoryError};
 use farpool_wire::Epoch;
 
 use super::broken::Chosen;
@@ -74,5 +74,11 @@ async fn collects(
 ) -> Result<(), MemoryError> {
     let Access { memory, grant } = run.access(process, place, grant).await?;
     let (oracle, horizon, table) = (run.oracle(grant), run.horizon(grant), run.table(grant));
-    collect::<Chosen>(&memory, &oracle, &horizon, &[table], PAUSE, || run.is_over.get()).await
+    let random = RefCell::new(run.random());
+    // Now and then the mover leaves the table to itself for a while, and then has to find what lies there.
+    let tables = async |_: &Cut| {
+        let is_there = random.borrow_mut().chance(900);
+        Ok::<_, MemoryError>(Some(Vec::from_iter(is_there.then(|| table.clone()))))
+    };
+    collect::<Chosen, _>(&memory, &oracle, &horizon, tables, PAUSE, || run.is_over.get()).await
 }

@@ -15,7 +15,7 @@ use farpool_wire::{RecordHeader, Version};
 use super::{OWNER, RECORDS, Run};
 
 /// Between two looks, at most.
-const MOST_PAUSE_NS: u64 = 4_000;
+const MOST_PAUSE_NS: u64 = 2_000;
 
 /// Looks until all clients have gone.
 pub(super) fn start(run: &Rc<Run>, random: &mut Random) {

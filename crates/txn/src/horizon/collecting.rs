@@ -4,36 +4,43 @@ use std::time::Duration;
 
 use super::collector::Collector;
 use super::{HorizonAt, read_horizon};
+use crate::cut::Cut;
 use crate::memory::{Memory, MemoryError};
 use crate::mover::Mover;
 use crate::oracle::{Oracle, read_published};
 use crate::rules::Rules;
 use crate::table::Table;
 
-/// Publishes horizons of an oracle's cuts until `is_over`, with `pause` from one look to the next; and moves versions of those `tables` that
+/// Publishes horizons of an oracle's cuts until `is_over`, with `pause` from one look to the next; and moves versions of those tables that
 /// have an overflow region, out of rings that are nearly full. One does so at a time: where it has died, the next begins behind the
-/// fence of its grants. Once this has returned without an error, it may be begun again, with other tables: nothing of it is under way. The
-/// memory of a table is given to nothing else before that.
+/// fence of its grants. Once this has returned without an error, nothing of it is under way.
+///
+/// `tables` says which tables there are: for each cut that was published, those that it has, or that a later one has; `None`: the
+/// same as the last time. No horizon has a cut before the mover keeps away from tables that this cut has not. So the memory of a table
+/// that was dropped may be given to another once the horizon has the drop.
 ///
 /// # Errors
-/// When far memory does not answer.
-pub async fn collect<R: Rules>(
+/// When far memory does not answer, or `tables` fails.
+pub async fn collect<R: Rules, E: From<MemoryError>>(
     memory: &Memory,
     oracle: &Oracle,
     at: &HorizonAt,
-    tables: &[Table],
+    mut tables: impl AsyncFnMut(&Cut) -> Result<Option<Vec<Table>>, E>,
     pause: Duration,
     is_over: impl Fn() -> bool,
-) -> Result<(), MemoryError> {
+) -> Result<(), E> {
     let (mut last, horizon) = match read_horizon(memory, at).await? {
         Some((last, cut)) => (last, Some(cut)),
         None => (0, None),
     };
-    let mut mover = Mover::start(memory, tables, horizon.as_ref()).await?;
+    let mut mover = Mover::default();
     let mut collector = Collector::<R>::after(horizon);
     while !is_over() {
         // First the cut, then who has which (Z3).
         if let Some(cut) = read_published::<R>(memory, oracle).await? {
+            if let Some(tables) = tables(&cut).await? {
+                mover.turn_to(memory, &tables, collector.horizon()).await?;
+            }
             collector.knows(cut);
         }
         if let Some(cut) = collector.next(least(memory, at).await?) {
@@ -42,7 +49,9 @@ pub async fn collect<R: Rules>(
             memory.write(&at.piece, at.layout.images().image(last).start as u64, &image).await?;
         }
         // By what was published: the next mover must know of no earlier one (M4).
-        if let (Some(horizon), Some(last)) = (collector.horizon(), collector.last_known()) {
+        if let (Some(horizon), Some(last)) = (collector.horizon(), collector.last_known())
+            && (collector.is_held_back() || mover.has_any())
+        {
             mover.step::<R>(memory, R::gives_up_behind(horizon, last)).await?;
         }
         memory.endpoint().sleep(pause).await;

@@ -9,19 +9,24 @@ use crate::rules::{Rules, Shipped};
 /// Cuts that a collector remembers. Behind an old snapshot some more of them would let the horizon go on a little earlier.
 const MOST_KNOWN: usize = 64;
 
+/// Times that the horizon did not go on, because of a worker, before versions are moved for that.
+const HELD_BACK: u32 = 4;
+
 /// Chooses horizons. There is one at a time.
 #[derive(Debug)]
 pub struct Collector<R = Shipped> {
     /// Published cuts later than the horizon, in their order.
     known: VecDeque<Cut>,
     horizon: Option<Cut>,
+    /// So often a worker was found to need an earlier cut than the last, since the horizon has gone on.
+    held_back: u32,
     rules: PhantomData<R>,
 }
 
 impl<R: Rules> Collector<R> {
     /// Goes on from the last horizon, if there was one: of whoever was the collector before.
     pub fn after(horizon: Option<Cut>) -> Self {
-        Collector { known: VecDeque::new(), horizon, rules: PhantomData }
+        Collector { known: VecDeque::new(), horizon, held_back: 0, rules: PhantomData }
     }
 
     /// The horizon as it is.
@@ -58,8 +63,15 @@ impl<R: Rules> Collector<R> {
         while self.known.front().is_some_and(|cut| cut.sequence() <= most) {
             next = self.known.pop_front();
         }
+        self.held_back = if next.is_none() && !self.known.is_empty() { self.held_back + 1 } else { 0 };
         self.horizon = Some(next?);
         self.horizon.as_ref()
+    }
+
+    /// Whether there are workers with snapshots so old that what these need has to be moved out of rings. Short transactions come and go,
+    /// and nothing has to be moved for them.
+    pub(crate) fn is_held_back(&self) -> bool {
+        self.held_back >= HELD_BACK
     }
 }
 

@@ -2,14 +2,20 @@
 
 use std::collections::VecDeque;
 
-/// Gives out the ring's bytes in turn, and gets them back in the order in which they were given.
+/// Gives out the ring's bytes in turn to commits, and gets them back in that order.
 #[derive(Debug)]
 pub struct LogRoom {
     bytes: u64,
     /// Where the next ones come from, counted over all laps.
     next: u64,
-    /// Where those start that were not given back.
-    taken: VecDeque<u64>,
+    /// What was not given back: to which commit, by its count, and from where on.
+    taken: VecDeque<(u64, u64)>,
+}
+
+/// Bytes that are free, and follow each other.
+pub struct Found {
+    start: u64,
+    end: u64,
 }
 
 impl LogRoom {
@@ -18,22 +24,26 @@ impl LogRoom {
         LogRoom { bytes, next: 0, taken: VecDeque::new() }
     }
 
-    /// Takes bytes that follow each other; says where in the ring they start. `None`: they are not free, for now.
-    pub fn take(&mut self, length: u64) -> Option<u64> {
+    /// Finds so many bytes. `None`: they are not free, for now.
+    pub fn find(&self, length: u64) -> Option<Found> {
         let left_of_lap = self.bytes - self.next % self.bytes;
         let start = if length <= left_of_lap { self.next } else { self.next + left_of_lap };
-        let oldest = self.taken.front().copied().unwrap_or(start);
-        if length > self.bytes || start + length - oldest > self.bytes {
-            return None;
-        }
-        self.next = start + length;
-        self.taken.push_back(start);
-        Some(start % self.bytes)
+        let end = start + length;
+        let oldest = self.taken.front().map_or(start, |&(_, oldest)| oldest);
+        (length <= self.bytes && end - oldest <= self.bytes).then_some(Found { start, end })
     }
 
-    /// Gives back the `count` that were taken first.
-    pub fn give_back(&mut self, count: usize) {
-        self.taken.drain(..count);
+    /// Gives what was found last to a commit, which has a larger count than all before; says where in the ring it starts.
+    pub fn take(&mut self, found: Found, count: u64) -> u64 {
+        debug_assert!(self.next <= found.start, "it was found before others were taken");
+        self.next = found.end;
+        self.taken.push_back((count, found.start));
+        found.start % self.bytes
+    }
+
+    /// Gets back what all commits up to a count have.
+    pub fn give_back(&mut self, count: u64) {
+        while self.taken.pop_front_if(|(of, _)| *of <= count).is_some() {}
     }
 }
 
@@ -43,33 +53,46 @@ mod tests {
 
     use super::*;
 
+    fn take(room: &mut LogRoom, length: u64, count: u64) -> Option<u64> {
+        let found = room.find(length)?;
+        Some(room.take(found, count))
+    }
+
     #[test]
     fn what_does_not_fit_before_the_ring_s_end_starts_at_its_beginning() {
         let mut room = LogRoom::new(100);
-        assert_eq!((room.take(40), room.take(40), room.take(40)), (Some(0), Some(40), None));
+        assert_eq!([1, 2, 3].map(|count| take(&mut room, 40, count)), [Some(0), Some(40), None]);
         room.give_back(1);
-        assert_eq!((room.take(40), room.take(8)), (Some(0), None));
-        room.give_back(2);
-        assert_eq!(room.take(101), None);
-        assert_eq!(room.take(100), Some(0), "all is free");
+        assert_eq!((take(&mut room, 40, 3), take(&mut room, 8, 4)), (Some(0), None));
+        room.give_back(3);
+        assert_eq!(take(&mut room, 101, 4), None);
+        assert_eq!(take(&mut room, 100, 4), Some(0), "all is free");
+    }
+
+    #[test]
+    fn what_a_later_commit_has_is_not_given_back_with_that_of_an_earlier_one() {
+        let mut room = LogRoom::new(100);
+        assert_eq!([3, 7].map(|count| take(&mut room, 50, count)), [Some(0), Some(50)]);
+        room.give_back(6);
+        assert_eq!((take(&mut room, 50, 8), take(&mut room, 1, 9)), (Some(0), None));
     }
 
     proptest! {
         #[test]
         fn nothing_is_given_out_twice(steps in prop::collection::vec((any::<bool>(), 1..60_u64), 1..200)) {
             let mut room = LogRoom::new(128);
-            let mut taken: VecDeque<(u64, u64)> = VecDeque::new();
-            for (takes, length) in steps {
+            let mut taken: VecDeque<(u64, u64, u64)> = VecDeque::new();
+            for (count, (takes, length)) in (0..).zip(steps) {
                 if takes {
-                    let Some(start) = room.take(length) else {
+                    let Some(start) = take(&mut room, length, count) else {
                         prop_assert!(!taken.is_empty(), "what is empty has room");
                         continue;
                     };
                     prop_assert!(start + length <= 128);
-                    prop_assert!(taken.iter().all(|&(other, long)| start + length <= other || other + long <= start));
-                    taken.push_back((start, length));
-                } else if taken.pop_front().is_some() {
-                    room.give_back(1);
+                    prop_assert!(taken.iter().all(|&(_, other, long)| start + length <= other || other + long <= start));
+                    taken.push_back((count, start, length));
+                } else if let Some((count, ..)) = taken.pop_front() {
+                    room.give_back(count);
                 }
             }
         }

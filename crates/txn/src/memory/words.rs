@@ -26,14 +26,14 @@ impl Memory {
     }
 
     /// Writes a word by way of a [`word_buffer`](Self::word_buffer), which comes back.
-    pub(crate) async fn write_word_from(
+    pub(crate) fn write_word_from(
         &self,
         mut buffer: ArenaBuf,
         piece: &Piece,
         at: u64,
         word: u64,
-    ) -> Result<ArenaBuf, MemoryError> {
+    ) -> impl Future<Output = Result<ArenaBuf, MemoryError>> {
         buffer.copy_from_slice(&word.to_le_bytes());
-        self.write_from(buffer, piece, at).await
+        self.write_from(buffer, piece, at)
     }
 }

@@ -45,6 +45,11 @@ impl Chains {
         Chains { chains, free }
     }
 
+    /// Whether nothing lies there.
+    pub(super) fn is_empty(&self) -> bool {
+        self.chains.is_empty()
+    }
+
     /// Whether anything of a record lies there.
     pub(super) fn has_any(&self, index: u64) -> bool {
         self.chains.contains_key(&index)

@@ -14,6 +14,7 @@ use crate::table::Table;
 const BYTES_AT_ONCE: usize = 16 << 10;
 
 /// Moves versions of some tables.
+#[derive(Default)]
 pub(crate) struct Mover {
     pieces: Vec<PieceMover>,
 }
@@ -30,23 +31,31 @@ struct PieceMover {
 }
 
 impl Mover {
-    /// Finds what lies in the overflow regions of all tables that have any (M4). `horizon`: the last that was published, by which the
-    /// mover before may have given up entries; or none ever was.
-    pub(crate) async fn start(
+    /// Moves versions of these tables from now on, where they have overflow regions, and of no others. Finds what lies in those that it
+    /// has not tended so far (M4). `horizon`: the last that was published, by which the mover before may have given up entries; or none ever
+    /// was.
+    pub(crate) async fn turn_to(
+        &mut self,
         memory: &Memory,
         tables: &[Table],
         horizon: Option<&Cut>,
-    ) -> Result<Mover, MemoryError> {
-        let mut pieces = Vec::new();
+    ) -> Result<(), MemoryError> {
+        let mut before = std::mem::take(&mut self.pieces);
         for table in tables.iter().filter(|table| table.layout().overflow() > 0) {
             for (first, piece) in table.pieces() {
-                let chains = Chains::new(table.layout().overflow(), []);
-                let mut mover = PieceMover { piece, layout: *table.layout(), first, chains, next: 0 };
-                mover.chains = Chains::new(mover.layout.overflow(), mover.found(memory, horizon).await?);
-                pieces.push(mover);
+                let known = before.iter().position(|mover| mover.first == first && mover.piece == piece);
+                self.pieces.push(match known {
+                    Some(known) => before.swap_remove(known),
+                    None => PieceMover::find(memory, piece, *table.layout(), first, horizon).await?,
+                });
             }
         }
-        Ok(Mover { pieces })
+        Ok(())
+    }
+
+    /// Whether anything lies in the overflow regions.
+    pub(crate) fn has_any(&self) -> bool {
+        self.pieces.iter().any(|piece| !piece.chains.is_empty())
     }
 
     /// Looks at some records of each piece, other ones each time.
@@ -59,6 +68,20 @@ impl Mover {
 }
 
 impl PieceMover {
+    /// Finds what lies in a piece's overflow region.
+    async fn find(
+        memory: &Memory,
+        piece: Piece,
+        layout: RecordLayout,
+        first: RecordId,
+        horizon: Option<&Cut>,
+    ) -> Result<PieceMover, MemoryError> {
+        let mut mover =
+            PieceMover { piece, layout, first, chains: Chains::new(layout.overflow(), []), next: 0 };
+        mover.chains = Chains::new(layout.overflow(), mover.found(memory, horizon).await?);
+        Ok(mover)
+    }
+
     /// All chains that are to be found.
     async fn found(
         &self,

@@ -15,7 +15,8 @@ use std::task::{Poll, Waker};
 use farpool_wire::{Slot, Version};
 use parking_lot::Mutex;
 
-use super::SlotCommits;
+use super::MAX_COMMITS_UNDER_WAY;
+use super::ledger::{Awaited, Ledger, Look, NotBegun};
 use crate::error::{CommitError, LeaveError};
 use crate::log::{LogAt, LogRoom};
 
@@ -30,27 +31,13 @@ const LOOKS_PER_YIELD: u32 = 16;
 pub struct SharedSlot {
     slot: Slot,
     log: LogAt,
-    state: Mutex<State>,
-    /// The slot's word says so much at least. Changed by who holds the lock; looked at without it.
-    shown: AtomicU64,
-    /// Whether somebody writes the word; likewise.
-    is_writing: AtomicBool,
-}
-
-#[derive(Debug)]
-struct State {
-    commits: SlotCommits,
-    /// The same commits, each until its place in the log is free (H4).
-    logged: SlotCommits,
-    /// Of the log, for their intents.
-    room: LogRoom,
-    is_stuck: bool,
+    ledger: Ledger<AtomicU64, MAX_COMMITS_UNDER_WAY>,
+    /// Of the log, for intents. Locked by commits that have some, once each.
+    room: Mutex<LogRoom>,
+    /// Who sleeps until the slot has come further, by commit.
+    sleeping: Mutex<BTreeMap<u64, Waker>>,
     /// Something of this compute server may still land in far memory, nobody knows when, that is no commit.
-    has_loose_ends: bool,
-    /// No more commits begin, since the slot was given up.
-    has_left: bool,
-    /// Who waits for the slot to come further, by commit.
-    waiting: BTreeMap<u64, Waker>,
+    has_loose_ends: AtomicBool,
 }
 
 /// The right to write the slot's word, and the duty: dropped before it is [`done`](Self::done), nobody knows what the word is.
@@ -73,21 +60,13 @@ pub(crate) enum Turn<'a> {
 impl SharedSlot {
     /// Of a slot with its log, in which nothing is under way, and no count behind `last` was used.
     pub fn after(slot: Slot, log: LogAt, last: u64) -> SharedSlot {
-        let state = State {
-            commits: SlotCommits::after(slot, last),
-            logged: SlotCommits::after(slot, last),
-            room: LogRoom::new(log.layout.ring_bytes()),
-            is_stuck: false,
-            has_loose_ends: false,
-            has_left: false,
-            waiting: BTreeMap::new(),
-        };
         SharedSlot {
             slot,
             log,
-            state: Mutex::new(state),
-            shown: AtomicU64::new(last),
-            is_writing: AtomicBool::new(false),
+            ledger: Ledger::after(last),
+            room: Mutex::new(LogRoom::new(log.layout.ring_bytes())),
+            sleeping: Mutex::default(),
+            has_loose_ends: AtomicBool::new(false),
         }
     }
 
@@ -107,151 +86,133 @@ impl SharedSlot {
         if log_bytes > most {
             return Err(CommitError::TooLarge { bytes: log_bytes, most });
         }
-        let mut state = self.state.lock();
-        if state.is_stuck || state.has_left {
+        if log_bytes == 0 {
+            return Ok((self.begin_unlogged()?, 0));
+        }
+        if self.ledger.is_closed() {
             return Err(CommitError::Stuck);
         }
-        if !state.logged.has_room() {
-            return Err(CommitError::Busy);
-        }
-        let log_start = state.room.take(log_bytes).ok_or(CommitError::Busy)?;
-        state.logged.begin().expect("there is room");
-        Ok((state.commits.begin().expect("what is logged is no less than what is under way"), log_start))
+        let mut room = self.room.lock();
+        room.give_back(self.ledger.settled());
+        let place = room.find(log_bytes).ok_or(CommitError::Busy)?;
+        let version = self.begin_unlogged()?;
+        Ok((version, room.take(place, version.count())))
+    }
+
+    fn begin_unlogged(&self) -> Result<Version, CommitError> {
+        let count = self.ledger.begin().map_err(|not_begun| match not_begun {
+            NotBegun::Full => CommitError::Busy,
+            NotBegun::Closed => CommitError::Stuck,
+        })?;
+        Ok(Version::new(self.slot, count).expect("the ledger has no more counts than a slot"))
     }
 
     /// No more commits from now on, if nothing is under way. Says which count was used last, and lets the caller write it, where the
     /// last commits have vanished.
     pub(crate) fn leave(&self) -> Result<(u64, Option<Writing<'_>>), LeaveError> {
-        let mut state = self.state.lock();
-        if state.is_stuck || state.has_loose_ends {
+        // Acquire: pairs with the release in `has_loose_end`.
+        if self.ledger.found_stuck() || self.has_loose_ends.load(Ordering::Acquire) {
             return Err(LeaveError::Stuck);
         }
-        // Relaxed: changed under the lock.
-        if !state.commits.is_quiet() || self.is_writing.load(Ordering::Relaxed) {
-            return Err(LeaveError::UnderWay);
+        let (last, awaited) = self.ledger.close(Ledger::over);
+        self.wake(awaited);
+        let last = last.ok_or(LeaveError::UnderWay)?;
+        if last > self.ledger.shown() {
+            return Ok((last, Some(Writing { slot: self, come: last })));
         }
-        let writing = self.begin_writing(&state);
-        state.has_left = true;
-        Ok((state.commits.over(), writing))
+        self.wake(self.ledger.give_turn_back());
+        Ok((last, None))
     }
 
     /// A commit is installed. If the slot has come further and nobody writes, the caller does.
     pub(crate) fn end(&self, version: Version) -> Option<Writing<'_>> {
-        let mut state = self.state.lock();
-        state.commits.end(version);
         // Who waits behind this commit is woken when that write, or the one under way, is done.
-        self.begin_writing(&state)
+        let (come, awaited) = self.ledger.end(version.count());
+        self.wake(awaited);
+        come.map(|come| Writing { slot: self, come })
     }
 
     /// A commit is over of which nothing is left. Nothing has to be written for that; who waits behind it may have to.
     pub(crate) fn vanish(&self, version: Version) {
-        let mut state = self.state.lock();
-        state.commits.end(version);
-        state.forget(|logged| {
-            logged.end(version);
-        });
-        self.wake(state);
+        self.wake(self.ledger.vanish(version.count()));
     }
 
     /// The log does not need a commit any more that is over.
     pub(crate) fn forget(&self, version: Version) {
-        self.state.lock().forget(|logged| {
-            logged.end(version);
-        });
+        self.vanish(version);
     }
 
-    /// For who holds the lock.
-    fn begin_writing(&self, state: &State) -> Option<Writing<'_>> {
-        let come = state.commits.over();
-        // Relaxed, both: changed under the lock, which the caller holds.
-        let is_behind = self.shown.load(Ordering::Relaxed) < come;
-        if state.is_stuck || !is_behind || self.is_writing.load(Ordering::Relaxed) {
-            return None;
-        }
-        self.is_writing.store(true, Ordering::Relaxed);
-        Some(Writing { slot: self, come })
+    /// Whether a commit that is over is shown.
+    pub(crate) fn is_shown(&self, version: Version) -> bool {
+        self.ledger.shown() >= version.count()
     }
 
     /// Waits until a commit that is over is shown, or it is the caller's turn to write.
     pub(crate) async fn turn(&self, version: Version) -> Turn<'_> {
         let count = version.count();
         for look in 1..=LOOKS {
-            // Acquire: pairs with the release of who wrote it, whose commits are complete for the caller's session from here on.
-            if self.shown.load(Ordering::Acquire) >= count {
-                return Turn::Shown;
-            }
-            // Relaxed: a hint that it is worth to take the lock.
-            if !self.is_writing.load(Ordering::Relaxed) {
-                break;
-            }
-            if look % LOOKS_PER_YIELD == 0 {
-                std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
+            let (found, awaited) = self.ledger.glance(count);
+            self.wake(awaited);
+            match self.turn_of(found) {
+                Some(turn) => return turn,
+                None if found == Look::Sleep => break,
+                None if look % LOOKS_PER_YIELD == 0 => std::thread::yield_now(),
+                None => std::hint::spin_loop(),
             }
         }
         std::future::poll_fn(|context| self.poll_turn(count, context.waker())).await
     }
 
+    fn turn_of(&self, look: Look) -> Option<Turn<'_>> {
+        match look {
+            Look::Shown => Some(Turn::Shown),
+            Look::Stuck => Some(Turn::Stuck),
+            Look::Show(come) => Some(Turn::Write(Writing { slot: self, come })),
+            Look::Soon | Look::Sleep => None,
+        }
+    }
+
     fn poll_turn(&self, count: u64, waker: &Waker) -> Poll<Turn<'_>> {
-        let mut state = self.state.lock();
-        // Relaxed: changed under the lock.
-        if self.shown.load(Ordering::Relaxed) >= count {
-            state.waiting.remove(&count);
-            return Poll::Ready(Turn::Shown);
-        }
-        if state.is_stuck {
-            state.waiting.remove(&count);
-            return Poll::Ready(Turn::Stuck);
-        }
-        if state.commits.over() >= count
-            && let Some(writing) = self.begin_writing(&state)
-        {
-            state.waiting.remove(&count);
-            return Poll::Ready(Turn::Write(writing));
-        }
-        state.waiting.insert(count, waker.clone());
-        Poll::Pending
+        // Before the look, so that whoever makes another one worth it finds the waker.
+        self.sleeping.lock().insert(count, waker.clone());
+        let (look, awaited) = self.ledger.look(count);
+        self.wake(awaited);
+        let Some(turn) = self.turn_of(look) else { return Poll::Pending };
+        self.sleeping.lock().remove(&count);
+        Poll::Ready(turn)
     }
 
     /// H3.
     pub(crate) fn is_stuck(&self) {
-        let mut state = self.state.lock();
-        state.is_stuck = true;
-        self.wake(state);
+        self.ledger.is_stuck();
+        self.wake(Awaited(true));
     }
 
     /// Something may still land in far memory, nobody knows when. Commits go on; but the slot is not given up without a fence.
     pub(crate) fn has_loose_end(&self) {
-        self.state.lock().has_loose_ends = true;
+        self.has_loose_ends.store(true, Ordering::Release);
     }
 
     /// Nothing begins any more, if nothing is under way; false: something is, or nobody knows.
     pub fn retire(&self) -> bool {
-        let mut state = self.state.lock();
-        // Relaxed: changed under the lock.
-        let is_known = !state.is_stuck && !state.has_loose_ends;
-        let is_quiet = state.logged.is_quiet() && !self.is_writing.load(Ordering::Relaxed) && is_known;
-        state.is_stuck |= is_quiet;
-        is_quiet
-    }
-
-    /// Lets all who wait look again.
-    fn wake(&self, mut state: parking_lot::MutexGuard<'_, State>) {
-        if !state.waiting.is_empty() {
-            let waiting = std::mem::take(&mut state.waiting);
-            drop(state);
-            waiting.into_values().for_each(Waker::wake);
+        // Acquire: as in `leave`.
+        if self.has_loose_ends.load(Ordering::Acquire) {
+            return false;
         }
+        let (settled, awaited) = self.ledger.close(Ledger::settled);
+        self.wake(awaited);
+        if settled.is_some() {
+            self.is_stuck();
+        }
+        settled.is_some()
     }
-}
 
-impl State {
-    /// The log does not need some of the commits any more.
-    fn forget(&mut self, end: impl FnOnce(&mut SlotCommits)) {
-        let before = self.logged.over();
-        end(&mut self.logged);
-        self.room.give_back((self.logged.over() - before) as usize);
+    /// Lets all who sleep look again.
+    fn wake(&self, Awaited(is_awaited): Awaited) {
+        if is_awaited {
+            let sleeping = std::mem::take(&mut *self.sleeping.lock());
+            sleeping.into_values().for_each(Waker::wake);
+        }
     }
 }
 
@@ -263,12 +224,7 @@ impl Writing<'_> {
 
     /// It has taken effect.
     pub(crate) fn done(self) {
-        let mut state = self.slot.state.lock();
-        state.forget(|logged| logged.end_up_to(self.come));
-        // Release: pairs with the acquire in `turn`.
-        self.slot.shown.store(self.come, Ordering::Release);
-        self.slot.is_writing.store(false, Ordering::Relaxed); // under the lock
-        self.slot.wake(state);
+        self.slot.wake(self.slot.ledger.show(self.come));
         std::mem::forget(self);
     }
 }
@@ -283,6 +239,7 @@ impl Drop for Writing<'_> {
 mod tests {
     use std::pin::pin;
     use std::sync::Arc;
+    use std::sync::atomic::Ordering;
     use std::task::Context;
 
     use farpool_wire::{Epoch, NodeId, RegionId};

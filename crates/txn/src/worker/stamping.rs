@@ -34,7 +34,7 @@ impl<R: Rules> Worker<R> {
     /// # Errors
     /// As [`begin`](Self::begin) and [`commit`](crate::Transaction::commit).
     pub async fn stamp(&self, session: &mut Session) -> Result<Stamped, StampError> {
-        let begun_from = self.begin(session).await?.cut().clone();
+        let begun_from = self.snapshot(session).await?.cut;
         let mut under_way = self.begin_commit(0)?;
         let version = under_way.version();
         if !under_way.is_shown().await {

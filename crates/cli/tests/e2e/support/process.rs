@@ -177,6 +177,15 @@ impl Process {
         Output { status: status.unwrap(), stdout: self.stdout.finish(), stderr: self.stderr.finish() }
     }
 
+    /// It has not ended; if it has, this says what it said.
+    #[track_caller]
+    pub fn assert_running(&mut self) {
+        if !self.is_running() {
+            let output = self.wait();
+            panic!("{} has ended: {output:?}", self.name);
+        }
+    }
+
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }

@@ -1,0 +1,296 @@
+//! Models of the ledger: its code itself, in every interleaving and with every outdated value that the memory model allows a load to
+//! find (by `loom`). Threads commit in one slot, write its word when they have the turn, and sleep when they do not.
+//!
+//! A model holds if the word never goes back, nobody is told that a commit is shown that the word does not have, who writes the word finds all
+//! installed that it shows, and nobody sleeps for ever, which `loom` reports as a deadlock. Each fault below breaks the
+//! protocol on purpose, and must be caught.
+
+use std::sync::Arc;
+
+use loom::model::Builder;
+use loom::sync::atomic::AtomicU64 as LoomWord;
+use loom::sync::{Mutex, Notify};
+use loom::thread;
+
+use super::*;
+
+/// Switches away from a thread that could go on, in one history. Known faults of such protocols need two.
+const PREEMPTIONS: usize = 3;
+/// What the slot has come to before.
+const BEFORE: u64 = 7;
+/// Commits of a model at most.
+const COMMITS: usize = 4;
+
+const SOUND: u8 = 0;
+/// Nothing is ordered by the words.
+const UNORDERED: u8 = 1;
+/// Who is about to sleep does not say so.
+const UNSAID: u8 = 2;
+/// Who is about to sleep says so, and does not look again.
+const NO_SECOND_LOOK: u8 = 3;
+/// The turn is had by who wants it.
+const MANY_TURNS: u8 = 4;
+/// Who has shown commits wakes nobody.
+const NOBODY_IS_WOKEN: u8 = 5;
+/// Who finds that nothing is left of his commit wakes nobody.
+const VANISHES_IN_SILENCE: u8 = 6;
+
+struct Faulty<const FAULT: u8>(LoomWord);
+
+word!(LoomWord);
+
+impl<const FAULT: u8> Faulty<FAULT> {
+    fn order(order: Ordering) -> Ordering {
+        if FAULT == UNORDERED { Ordering::Relaxed } else { order }
+    }
+}
+
+impl<const FAULT: u8> Word for Faulty<FAULT> {
+    fn new(value: u64) -> Self {
+        Faulty(LoomWord::new(value))
+    }
+
+    fn load(&self, order: Ordering) -> u64 {
+        self.0.load(Self::order(order))
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        let order = if order == Ordering::Release { Self::order(order) } else { order };
+        self.0.store(value, order);
+    }
+
+    fn compare_exchange(&self, current: u64, new: u64, order: Ordering) -> Result<u64, u64> {
+        // Of the words that are exchanged, the turn's alone is ordered.
+        if FAULT == MANY_TURNS && order == Ordering::AcqRel {
+            return Ok(self.0.fetch_or(0, order));
+        }
+        Word::compare_exchange(&self.0, current, new, Self::order(order))
+    }
+
+    fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
+        let bits = if FAULT == UNSAID && bits == AWAITED { 0 } else { bits };
+        self.0.fetch_or(bits, Self::order(order))
+    }
+
+    fn fetch_and(&self, bits: u64, order: Ordering) -> u64 {
+        self.0.fetch_and(bits, Self::order(order))
+    }
+
+    fn fetch_sub(&self, subtrahend: u64, order: Ordering) -> u64 {
+        let subtrahend = if FAULT == MANY_TURNS { 0 } else { subtrahend };
+        self.0.fetch_sub(subtrahend, Self::order(order))
+    }
+
+    fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_max(value, Self::order(order))
+    }
+}
+
+/// A slot with all that its threads share.
+struct Shared<const FAULT: u8, const PLACES: usize> {
+    ledger: Ledger<Faulty<FAULT>, PLACES>,
+    /// The slot's word in far memory.
+    word: LoomWord,
+    /// What each commit installs.
+    installed: [LoomWord; COMMITS],
+    sleeping: Mutex<Vec<Arc<Notify>>>,
+}
+
+impl<const FAULT: u8, const PLACES: usize> Shared<FAULT, PLACES> {
+    fn new() -> Arc<Self> {
+        let word = || LoomWord::new(0);
+        Arc::new(Shared {
+            ledger: Ledger::after(BEFORE),
+            word: LoomWord::new(BEFORE),
+            installed: std::array::from_fn(|_| word()),
+            sleeping: Mutex::new(Vec::new()),
+        })
+    }
+
+    fn installed(&self, count: u64) -> &LoomWord {
+        &self.installed[(count - BEFORE - 1) as usize]
+    }
+
+    fn begin(&self) -> u64 {
+        loop {
+            match self.ledger.begin() {
+                Ok(count) => return count,
+                Err(NotBegun::Full) => thread::yield_now(),
+                Err(NotBegun::Closed) => panic!("nobody closes it"),
+            }
+        }
+    }
+
+    fn wake(&self, awaited: Awaited) {
+        if awaited == Awaited(true) {
+            let sleeping = std::mem::take(&mut *self.sleeping.lock().expect("nobody panics"));
+            sleeping.iter().for_each(|sleeper| sleeper.notify());
+        }
+    }
+
+    fn write(&self, come: u64) {
+        // Relaxed: far memory orders nothing between queues.
+        let before = self.word.load(Ordering::Relaxed);
+        assert!(before < come, "the word goes back, or two have the turn");
+        for count in BEFORE + 1..=come {
+            assert_eq!(self.installed(count).load(Ordering::Relaxed), 1, "shown before it is installed");
+        }
+        self.word.store(come, Ordering::Relaxed);
+        let awaited = self.ledger.show(come);
+        self.wake(if FAULT == NOBODY_IS_WOKEN { Awaited(false) } else { awaited });
+    }
+
+    /// Commits what has begun, and waits until that is shown; false: it will not be.
+    fn commit(&self, count: u64, sleeper: &Arc<Notify>) -> bool {
+        self.installed(count).store(1, Ordering::Relaxed);
+        let (come, awaited) = self.ledger.end(count);
+        self.wake(awaited);
+        come.into_iter().for_each(|come| self.write(come));
+        loop {
+            self.sleeping.lock().expect("nobody panics").push(sleeper.clone());
+            let (look, awaited) = match FAULT {
+                NO_SECOND_LOOK => {
+                    self.ledger.turn.fetch_or(AWAITED, Ordering::AcqRel);
+                    (if self.ledger.shown() >= count { Look::Shown } else { Look::Sleep }, Awaited(false))
+                }
+                _ => self.ledger.look(count),
+            };
+            self.wake(awaited);
+            match look {
+                Look::Shown => break,
+                Look::Stuck => return false,
+                Look::Show(come) => self.write(come),
+                Look::Soon | Look::Sleep => sleeper.wait(),
+            }
+        }
+        assert!(self.word.load(Ordering::Relaxed) >= count, "it was said to be shown");
+        true
+    }
+
+    fn vanish(&self) {
+        let count = self.begin();
+        self.installed(count).store(1, Ordering::Relaxed); // there is nothing to be installed
+        let awaited = self.ledger.vanish(count);
+        self.wake(if FAULT == VANISHES_IN_SILENCE { Awaited(false) } else { awaited });
+    }
+}
+
+fn explore<const FAULT: u8, const PLACES: usize>(
+    one: impl Fn(&Shared<FAULT, PLACES>) + Copy + Send + Sync + 'static,
+    other: impl Fn(&Shared<FAULT, PLACES>) + Copy + Send + Sync + 'static,
+) {
+    let mut model = Builder::new();
+    model.preemption_bound = Some(PREEMPTIONS);
+    model.check(move || {
+        let shared = Shared::<FAULT, PLACES>::new();
+        let here = shared.clone();
+        let thread = thread::spawn(move || one(&here));
+        other(&shared);
+        thread.join().expect("it holds");
+    });
+}
+
+fn commits<const FAULT: u8, const PLACES: usize>(shared: &Shared<FAULT, PLACES>, commits: usize) {
+    let sleeper = Arc::new(Notify::new());
+    (0..commits).for_each(|_| assert!(shared.commit(shared.begin(), &sleeper), "nobody fails"));
+}
+
+/// Two threads commit, of which one first has a commit that vanishes.
+fn two_commit<const FAULT: u8>() {
+    explore::<FAULT, 2>(
+        |shared| commits(shared, 1),
+        |shared| {
+            shared.vanish();
+            commits(shared, 1);
+        },
+    );
+}
+
+#[track_caller]
+fn is_caught<const FAULT: u8>(as_what: &str) {
+    let caught = std::panic::catch_unwind(two_commit::<FAULT>).expect_err("the fault goes unnoticed");
+    let said = caught.downcast_ref::<String>().cloned();
+    let said = said.or_else(|| caught.downcast_ref::<&str>().map(|said| (*said).to_owned()));
+    let said = said.expect("a message");
+    assert!(said.contains(as_what), "it was caught as: {said}");
+}
+
+/// What `loom` says when everybody sleeps.
+const DEADLOCK: &str = "deadlock";
+
+#[test]
+fn all_that_threads_commit_is_shown_and_the_word_never_goes_back() {
+    two_commit::<SOUND>();
+}
+
+#[test]
+fn places_are_taken_again_while_others_look_at_them() {
+    explore::<SOUND, 1>(|shared| commits(shared, 1), |shared| (0..2).for_each(|_| shared.vanish()));
+    explore::<SOUND, 2>(|shared| commits(shared, 1), |shared| (0..3).for_each(|_| shared.vanish()));
+    explore::<SOUND, 1>(|shared| commits(shared, 2), |shared| commits(shared, 1));
+}
+
+#[test]
+fn whoever_sleeps_learns_that_the_slot_is_stuck() {
+    explore::<SOUND, 2>(
+        |shared| {
+            shared.begin();
+            shared.ledger.is_stuck();
+            shared.wake(Awaited(true));
+        },
+        |shared| {
+            if let Ok(count) = shared.ledger.begin() {
+                let is_shown = shared.commit(count, &Arc::new(Notify::new()));
+                assert!(!is_shown || count == BEFORE + 1, "behind what is stuck");
+            }
+        },
+    );
+}
+
+#[test]
+fn a_slot_is_closed_only_where_nothing_is_under_way() {
+    explore::<SOUND, 2>(
+        |shared| {
+            let (closed, awaited) = shared.ledger.close(Ledger::settled);
+            shared.wake(awaited);
+            if let Some(far) = closed {
+                assert_eq!(far, shared.word.load(Ordering::Relaxed), "something is under way");
+                shared.wake(shared.ledger.give_turn_back());
+            }
+        },
+        |shared| match shared.ledger.begin() {
+            Ok(count) => assert!(shared.commit(count, &Arc::new(Notify::new())), "it had begun"),
+            Err(not_begun) => assert_eq!(not_begun, NotBegun::Closed),
+        },
+    );
+}
+
+#[test]
+fn words_that_order_nothing_are_caught() {
+    is_caught::<UNORDERED>("shown before it is installed");
+}
+
+#[test]
+fn a_sleeper_who_does_not_say_so_is_caught() {
+    is_caught::<UNSAID>(DEADLOCK);
+}
+
+#[test]
+fn a_sleeper_who_does_not_look_again_is_caught() {
+    is_caught::<NO_SECOND_LOOK>(DEADLOCK);
+}
+
+#[test]
+fn a_turn_that_two_have_is_caught() {
+    is_caught::<MANY_TURNS>("it was said to be shown");
+}
+
+#[test]
+fn a_sleeper_whom_nobody_wakes_is_caught() {
+    is_caught::<NOBODY_IS_WOKEN>(DEADLOCK);
+}
+
+#[test]
+fn a_gap_that_is_closed_in_silence_is_caught() {
+    is_caught::<VANISHES_IN_SILENCE>(DEADLOCK);
+}
