@@ -110,7 +110,7 @@ impl SharedSlot {
     /// No more commits from now on, if nothing is under way. Says which count was used last, and lets the caller write it, where the
     /// last commits have vanished.
     pub(crate) fn leave(&self) -> Result<(u64, Option<Writing<'_>>), LeaveError> {
-        // Acquire: pairs with the release in `has_loose_end`.
+        // Acquire, here and below: pairs with who has left a loose end before.
         if self.ledger.found_stuck() || self.has_loose_ends.load(Ordering::Acquire) {
             return Err(LeaveError::Stuck);
         }
@@ -190,12 +190,11 @@ impl SharedSlot {
 
     /// Something may still land in far memory, nobody knows when. Commits go on; but the slot is not given up without a fence.
     pub(crate) fn has_loose_end(&self) {
-        self.has_loose_ends.store(true, Ordering::Release);
+        self.has_loose_ends.store(true, Ordering::Release); // pairs with who gives the slot up
     }
 
     /// Nothing begins any more, if nothing is under way; false: something is, or nobody knows.
     pub fn retire(&self) -> bool {
-        // Acquire: as in `leave`.
         if self.has_loose_ends.load(Ordering::Acquire) {
             return false;
         }
@@ -239,7 +238,6 @@ impl Drop for Writing<'_> {
 mod tests {
     use std::pin::pin;
     use std::sync::Arc;
-    use std::sync::atomic::Ordering;
     use std::task::Context;
 
     use farpool_wire::{Epoch, NodeId, RegionId};
