@@ -16,6 +16,7 @@ use farpool_txn::hash::{Index, IndexLayout, IndexShape};
 use farpool_txn::horizon::horizon;
 use farpool_txn::membership::{Role, give_up_role, take_role};
 use farpool_txn::recovery::recover;
+use farpool_txn::slab::{MOST_PAYLOAD_BYTES, SlabLayout};
 use farpool_txn::{
     CommitError, Cut, KeyError, KeyedTable, Memory, ReadError, RecordId, RecordLayout, Session, SharedSlot,
     Shipped, Table, Transaction, Worker,
@@ -66,6 +67,14 @@ pub struct TableRow {
     /// Versions that the overflow region of each piece has room for.
     #[prost(uint64, tag = "9")]
     overflow_each: u64,
+    /// Longest row, if rows may lie in slabs; 0: none does.
+    #[prost(uint32, tag = "10")]
+    longest: u32,
+    /// Chunks of each piece's slab, and their size.
+    #[prost(uint64, tag = "11")]
+    chunks_each: u64,
+    #[prost(uint64, tag = "12")]
+    chunk_bytes: u64,
 }
 
 /// Where a piece of a table lies.
@@ -79,6 +88,9 @@ pub struct PieceRow {
     /// ...and of the index.
     #[prost(uint32, tag = "3")]
     index: u32,
+    /// ...and of the slab, if the table has any.
+    #[prost(uint32, tag = "4")]
+    slab: u32,
 }
 
 /// What there is to say of a table.
@@ -102,6 +114,15 @@ pub struct TableInfo {
 struct Layouts {
     records: RecordLayout,
     index: IndexLayout,
+    slab: Option<SlabLayout>,
+}
+
+impl Layouts {
+    /// Bytes of the parts of a piece.
+    fn bytes(&self) -> [u64; 3] {
+        let slab = self.slab.map_or(0, |slab| slab.bytes());
+        [self.records.bytes(), self.index.bytes(), slab]
+    }
 }
 
 impl TableRow {
@@ -110,12 +131,31 @@ impl TableRow {
         let records = RecordLayout::new(self.rows_each, row_bytes, old_versions)?;
         let records = records.with_overflow(self.overflow_each)?;
         let shape = IndexShape::for_keys(self.rows_each, self.rows_each, self.key_bytes as usize, self.seed);
-        Some(Layouts { records, index: IndexLayout::new(shape, self.pieces.len())? })
+        let slab = match self.longest {
+            0 => None,
+            _ => Some(SlabLayout::new(self.chunks_each, self.chunk_bytes)?),
+        };
+        Some(Layouts { records, index: IndexLayout::new(shape, self.pieces.len())?, slab })
+    }
+
+    /// Bytes of a row at most.
+    pub(crate) fn most_bytes(&self) -> u32 {
+        if self.has_slab() { self.longest } else { self.row_bytes }
+    }
+
+    pub(crate) fn has_slab(&self) -> bool {
+        self.longest > 0
     }
 
     /// The table, as a thread works with it. `None`: no compute server has written such a row.
     pub(crate) fn keyed(&self, shared: &Shared) -> Option<KeyedTable<Shipped>> {
-        let table = self.table(shared)?;
+        let mut table = self.table(shared)?;
+        if let Some(slab) = self.layouts()?.slab {
+            let unit = shared.plan.unit_bytes();
+            let piece = |row: &PieceRow| shared.at().piece(row.region as usize, u64::from(row.slab) * unit);
+            let pieces = self.pieces.iter().map(piece).collect();
+            table = table.with_slab(shared.slab(self.first_record, slab, pieces)?)?;
+        }
         let (index, unit) = (self.layouts()?.index, shared.plan.unit_bytes());
         let piece = |row: &PieceRow| shared.at().piece(row.region as usize, u64::from(row.index) * unit);
         KeyedTable::new(table, Index::new(index, self.pieces.iter().map(piece).collect())?)
@@ -123,13 +163,14 @@ impl TableRow {
 
     /// Its records. `None`: as above.
     pub(crate) fn table(&self, shared: &Shared) -> Option<Table> {
-        let Layouts { records, index } = self.layouts()?;
-        let unit = shared.plan.unit_bytes();
+        let layouts = self.layouts()?;
+        let (records, unit) = (layouts.records, shared.plan.unit_bytes());
         let fits = |piece: &PieceRow| {
-            let end = |first: u32, bytes: u64| u64::from(first) * unit + bytes;
+            let firsts = [piece.records, piece.index, piece.slab];
+            let ends =
+                firsts.into_iter().zip(layouts.bytes()).map(|(first, bytes)| u64::from(first) * unit + bytes);
             (piece.region as usize) < shared.grants.len()
-                && end(piece.records, records.bytes()).max(end(piece.index, index.bytes()))
-                    <= shared.plan.shape.region_bytes
+                && ends.max() <= Some(shared.plan.shape.region_bytes)
         };
         if !self.pieces.iter().all(fits) {
             return None;
@@ -144,10 +185,10 @@ impl TableRow {
         Some(TableInfo {
             name: self.name.clone(),
             rows: layouts.index.records(),
-            row_bytes: self.row_bytes,
+            row_bytes: self.most_bytes(),
             key_bytes: self.key_bytes,
             pieces: self.pieces.len(),
-            bytes: (layouts.records.bytes() + layouts.index.bytes()) * self.pieces.len() as u64,
+            bytes: layouts.bytes().iter().sum::<u64>() * self.pieces.len() as u64,
         })
     }
 
@@ -249,11 +290,16 @@ pub(crate) fn create(
     options: &TableOptions,
 ) -> Result<(), TxError> {
     let key = key_of(name).ok_or_else(|| TxError::BadName(name.to_owned()))?;
-    let row_bytes = options.row_bytes.next_multiple_of(8);
+    let row_bytes = options.place_bytes();
+    let longest = options.longest.map_or(0, |longest| longest.max(1));
+    if longest > MOST_PAYLOAD_BYTES {
+        return Err(TxError::NoSpace(format!("no table has rows of {longest} bytes")));
+    }
     let empty = TableRow {
         name: name.to_owned(),
         row_bytes: u32::try_from(row_bytes).map_err(|_| TxError::NoSpace("rows are too large".to_owned()))?,
         old_versions: options.old_versions as u32,
+        longest: longest as u32,
         key_bytes: key_bytes as u32,
         seed: getrandom::u64().map_err(|error| TxError::Damaged(error.to_string()))?,
         ..TableRow::default()
@@ -315,8 +361,8 @@ async fn open_tombs(
         }
         let unit_bytes = shared.plan.unit_bytes();
         for piece in &row.pieces {
-            let parts = [(piece.records, layouts.records.bytes()), (piece.index, layouts.index.bytes())];
-            for (first, bytes) in parts {
+            let firsts = [piece.records, piece.index, piece.slab];
+            for (first, bytes) in firsts.into_iter().zip(layouts.bytes()) {
                 let region = piece.region as usize;
                 let Some(map) = maps.get_mut(region) else { continue };
                 let at = shared.at().piece(region, u64::from(first) * unit_bytes);
@@ -377,6 +423,7 @@ async fn take_memory(
             region: piece.region as u32,
             records: piece.records as u32,
             index: piece.index as u32,
+            slab: piece.slab as u32,
         })
         .collect();
     Ok(())
@@ -399,6 +446,9 @@ fn choose(
         row.rows_each = options.rows.max(1).div_ceil(pieces as u64) + SPARE_ROWS;
         row.overflow_each = overflow.div_ceil(pieces as u64);
         row.pieces = vec![PieceRow::default(); pieces];
+        if let Some(slab) = options.slab_each(pieces as u64) {
+            (row.chunks_each, row.chunk_bytes) = (slab.chunks(), slab.chunk_bytes());
+        }
         let shape = || {
             let (rows, bytes, old) = (options.rows, row.row_bytes, row.old_versions);
             TxError::NoSpace(format!(
@@ -408,13 +458,12 @@ fn choose(
         let layouts = row.layouts().ok_or_else(shape)?;
         let units = |bytes: u64| bytes.div_ceil(shared.plan.unit_bytes());
         let mut taken = maps.to_vec();
-        let (records, index) = (units(layouts.records.bytes()), units(layouts.index.bytes()));
-        if let Some(placed) = place(&mut taken, &nodes, pieces, records, index) {
+        if let Some(placed) = place(&mut taken, &nodes, pieces, layouts.bytes().map(units)) {
             return Ok((placed, taken));
         }
         if pieces == MOST_PIECES {
             let free: u64 = maps.iter().map(Map::units_free).sum();
-            let needed = (layouts.records.bytes() + layouts.index.bytes()) * pieces as u64;
+            let needed = layouts.bytes().iter().sum::<u64>() * pieces as u64;
             let free = free * shared.plan.unit_bytes();
             return Err(TxError::NoSpace(format!(
                 "the table needs {needed} bytes, and {free} are free, in parts"
@@ -536,8 +585,11 @@ mod tests {
             old_versions: 64,
             key_bytes: 256,
             seed: u64::MAX,
-            pieces: vec![PieceRow { region: 4_095, records: 4_095, index: 4_095 }; MOST_PIECES],
+            pieces: vec![PieceRow { region: 4_095, records: 4_095, index: 4_095, slab: 4_095 }; MOST_PIECES],
             overflow_each: u64::MAX,
+            longest: u32::MAX,
+            chunks_each: u64::MAX,
+            chunk_bytes: u64::MAX,
         };
         let bytes = row.encode_row().unwrap();
         assert_eq!(bytes.len(), ROW_BYTES);

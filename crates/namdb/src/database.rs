@@ -4,6 +4,7 @@
 //! D2. It says that it lives, on a thread that does nothing long; when it was shut out, nothing that it does takes effect, and it says so.
 //! D3. It gives its seat back only when nothing of it is under way: else the others look after it, as after one that has died.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use farpool_txn::log::LogAt;
 use farpool_txn::membership::{Duties, MembersAt, Premises, Seat, wait_for_seat};
 use farpool_txn::oracle::Fetched;
 use farpool_txn::recovery::recover;
+use farpool_txn::slab::{Slab, SlabLayout};
 use farpool_txn::{Memory, MemoryError, Oracle, OracleAt, Piece, SharedSlot, Shipped};
 use farpool_wire::{Epoch, Refusal, Slot};
 use futures_util::future::try_join_all;
@@ -99,6 +101,9 @@ pub(crate) struct Shared {
     pub(crate) duties: Duties,
     /// What the fetch thread has read, if there is one.
     pub(crate) fetched: Option<Arc<Fetched>>,
+    /// Slabs of tables, by the table's first record: what the process knows of its chunks is known to all its threads, for as long as it is
+    /// a compute server.
+    slabs: Mutex<BTreeMap<u64, Arc<Slab>>>,
     /// One thread at a time changes tables.
     pub(crate) catalog: Mutex<()>,
     ended: Mutex<Option<Ended>>,
@@ -199,6 +204,7 @@ impl Database {
             workers: Arc::default(),
             duties: Duties::default(),
             fetched,
+            slabs: Mutex::default(),
             catalog: Mutex::new(()),
             ended: Mutex::new(None),
             is_over: AtomicBool::new(false),
@@ -258,6 +264,22 @@ impl Shared {
 
     pub(crate) fn at(&self) -> At<'_> {
         At { plan: &self.plan, grants: &self.grants }
+    }
+
+    /// The slab of a table that has that first record. `None`: no table has such a one.
+    pub(crate) fn slab(
+        &self,
+        first_record: u64,
+        layout: SlabLayout,
+        pieces: Vec<Piece>,
+    ) -> Option<Arc<Slab>> {
+        let mut slabs = self.slabs.lock();
+        if let Some(slab) = slabs.get(&first_record) {
+            return Some(slab.clone());
+        }
+        let slab = Slab::new(pieces, layout, self.at().members(), self.seat.claim)?;
+        slabs.insert(first_record, slab.clone());
+        Some(slab)
     }
 
     /// Whether the process is one of the compute servers still.

@@ -232,6 +232,8 @@ pub(crate) fn of_read(error: ReadError, table: &str) -> Stop {
     Stop::For(match error {
         ReadError::Conflict => return Stop::Again(TxError::Conflict),
         ReadError::RingFull => return Stop::Again(TxError::NoRoomForVersions(table.to_owned())),
+        // Of what others have replaced or deleted, something is free in a moment.
+        ReadError::NoSpace { .. } => return Stop::Again(TxError::NoSpace(format!("table {table}: {error}"))),
         ReadError::SnapshotTooOld => TxError::SnapshotTooOld,
         ReadError::Memory(error) => TxError::Memory(error),
         error => TxError::Damaged(format!("table {table}: {error}")),

@@ -69,24 +69,26 @@ impl Map {
     }
 }
 
-/// Where a piece of a table, and the piece of its index beside it, were placed.
+/// Where a piece of a table, and the pieces of its index and its slab beside it, were placed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placed {
     /// In which region.
     pub region: usize,
     /// From which unit on, the records...
     pub records: u64,
-    /// ...and the index.
+    /// ...the index...
     pub index: u64,
+    /// ...and the slab, where it has one.
+    pub slab: u64,
 }
 
-/// Places so many pieces of that many units each, on one node after another. `None`: they do not fit; the maps are of no use then.
+/// Places so many pieces on one node after another, with that many units for the records, the index and the slab of each. `None`: they do
+/// not fit; the maps are of no use then.
 pub fn place(
     maps: &mut [Map],
     nodes: &[NodeId],
     pieces: usize,
-    records: u64,
-    index: u64,
+    [records, index, slab]: [u64; 3],
 ) -> Option<Vec<Placed>> {
     let mut distinct: Vec<NodeId> = Vec::new();
     for node in nodes {
@@ -104,8 +106,9 @@ pub fn place(
             let before = map.clone();
             if let Some(records) = map.take(records)
                 && let Some(index) = map.take(index)
+                && let Some(slab) = if slab > 0 { map.take(slab) } else { Some(0) }
             {
-                return Some(Placed { region, records, index });
+                return Some(Placed { region, records, index, slab });
             }
             *map = before;
             None
@@ -138,10 +141,12 @@ mod tests {
     fn pieces_go_to_one_node_after_another_while_these_have_room() {
         let nodes = [1, 1, 2].map(NodeId);
         let mut maps = [empty(0), empty(0), empty(4_000)];
-        let placed = place(&mut maps, &nodes, 4, 60, 10).unwrap();
+        let placed = place(&mut maps, &nodes, 4, [60, 10, 0]).unwrap();
         assert_eq!(placed.iter().map(|piece| piece.region).collect::<Vec<_>>(), [0, 2, 0, 0]);
-        assert_eq!(placed[2], Placed { region: 0, records: 70, index: 130 });
-        assert_eq!(place(&mut maps, &nodes, 1, UNITS, 1), None);
+        assert_eq!(placed[2], Placed { region: 0, records: 70, index: 130, slab: 0 });
+        assert_eq!(place(&mut maps, &nodes, 1, [1, 1, UNITS]), None);
+        let with_slab = place(&mut maps, &nodes, 1, [1, 1, 5]).unwrap();
+        assert_eq!(with_slab[0], Placed { region: 0, records: 210, index: 211, slab: 212 });
     }
 
     proptest! {

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 
+use farpool_txn::slab::{Class, LEAST_DATA_BYTES, SlabLayout};
 use farpool_txn::{KeyedTable, Shipped};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -61,6 +62,15 @@ impl<A: Key, B: Key, C: Key> Key for (A, B, C) {
 /// Room that even a table of a few rows has for old versions of them: these may be written often.
 const LEAST_OVERFLOW_BYTES: u64 = 128 << 10;
 
+/// Before a row that lies in its place, where rows may be long: how long it is.
+const LENGTH_BYTES: usize = 8;
+/// Chunks of each slab that there should be: each compute server has one at least for each size of blocks that it needs...
+const CHUNKS_WANTED: u64 = 64;
+/// ...and how many blocks for the longest rows a chunk has at most.
+const MOST_LONGEST_BLOCKS: u64 = 16;
+/// Chunks of the smallest slab: two compute servers that write rows of several sizes find some.
+const LEAST_CHUNKS: u64 = 16;
+
 /// How large a table is to be: its memory is taken when it is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TableOptions {
@@ -73,12 +83,17 @@ pub struct TableOptions {
     /// Versions of any of its rows that are kept beside these while a snapshot needs them. Where there is no room for another, who writes
     /// that row waits for the snapshot to end. `None`: half as many as rows, and some more.
     pub overflow: Option<u64>,
+    /// Bytes of the longest row, if those that take more than `row_bytes` are to lie in a slab beside the table.
+    pub longest: Option<usize>,
+    /// Bytes of that slab. `None`: room for as many of the longest rows as the table has keys.
+    pub slab_bytes: Option<u64>,
 }
 
 impl TableOptions {
     /// For so many keys, with rows of up to 64 bytes.
     pub fn rows(rows: u64) -> TableOptions {
-        TableOptions { rows, row_bytes: 64, old_versions: 8, overflow: None }
+        let (longest, slab_bytes) = (None, None);
+        TableOptions { rows, row_bytes: 64, old_versions: 8, overflow: None, longest, slab_bytes }
     }
 
     /// With rows of up to so many bytes.
@@ -96,6 +111,33 @@ impl TableOptions {
         TableOptions { overflow: Some(overflow), ..self }
     }
 
+    /// With rows of up to so many bytes, 1 MiB at most: those that take more than `row_bytes` lie in a slab.
+    pub fn longest(self, longest: usize) -> TableOptions {
+        TableOptions { longest: Some(longest), ..self }
+    }
+
+    /// With a slab of about so many bytes. Each version that somebody may need takes a block of it, a power of two from 128 bytes on; and
+    /// each compute server takes a piece of it for each size that it writes.
+    pub fn slab_bytes(self, slab_bytes: u64) -> TableOptions {
+        TableOptions { slab_bytes: Some(slab_bytes), ..self }
+    }
+
+    /// Bytes of a row's place.
+    pub(crate) fn place_bytes(&self) -> usize {
+        let bytes = self.row_bytes.next_multiple_of(8);
+        if self.longest.is_some() { (bytes + LENGTH_BYTES).max(LEAST_DATA_BYTES) } else { bytes }
+    }
+
+    /// The slab of each of so many pieces, if there is to be one.
+    pub(crate) fn slab_each(&self, pieces: u64) -> Option<SlabLayout> {
+        let longest = self.longest?.max(1);
+        let block = Class::of(longest)?.bytes();
+        let all = self.slab_bytes.unwrap_or(self.rows.saturating_mul(block));
+        let each = all.div_ceil(pieces);
+        let blocks = (each / block / CHUNKS_WANTED).clamp(1, MOST_LONGEST_BLOCKS);
+        SlabLayout::for_payloads(longest, blocks, each.max(LEAST_CHUNKS * block))
+    }
+
     /// How many versions are kept beside those of each row.
     pub(crate) fn overflow_or_usual(&self) -> u64 {
         self.overflow.unwrap_or(self.rows / 2 + LEAST_OVERFLOW_BYTES / self.row_bytes.max(1) as u64)
@@ -106,7 +148,10 @@ impl TableOptions {
 pub struct Table<K, V> {
     name: String,
     first_record: u64,
+    /// Of a row, at most.
     row_bytes: usize,
+    /// Rows are of any length up to that; else all are padded.
+    has_slab: bool,
     keyed: KeyedTable<Shipped>,
     /// How often tables had been made and dropped when it was found...
     known_since: u64,
@@ -126,7 +171,8 @@ impl<K: Key, V> Table<K, V> {
         Ok(Table {
             name: name.to_owned(),
             first_record: row.first_record,
-            row_bytes: row.row_bytes as usize,
+            row_bytes: row.most_bytes() as usize,
+            has_slab: row.has_slab(),
             keyed,
             known_since: schema,
             checked_at: Cell::new(schema),
@@ -139,6 +185,11 @@ impl<K, V> Table<K, V> {
     /// By which it is found.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Bytes of the longest row, if rows are of any length.
+    pub(crate) fn longest(&self) -> Option<usize> {
+        self.has_slab.then_some(self.row_bytes)
     }
 
     pub(crate) fn keyed(&self) -> &KeyedTable<Shipped> {
@@ -170,8 +221,10 @@ impl<K, V: Serialize> Table<K, V> {
             let (table, found, most) = (self.name.clone(), bytes.len(), self.row_bytes);
             return Err(TxError::RowTooLarge { table, found, most });
         }
-        // The format says itself where a row ends.
-        bytes.resize(self.row_bytes, 0);
+        if !self.has_slab {
+            // The format says itself where a row ends.
+            bytes.resize(self.row_bytes, 0);
+        }
         Ok(bytes)
     }
 }
@@ -186,6 +239,18 @@ impl<K, V: DeserializeOwned> Table<K, V> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_slab_has_room_for_what_was_asked_and_chunks_for_several_compute_servers() {
+        assert_eq!((TableOptions::rows(10).slab_each(1), TableOptions::rows(10).place_bytes()), (None, 64));
+        let long = TableOptions::rows(1_000).longest(40_000).row_bytes(100);
+        assert_eq!((long.place_bytes(), long.row_bytes(1).place_bytes()), (112, 24));
+        let slab = long.slab_each(2).unwrap();
+        assert!(slab.longest() >= 40_000 && slab.bytes() * 2 >= 1_000 * 40_000 && slab.chunks() >= 32);
+        let small = long.slab_bytes(1).slab_each(3).unwrap();
+        assert!(small.longest() >= 40_000 && small.chunks() >= LEAST_CHUNKS - 1, "{small:?}");
+        assert!(long.longest(2 << 20).slab_each(1).is_none());
+    }
 
     #[test]
     fn keys_of_several_parts_have_the_bytes_of_all() {

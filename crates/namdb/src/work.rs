@@ -30,6 +30,10 @@ use crate::workers::Place;
 const TABLE: &str = "farpool-work";
 /// Words of a row, all alike: who reads words of two versions sees it.
 const ROW_WORDS: usize = 6;
+/// Shortest row, where these are of any length.
+const SHORTEST: usize = 10;
+/// Of the longest rows: so many fit the slab of such a table.
+const LONGEST_ROWS: u64 = 128;
 /// Rows that a transaction touches at most.
 const MOST_ROWS: u64 = 5;
 /// Of a thousand: transactions that only read; rows that are written in the others; rows of these that are deleted.
@@ -60,6 +64,8 @@ pub struct Work<'a> {
     worker: Rc<Worker<Striking>>,
     place: Option<Place>,
     keyed: &'a KeyedTable<Shipped>,
+    /// Of a row, if rows are of any length.
+    longest: Option<usize>,
     rows: u64,
     session: Session,
     /// Names the session among those of all processes.
@@ -121,8 +127,14 @@ pub enum WorkError {
 ///
 /// # Errors
 /// When it can be neither made nor opened.
-pub fn work_table(client: &Client, rows: u64) -> Result<Table<u64, ()>, TxError> {
+pub fn work_table(client: &Client, rows: u64, longest: Option<usize>) -> Result<Table<u64, ()>, TxError> {
     let options = TableOptions::rows(rows).row_bytes(ROW_WORDS * size_of::<u64>());
+    let options = match longest {
+        Some(longest) => {
+            options.longest(longest).slab_bytes(LONGEST_ROWS * longest.next_power_of_two() as u64)
+        }
+        None => options,
+    };
     match client.create_table::<u64, ()>(TABLE, &options) {
         Err(TxError::TableExists(_)) => client.open_table(TABLE),
         made => made,
@@ -147,8 +159,9 @@ impl<'a> Work<'a> {
         let worker = worker.ok_or(DatabaseError::NoSeat(shared.plan.shape.slots))?;
         let worker = Rc::new(announced(shared, worker, &place)?);
         STRIKE.set(strike);
-        let (keyed, session) = (table.keyed(), Session::new());
-        Ok(Work { client, worker, place: Some(place), keyed, rows, session, name, number: 0, random, log })
+        let (keyed, longest, session) = (table.keyed(), table.longest(), Session::new());
+        let place = Some(place);
+        Ok(Work { client, worker, place, keyed, longest, rows, session, name, number: 0, random, log })
     }
 
     fn below(&mut self, bound: u64) -> u64 {
@@ -242,6 +255,19 @@ impl<'a> Work<'a> {
         u64::from(self.name) << 32 | (self.number << 8 | seen.touched) & u64::from(u32::MAX)
     }
 
+    /// The row that stands for a value: it says so all along, however long it is.
+    fn row_of(&self, value: u64) -> Vec<u8> {
+        let length = self.longest.map_or(ROW_WORDS * size_of::<u64>(), |longest| length_of(value, longest));
+        value.to_le_bytes().into_iter().cycle().take(length).collect()
+    }
+
+    /// What a row holds; `None`: words of several versions.
+    fn value_of(&self, row: &Row) -> Option<Option<u64>> {
+        let Some(data) = &row.data else { return Some(None) };
+        let value = u64::from_le_bytes(*data.first_chunk()?);
+        (*data == self.row_of(value)).then_some(Some(value))
+    }
+
     async fn touch(
         &self,
         transaction: &mut Transaction<'_, Striking>,
@@ -256,13 +282,13 @@ impl<'a> Work<'a> {
         let is_first = !seen.writes.iter().any(|write| write.record == row);
         let found = self.keyed.get(transaction, key).await.map_err(Touch::of)?;
         if is_first {
-            let value = value_of(&found).ok_or(Touch::Failed(WorkError::Torn(row)))?;
+            let value = self.value_of(&found).ok_or(Touch::Failed(WorkError::Torn(row)))?;
             seen.reads.push(Read { record: row, version: found.version, value });
         }
         if !writes {
             return Ok(());
         }
-        let data = value.map(|value| value.to_le_bytes().repeat(ROW_WORDS));
+        let data = value.map(|value| self.row_of(value));
         let replaced = match (&found.data, &data) {
             (None, None) => return Ok(()), // nothing to delete
             (None, Some(data)) => self.keyed.insert(transaction, key, data).await,
@@ -338,12 +364,11 @@ impl Touch {
     }
 }
 
-/// What a row holds; `None`: words of several versions.
-fn value_of(row: &Row) -> Option<Option<u64>> {
-    let Some(data) = &row.data else { return Some(None) };
-    let (words, _) = data.as_chunks::<8>();
-    let first = words.first()?;
-    words.iter().all(|word| word == first).then(|| Some(u64::from_le_bytes(*first)))
+/// Short ones as often as long ones.
+fn length_of(value: u64, longest: usize) -> usize {
+    let drawn = value.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let most = (longest >> ((drawn >> 60) % 12)).max(SHORTEST);
+    SHORTEST + (drawn >> 20) as usize % (most - SHORTEST + 1)
 }
 
 fn parts(version: Version) -> (u16, u64) {

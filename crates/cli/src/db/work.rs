@@ -35,6 +35,10 @@ pub struct WorkArgs {
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     rows: u64,
 
+    /// Rows of 10 to so many bytes, instead of 48 each. The first process to come decides
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(10..=1_048_576))]
+    longest: Option<u32>,
+
     /// What to do
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -80,7 +84,7 @@ fn parse_strike(text: &str) -> Result<Strike, String> {
 pub fn run(args: WorkArgs) -> Result<()> {
     let database = args.at.open_to_begin(&args.beginning)?;
     let client = database.client()?;
-    let table = work_table(&client, args.rows)?;
+    let table = work_table(&client, args.rows, args.longest.map(|longest| longest as usize))?;
     let file = OpenOptions::new().create(true).append(true).open(&args.history);
     let mut file = file.with_context(|| format!("cannot write {}", args.history.display()))?;
     let mut work = Work::new(&client, &table, args.rows, args.seed, &mut file, args.strike)?;

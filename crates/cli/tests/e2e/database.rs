@@ -23,12 +23,14 @@ const STOPPED: Duration = Duration::from_secs(5);
 struct Ground {
     pool: Pool,
     dir: TempDir,
+    /// Rows that workers write are of any length up to this.
+    longest: Option<&'static str>,
 }
 
 impl Ground {
     fn new() -> Ground {
         let pool = Pool::start(PoolOptions { nodes: 2, memory: "16MiB", region_size: "4MiB" });
-        Ground { pool, dir: tempfile::tempdir().unwrap() }
+        Ground { pool, dir: tempfile::tempdir().unwrap(), longest: None }
     }
 
     fn file(&self) -> PathBuf {
@@ -82,6 +84,7 @@ impl Ground {
         command.args(["--rows", "6", "--rate", "600", "--history"]).arg(self.history(number));
         // Every third one begins from what its fetch thread has.
         command.args(number.is_multiple_of(3).then_some("--fetch-thread"));
+        command.args(self.longest.into_iter().flat_map(|longest| ["--longest", longest]));
         command.args(strike.map(|strike| format!("--strike={strike}")));
         Process::ready(format!("worker {number}"), command).0
     }
@@ -208,8 +211,8 @@ const STEPS: [&str; 5] = ["prepared", "logged", "locked", "installed", "shown"];
 
 /// Processes are killed, or stopped until they were shut out, at each step of a commit, while others work.
 #[track_caller]
-fn assert_isolated_at_each_step(transport: &str) {
-    let ground = Ground::new();
+fn assert_isolated_at_each_step(transport: &str, longest: Option<&'static str>) {
+    let ground = Ground { longest, ..Ground::new() };
     let mut up = ground.up();
     let mut others = ground.work(1, transport, 8);
     let strikes: Vec<String> =
@@ -240,12 +243,18 @@ fn assert_isolated_at_each_step(transport: &str) {
 #[test]
 fn snapshot_isolation_holds_where_processes_are_killed_and_stopped_at_each_step_of_a_commit_over_shared_memory()
  {
-    assert_isolated_at_each_step("shm");
+    assert_isolated_at_each_step("shm", None);
+}
+
+/// Rows of 10 bytes to 40 KB: most of them lie beside their table, in blocks of those who wrote them.
+#[test]
+fn rows_of_any_length_are_whole_where_their_writers_are_killed_and_stopped_at_each_step_of_a_commit() {
+    assert_isolated_at_each_step("shm", Some("40000"));
 }
 
 #[test]
 fn snapshot_isolation_holds_where_processes_are_killed_and_stopped_at_each_step_of_a_commit_over_tcp() {
-    assert_isolated_at_each_step("tcp");
+    assert_isolated_at_each_step("tcp", None);
 }
 
 /// Versions of a row, and of the catalog's, that are more than their rings hold.
@@ -284,6 +293,43 @@ fn a_snapshot_stays_whole_while_others_go_on_writing_its_rows_and_changing_table
     assert_eq!(client.transact(async |tx| tx.get(&rows, 1).await).unwrap(), Some(UPDATES));
     let names: Vec<_> = client.tables().unwrap().into_iter().map(|table| table.name).collect();
     assert_eq!(names, ["rows"]);
+}
+
+/// Each opens the database anew, and writes more than the slab has room for, in what those before have left.
+#[test]
+fn rows_of_any_length_are_there_for_who_opens_the_database_later_and_make_room_for_his() {
+    const ROWS: u64 = 20;
+    const ROUNDS: u64 = 5;
+    const LONGEST: usize = 40_000;
+    let row_of = |row: u64, round: u64| {
+        let length = 10 + (LONGEST - 20) * ((7 * row + 3 * round) % ROWS) as usize / ROWS as usize;
+        vec![(row + round) as u8; length]
+    };
+    let ground = Ground::new();
+    let _up = ground.up();
+    for round in 0..ROUNDS {
+        let database = Database::open(&ground.file(), &Reach::default()).unwrap();
+        let client = database.client().unwrap();
+        let options = TableOptions::rows(ROWS).row_bytes(100).longest(LONGEST).slab_bytes(4 << 20);
+        let rows: Table<u64, Vec<u8>> = match round {
+            0 => client.create_table("rows", &options).unwrap(),
+            _ => client.open_table("rows").unwrap(),
+        };
+        for row in 0..ROWS {
+            let new = row_of(row, round);
+            let written = client.transact(async |tx| match round {
+                0 => tx.insert(&rows, row, &new).await,
+                _ => {
+                    assert_eq!(tx.get(&rows, row).await?, Some(row_of(row, round - 1)));
+                    tx.update(&rows, row, &new).await
+                }
+            });
+            written.unwrap_or_else(|error| panic!("row {row}, round {round}: {error}"));
+        }
+        let refused = client.transact(async |tx| tx.update(&rows, 0, vec![1; LONGEST + 1]).await);
+        assert!(refused.unwrap_err().to_string().contains("40000"));
+        assert_eq!(client.tables().unwrap()[0].row_bytes as usize, LONGEST);
+    }
 }
 
 #[test]

@@ -159,9 +159,10 @@ impl Chunks {
         found
     }
 
-    /// How many blocks are used.
-    pub(super) fn count_used(&self, of: Of) -> usize {
-        self.owned.iter().filter(of.is_it()).flat_map(used_of).count()
+    /// How many blocks are not free.
+    pub(super) fn count_taken(&self, of: Of) -> usize {
+        let chunks = self.owned.iter().filter(of.is_it());
+        chunks.map(|(_, chunk)| chunk.blocks.len() - chunk.free.len()).sum()
     }
 
     /// Begins to give up a chunk that has no block which is in use, of another class than `kept`.
@@ -262,7 +263,7 @@ mod tests {
         assert_eq!(turn(Of::Class(class(200)), 4), [(7, 0)]);
         assert_eq!(turn(Of::All, 9), [(1, 0), (1, 2), (6, 0), (6, 1), (6, 2), (7, 0)]);
         assert_eq!(turn(Of::Chunk(6), 9), [(6, 0), (6, 1), (6, 2)]);
-        assert_eq!([Of::All, Of::Chunk(1), Of::Chunk(2)].map(|of| chunks.count_used(of)), [6, 2, 0]);
+        assert_eq!([Of::All, Of::Chunk(1), Of::Chunk(2)].map(|of| chunks.count_taken(of)), [6, 2, 0]);
     }
 
     proptest! {

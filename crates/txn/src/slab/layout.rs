@@ -105,6 +105,11 @@ impl SlabLayout {
         self.chunks
     }
 
+    /// Bytes of a chunk.
+    pub fn chunk_bytes(&self) -> u64 {
+        self.chunk_bytes
+    }
+
     /// Bytes of a piece.
     pub fn bytes(&self) -> u64 {
         self.body(self.chunks)

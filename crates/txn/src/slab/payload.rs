@@ -47,6 +47,13 @@ impl<'a> Held<'a> {
         data_bytes - WORD_BYTES
     }
 
+    /// Makes data of a record those of the longest payload that fits there, and gives the place for that.
+    pub(crate) fn here_in(data: &mut [u8]) -> &mut [u8] {
+        let (length, payload) = data.split_at_mut(WORD_BYTES);
+        length.copy_from_slice(&(payload.len() as u64).to_le_bytes());
+        payload
+    }
+
     /// As data of a record, with so many bytes in all.
     pub fn encode(&self, data_bytes: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(data_bytes);
@@ -114,6 +121,13 @@ mod tests {
         let sum = checksum(&[5, 7 << 32 | 2 << 24 | 9, 300], &[1; 300]);
         assert_eq!(words(Held::There(pointer())), [1 << 63 | 300, 7 << 32 | 2 << 24 | 9, sum, 0]);
         assert_eq!(sum, 0x4611_95C8_B08A_8240, "the checksum is fixed, too");
+    }
+
+    #[test]
+    fn data_are_filled_with_a_payload_in_its_place() {
+        let mut data = [0; 32];
+        Held::here_in(&mut data).fill(7);
+        assert_eq!(Held::decode(&data), Some(Held::Here(&[7; 24])));
     }
 
     #[test]

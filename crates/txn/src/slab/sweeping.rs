@@ -55,6 +55,8 @@ impl Slab {
             if !std::mem::replace(&mut has_looked_at_all, true)
                 && self.sweep(worker, table, Of::All, LOOKED_AT).await? > 0
             {
+                // For whoever is as short of room as the caller, and for him.
+                self.give_up_empty(worker, Some(class)).await?;
                 continue;
             }
             let Some(chunk) = self.take_over(worker, class).await? else { return Ok(None) };
@@ -74,7 +76,7 @@ impl Slab {
         of: Of,
         most: usize,
     ) -> Result<usize, ReadError> {
-        let most = most.min(self.chunks.lock().count_used(of));
+        let most = most.min(self.chunks.lock().count_taken(of));
         let horizon = match &worker.announcer {
             Some(announcer) => announcer.refresh(worker.memory()).await?,
             None => Cut::first(0), // nobody says what he needs
@@ -181,6 +183,6 @@ impl<R: Rules> Worker<R> {
     pub async fn tend(&self, table: &Table) -> Result<(), ReadError> {
         let Some(slab) = table.slab() else { return Ok(()) };
         slab.sweep(self, table, Of::All, LOOKED_AT).await?;
-        Ok(slab.give_up_empty(self).await?)
+        Ok(slab.give_up_empty(self, None).await?)
     }
 }

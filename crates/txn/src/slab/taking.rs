@@ -167,10 +167,14 @@ impl Slab {
         Ok(headers)
     }
 
-    /// Gives up all chunks of which no block is in use.
-    pub(super) async fn give_up_empty<R: Rules>(&self, worker: &Worker<R>) -> Result<(), MemoryError> {
+    /// Gives up all chunks of which no block is in use, but those of that class.
+    pub(super) async fn give_up_empty<R: Rules>(
+        &self,
+        worker: &Worker<R>,
+        kept: Option<Class>,
+    ) -> Result<(), MemoryError> {
         loop {
-            let empty = self.chunks.lock().begin_giving_up(None);
+            let empty = self.chunks.lock().begin_giving_up(kept);
             let Some(chunk) = empty else { return Ok(()) };
             let moving = self.moving(worker, chunk);
             let (piece, within) = self.chunk(chunk).expect("it was taken in a piece");

@@ -6,6 +6,7 @@ use super::{Session, Worker};
 use crate::error::CommitError;
 use crate::memory::MemoryError;
 use crate::rules::Rules;
+use crate::slab::Held;
 use crate::table::Table;
 
 /// Of current versions that are written by one WRITE: where that is much more, the arena of a thread has no room for it.
@@ -13,7 +14,8 @@ const RUN_BYTES: usize = 128 << 10;
 
 impl<R: Rules> Worker<R> {
     /// Fills a table that nobody has used yet, as one commit: `fill` gets each record's number, and its data to put them there. There is
-    /// nothing to lock, nor an old version to keep, and nothing is logged.
+    /// nothing to lock, nor an old version to keep, and nothing is logged. In a table with a slab, all payloads are as long as fits their
+    /// records.
     ///
     /// # Errors
     /// The table's memory is of no use then, until it is zeros again.
@@ -38,7 +40,7 @@ impl<R: Rules> Worker<R> {
                 let place = table.place(number).expect("it is one of the table's");
                 let data = &mut bytes[layout.data_of_current()];
                 data.fill(0);
-                fill(number, data);
+                fill(number, if table.slab().is_some() { Held::here_in(data) } else { data });
                 layout.seal_current(place.record, RecordHeader::of(version), bytes);
             }
             let at = layout.current(first.index).start;

@@ -94,6 +94,17 @@ fn payloads_become_longer_and_shorter_and_go_away() {
     });
 }
 
+#[test]
+fn a_table_with_a_slab_can_be_filled_with_payloads_that_fit_their_places() {
+    in_order_with(1, 0, chunks(1), async |run, worker| {
+        let table = table(run, 0, grant_of(worker, run));
+        let mut session = Session::new();
+        worker.load(&mut session, &table, |_, payload| payload.fill(7)).await.unwrap();
+        assert_eq!(transaction_after(worker, &mut session, &table).await, Some(vec![7; MOST_HERE]));
+        write(run, worker, &table, &[8; LONG]).await;
+    });
+}
+
 async fn transaction_after(worker: &Worker<Chosen>, session: &mut Session, table: &Table) -> Option<Vec<u8>> {
     let transaction = worker.begin(session).await.unwrap();
     transaction.read(table, 0).await.unwrap().data
