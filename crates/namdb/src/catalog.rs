@@ -18,8 +18,8 @@ use farpool_txn::membership::{Role, give_up_role, take_role};
 use farpool_txn::recovery::recover;
 use farpool_txn::slab::{MOST_PAYLOAD_BYTES, SlabLayout};
 use farpool_txn::{
-    CommitError, Cut, KeyError, KeyedTable, Memory, ReadError, RecordId, RecordLayout, Session, SharedSlot,
-    Shipped, Table, Transaction, Worker,
+    CommitError, Cut, KeyError, KeyedTable, Memory, MemoryError, ReadError, RecordId, RecordLayout, Session,
+    SharedSlot, Shipped, Table, Transaction, Worker,
 };
 use farpool_wire::Slot;
 use prost::Message;
@@ -235,7 +235,8 @@ impl Catalog {
     ) -> Result<Option<TableRow>, KeyError> {
         let Some(key) = key_of(name) else { return Ok(None) };
         let row = self.names.get(transaction, &key).await?;
-        Ok(row.data.and_then(|data| TableRow::decode_row(&data)))
+        let decode = |data: Vec<u8>| TableRow::decode_row(&data).ok_or(ReadError::Damaged);
+        Ok(row.data.map(decode).transpose()?)
     }
 
     /// All tables that a snapshot has, in the order of their names.
@@ -298,7 +299,7 @@ pub(crate) fn create(
     let empty = TableRow {
         name: name.to_owned(),
         row_bytes: u32::try_from(row_bytes).map_err(|_| TxError::NoSpace("rows are too large".to_owned()))?,
-        old_versions: options.old_versions as u32,
+        old_versions: u32::try_from(options.old_versions).unwrap_or(u32::MAX), // refused as too many
         longest: longest as u32,
         key_bytes: key_bytes as u32,
         seed: getrandom::u64().map_err(|error| TxError::Damaged(error.to_string()))?,
@@ -483,7 +484,7 @@ fn change<T>(
     let memory = shared.memory().map_err(told)?;
     let endpoint = memory.endpoint().clone();
     let at = shared.at().members();
-    let place = shared.workers.take().ok_or_else(|| told(DatabaseError::TooManyClients(MOST_WORKERS)))?;
+    let place = shared.workers.take().ok_or(TxError::TooManyClients(MOST_WORKERS))?;
     // Once more: from here on the seat is not given back, but it may have been.
     shared.check().map_err(TxError::Ended)?;
     let done = block_on(&endpoint, async {
@@ -508,11 +509,15 @@ fn change<T>(
             worker.announcing(shared.at().horizon(), number).await?.expect("the plan has a place for each");
         let changed = change_by(&worker, &Catalog::new(shared), body).await;
         let has_left = worker.leave().await.is_ok();
-        if let Err(error @ TxError::Unknown(_)) = changed {
+        // Not only commits: zeros for the memory of a dropped table may be under way as well.
+        if let Err(error @ (TxError::Unknown(_) | TxError::Memory(MemoryError::Failed(_)))) = changed {
             return Err(error);
         }
         let given_up = give_up_role(worker.memory(), &at, Role::Catalog, shared.seat.claim).await;
-        given_up.map_err(TxError::Memory)?;
+        if let Err(error) = given_up {
+            // What was changed is changed all the same.
+            shared.end(Ended::Failed(error.to_string()));
+        }
         Ok((changed, has_left))
     });
     match done {
@@ -550,8 +555,8 @@ async fn change_by<T>(
         };
         match transaction.commit().await {
             Ok(_) => {
-                // Until a snapshot has it, so that whoever is told of the table finds it.
-                worker.begin(&mut session).await?;
+                // Until a snapshot has it, so that whoever is told of the table finds it. If none comes, it is committed all the same.
+                let _ = worker.begin(&mut session).await;
                 return Ok(done);
             }
             Err(CommitError::Conflict | CommitError::Busy) => {}

@@ -10,7 +10,7 @@ use farpool_txn::{BeginError, Cut, ReadError, Session, Shipped, Table, Worker};
 
 use crate::catalog::Catalog;
 use crate::database::Shared;
-use crate::error::{DatabaseError, Ended};
+use crate::error::DatabaseError;
 use crate::service::ROLE_PAUSE;
 
 /// Between two looks at what no snapshot needs any more: a row whose ring is full waits so long, and a few READs of all words are cheap.
@@ -53,11 +53,16 @@ impl Known<'_> {
             BeginError::Memory(error) => DatabaseError::Memory(error),
             error => DatabaseError::Begin(error),
         })?;
-        let rows = self.catalog.rows(&transaction).await.map_err(|error| match error {
-            ReadError::Memory(error) => DatabaseError::Memory(error),
-            error => Ended::Failed(format!("the catalog cannot be read: {error}")).into(),
-        })?;
         let mut tables = self.catalog.own_tables().to_vec();
+        let rows = match self.catalog.rows(&transaction).await {
+            Ok(rows) => rows,
+            Err(ReadError::Memory(error)) => return Err(error.into()),
+            Err(error) => {
+                // The others would fare no better. Nothing is moved in tables of which nobody knows whether they are there.
+                tracing::error!(%error, "the catalog cannot be read: tables have no overflow regions for now");
+                Vec::new()
+            }
+        };
         // Of a row that makes no sense, whoever opens the table complains.
         tables.extend(rows.iter().filter_map(|row| row.table(self.shared)));
         self.changes = Some(self.catalog.changes(transaction.cut()));

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use farpool_control::Tls;
 use farpool_fabric::{Endpoint, OpError, Transports, block_on};
-use farpool_pool::{ClientGrant, GrantError, JointLeases, PoolConfig};
+use farpool_pool::{ClientGrant, GrantError, JointError, JointLeases, PoolConfig};
 use farpool_txn::horizon::HorizonAt;
 use farpool_txn::log::LogAt;
 use farpool_txn::membership::{Duties, MembersAt, Premises, Seat, wait_for_seat};
@@ -22,8 +22,8 @@ use farpool_txn::oracle::Fetched;
 use farpool_txn::recovery::recover;
 use farpool_txn::slab::{Slab, SlabLayout};
 use farpool_txn::{Memory, MemoryError, Oracle, OracleAt, Piece, SharedSlot, Shipped};
-use farpool_wire::{Epoch, Refusal, Slot};
-use futures_util::future::try_join_all;
+use farpool_wire::{Epoch, Refusal, RegionId, Slot};
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 
 use crate::client::Client;
@@ -43,6 +43,11 @@ const ATTACH_PAUSE: Duration = Duration::from_millis(1);
 
 /// Between two looks at whether a seat is free.
 const SEAT_PAUSE: Duration = Duration::from_millis(20);
+
+/// A thread that waits for its processor is not dead.
+const LEAST_PATIENCE: Duration = Duration::from_millis(200);
+/// What the dead have locked stays so for that long, and others wait for it.
+const MOST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a process reaches the memory.
 #[derive(Clone, Debug, Default)]
@@ -65,7 +70,8 @@ pub struct CreateOptions {
     pub servers: u16,
     /// For the intents of one compute server's commits under way: what they write, with the places.
     pub log_bytes: u64,
-    /// A compute server that is silent for so long is taken for dead. Longer than a busy machine keeps a thread waiting.
+    /// A compute server that is silent for so long is taken for dead, from 0.2 to 10 seconds. Longer than a busy machine keeps a thread
+    /// waiting.
     pub patience: Duration,
 }
 
@@ -108,6 +114,8 @@ pub(crate) struct Shared {
     pub(crate) catalog: Mutex<()>,
     ended: Mutex<Option<Ended>>,
     is_over: AtomicBool,
+    /// The seat was given back.
+    has_left: AtomicBool,
 }
 
 impl Database {
@@ -127,6 +135,10 @@ impl Database {
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
         let trouble = |reason| DatabaseError::File { file: folder.to_owned(), reason };
         std::fs::metadata(folder).map_err(trouble)?;
+        if file.try_exists().map_err(trouble)? {
+            let (file, reason) = (file.to_owned(), std::io::ErrorKind::AlreadyExists.into());
+            return Err(DatabaseError::File { file, reason });
+        }
         let region_bytes = JointLeases::region_bytes_of(pool)?.max(1);
         let regions = options.bytes.div_ceil(region_bytes).max(1);
         let regions = u32::try_from(regions)
@@ -138,14 +150,18 @@ impl Database {
                 log_bytes: options.log_bytes.next_multiple_of(8),
                 region_bytes: leases.keys().region_bytes(),
             };
-            let written = DatabaseFile::new(shape, options.patience, leases.keys().clone());
+            let patience = options.patience.clamp(LEAST_PATIENCE, MOST_PATIENCE);
+            let written = DatabaseFile::new(shape, patience, leases.keys().clone());
             let regions = leases.keys().regions().ok_or_else(place)?;
             Plan::new(shape, &regions)?;
             written.save(file)?;
             Ok(written)
         };
         match made() {
-            Ok(file) => Self::take_part(file, leases, None),
+            Ok(made) => Self::take_part(made, leases, None).inspect_err(|_| {
+                // Nobody else can have it: the leases end by themselves.
+                let _ = std::fs::remove_file(file);
+            }),
             Err(error) => {
                 leases.release();
                 Err(error)
@@ -160,7 +176,11 @@ impl Database {
     pub fn open(file: &Path, reach: &Reach) -> Result<Database, DatabaseError> {
         let found = DatabaseFile::load(file)?;
         let keys = found.keys().cloned().ok_or_else(|| DatabaseError::NotADatabase(file.to_owned()))?;
-        let leases = JointLeases::join(keys, reach.transport, reach.tls.clone())?;
+        let leases =
+            JointLeases::join(keys, reach.transport, reach.tls.clone()).map_err(|error| match error {
+                JointError::Ended { region } => DatabaseError::Gone { file: file.to_owned(), region },
+                error => error.into(),
+            })?;
         Self::take_part(found, leases, reach.fetch_thread.then(Arc::default))
     }
 
@@ -174,8 +194,7 @@ impl Database {
         let regions = leases.keys().regions().ok_or_else(damaged)?;
         let plan = Plan::new(shape, &regions)?;
         let endpoint = leases.endpoint(SERVICE_ARENA_BYTES);
-        let asked = try_join_all(regions.iter().map(|&region| leases.add_grant(region)));
-        let grants = block_on(&endpoint, asked)?;
+        let grants = block_on(&endpoint, add_grants(&leases, &regions))?;
         let seated = attach_all(endpoint.clone(), &leases, &grants).and_then(|memory| {
             let epochs: Vec<Epoch> = grants.iter().map(|grant| grant.epoch).collect();
             let (at, waits) = (At { plan: &plan, grants: &grants }, (file.patience(), SEAT_PAUSE));
@@ -208,9 +227,10 @@ impl Database {
             catalog: Mutex::new(()),
             ended: Mutex::new(None),
             is_over: AtomicBool::new(false),
+            has_left: AtomicBool::new(false),
         });
         drop(memory);
-        let threads = service::start(&shared)?;
+        let threads = service::start(&shared).inspect_err(|_| shared.end(Ended::Closed))?;
         Ok(Database { shared, file, threads })
     }
 
@@ -253,6 +273,11 @@ impl Drop for Database {
                 tracing::error!("a service thread of a database panicked");
             }
         }
+        if self.shared.has_left.load(Ordering::Acquire) {
+            // A region has so many grants at most. Nobody else knows of these any more, and nothing is attached under them.
+            let endpoint = self.shared.leases.endpoint(SERVICE_ARENA_BYTES);
+            block_on(&endpoint, fence_all(&self.shared.leases, &self.shared.grants));
+        }
     }
 }
 
@@ -293,6 +318,11 @@ impl Shared {
 
     pub(crate) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
+    }
+
+    /// The seat was given back, and nothing is done under the grants any more.
+    pub(crate) fn has_left(&self) {
+        self.has_left.store(true, Ordering::Release); // pairs with the acquire of who drops the database
     }
 
     /// It is not, from now on, for that reason; the first one counts.
@@ -392,6 +422,21 @@ fn attach_all(
         Ok(())
     })?;
     Ok(memory)
+}
+
+/// A grant of each region, or none of any.
+async fn add_grants(leases: &JointLeases, regions: &[RegionId]) -> Result<Vec<ClientGrant>, GrantError> {
+    let asked = join_all(regions.iter().map(|&region| leases.add_grant(region))).await;
+    let (mut added, mut failure) = (Vec::new(), None);
+    for answer in asked {
+        match answer {
+            Ok(grant) => added.push(grant),
+            Err(error) => failure = Some(error),
+        }
+    }
+    let Some(error) = failure else { return Ok(added) };
+    fence_all(leases, &added).await;
+    Err(error)
 }
 
 /// Ends grants that nobody will use; what is not fenced ends with the leases.

@@ -25,6 +25,17 @@ pub enum DatabaseError {
         /// What the system says.
         reason: std::io::Error,
     },
+    /// Remove the file.
+    #[error(
+        "the lease of region {region} has ended: what lay there is gone, and with it the database; remove {} to make another one",
+        .file.display()
+    )]
+    Gone {
+        /// Which names it.
+        file: PathBuf,
+        /// One of its regions.
+        region: RegionId,
+    },
     /// Name the file that `farpool db up` has written.
     #[error("{} is not the file of a database, or was damaged", .0.display())]
     NotADatabase(PathBuf),
@@ -178,6 +189,9 @@ pub enum TxError {
     /// Far memory holds what nobody has written there.
     #[error("{0}")]
     Damaged(String),
+    /// Drop a client first: changes of tables need the place of one.
+    #[error("a compute server has {0} clients at most, and changes tables as one of them")]
+    TooManyClients(u16),
     /// Somebody else changes the catalog, for long.
     #[error("another compute server changes tables, and does not come to an end")]
     CatalogBusy,

@@ -58,22 +58,23 @@ impl DatabaseFile {
         self.keys.as_ref()
     }
 
-    /// Writes it, for its owner's eyes only. A file that is there is replaced as a whole.
+    /// Writes it, for its owner's eyes only. Whoever finds it finds all of it; one that is there already stays.
     pub(crate) fn save(&self, file: &Path) -> Result<(), DatabaseError> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(self.encode_to_vec());
         bytes.extend(checksum(CrcAlgorithm::Crc64Nvme, &bytes).to_le_bytes());
         let mut beside = file.as_os_str().to_owned();
-        beside.push(".new");
+        beside.push(format!(".{:016x}", getrandom::u64().unwrap_or_else(|_| std::process::id().into())));
         let beside = PathBuf::from(beside);
         let write = || {
-            let _ = std::fs::remove_file(&beside);
             let mut new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
             new.write_all(&bytes)?;
             new.sync_all()?;
-            std::fs::rename(&beside, file)
+            std::fs::hard_link(&beside, file)
         };
-        write().map_err(|reason| DatabaseError::File { file: file.to_owned(), reason })
+        let written = write();
+        let _ = std::fs::remove_file(&beside);
+        written.map_err(|reason| DatabaseError::File { file: file.to_owned(), reason })
     }
 
     /// Reads it.
@@ -110,7 +111,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("bank.far");
         file().save(&path).unwrap();
-        file().save(&path).unwrap();
+        assert!(file().save(&path).is_err(), "it is not replaced");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
         assert_eq!(DatabaseFile::load(&path).unwrap(), file());
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }

@@ -39,6 +39,8 @@ const SEED: u64 = 0x6661_7270_6F6F_6C21;
 pub const MOST_SLOTS: u16 = 63;
 /// Threads of a compute server that run transactions at a time.
 pub const MOST_WORKERS: u16 = 64;
+/// No machine has more memory; what lies in a region has sums that are no larger than a word.
+const MOST_REGION_BYTES: u64 = 1 << 50;
 /// Regions at most: so many grants a compute server has.
 pub const MOST_REGIONS: usize = 4_096;
 
@@ -115,8 +117,13 @@ impl Plan {
         let (Some(tombs), Some(maps), Some(counter), Some(log)) = (tombs, maps, counter, log) else {
             return Err(bad);
         };
-        if slots > MOST_SLOTS || !shape.region_bytes.is_multiple_of(UNITS) {
+        let is_possible = (1..=MOST_REGION_BYTES).contains(&shape.region_bytes);
+        if slots > MOST_SLOTS || !is_possible || !shape.region_bytes.is_multiple_of(UNITS) {
             return Err(bad);
+        }
+        if log.bytes() > shape.region_bytes {
+            let (region_bytes, needed) = (shape.region_bytes, log.bytes());
+            return Err(DatabaseError::RegionsTooSmall { region_bytes, needed });
         }
         let mut end = members.bytes();
         let mut place = |bytes: u64| {
@@ -275,6 +282,10 @@ mod tests {
         let small = Shape { region_bytes: 1 << 20, ..SHAPE };
         let refused = Plan::new(small, &regions(&[1])).unwrap_err().to_string();
         assert!(refused.contains("1048576") && refused.contains("--region-size"), "{refused}");
+        let logs = Shape { log_bytes: 1 << 59, ..SHAPE };
+        assert!(Plan::new(logs, &regions(&[1])).is_err());
+        let endless = Shape { region_bytes: u64::MAX - 4_095, ..SHAPE };
+        assert!(Plan::new(endless, &regions(&[1])).is_err());
         let many = Shape { slots: 64, ..SHAPE };
         assert!(Plan::new(many, &regions(&[1])).unwrap_err().to_string().contains("63"));
     }

@@ -90,6 +90,7 @@ fn take_part(shared: &Shared) -> Result<(), DatabaseError> {
         if shared.workers.is_empty() && shared.slot.retire() {
             let (at, duties) = (shared.at().members(), &shared.duties);
             leave_seat::<Shipped>(&memory, &at, &shared.seat, duties, ROLE_PAUSE).await?;
+            shared.has_left();
         }
         Ok(())
     })
@@ -148,7 +149,9 @@ async fn look_after_others(shared: &Shared, memory: &Memory) -> Result<(), Datab
 async fn forget_idle(shared: &Shared, memory: &Memory) -> Result<(), DatabaseError> {
     let (at, first) = (shared.at().horizon(), shared.plan.workers(shared.seat.slot).start);
     while !shared.is_over() {
-        for idle in shared.workers.idle() {
+        // What is in doubt may still be written: nobody may be given the memory, until this member was shut out.
+        let idle = if shared.slot.is_in_doubt() { Vec::new() } else { shared.workers.idle() };
+        for idle in idle {
             let place = first + idle.place();
             // The end comes before the client is told, whose next word might be taken away by what was sent.
             forget(memory, &at, place..place + 1).await.map_err(|error| failed(shared, error.into()))?;
@@ -199,7 +202,8 @@ pub(crate) fn members(shared: &Shared) -> Result<Vec<MemberInfo>, DatabaseError>
             beats: seat.beat,
             is_self: claim == shared.seat.claim,
             publishes: publisher == Some(claim),
-            is_looked_after: seat.carer.is_some(),
+            // What a carer has left who died in the meantime means nothing.
+            is_looked_after: seat.carer.is_some() && seats.iter().any(|other| other.claim == seat.carer),
         })
     };
     Ok((0..).zip(&seats).filter_map(info).collect())

@@ -157,7 +157,14 @@ impl<'a> Work<'a> {
         let place = shared.workers.take().ok_or(DatabaseError::TooManyClients(MOST_WORKERS))?;
         let worker = Worker::sharing(shared.memory()?, shared.at().oracle(), shared.slot.clone());
         let worker = worker.ok_or(DatabaseError::NoSeat(shared.plan.shape.slots))?;
-        let worker = Rc::new(announced(shared, worker, &place)?);
+        let worker = match announced(shared, worker, &place) {
+            Ok(worker) => Rc::new(worker),
+            Err(error) => {
+                // Its word may be there, or come.
+                place.keep();
+                return Err(error);
+            }
+        };
         STRIKE.set(strike);
         let (keyed, longest, session) = (table.keyed(), table.longest(), Session::new());
         let place = Some(place);

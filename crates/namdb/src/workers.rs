@@ -21,6 +21,8 @@ const RESTING: u8 = 1;
 const IDLE: u8 = 2;
 /// The service takes the word away.
 const FORGETTING: u8 = 3;
+/// The client announces itself again; whoever else begins something there waits until it has.
+const WAKING: u8 = 5;
 /// The word is gone, or this process's part in the database is over.
 const FORGOTTEN: u8 = 4;
 
@@ -112,25 +114,22 @@ impl Place {
     /// The client begins something. It announces itself again if its word was taken away meanwhile.
     pub(crate) async fn wake(&self, worker: &Worker<Shipped>) -> Result<(), TxError> {
         loop {
-            let found = self.state.swap_unless(BUSY, FORGETTING);
-            match found {
-                FORGETTING => worker.memory().endpoint().sleep(PAUSE).await,
+            match self.state.begin() {
+                FORGETTING | WAKING => worker.memory().endpoint().sleep(PAUSE).await,
                 FORGOTTEN => {
-                    // Busy already: until this is done, the service leaves it alone.
-                    let announced = worker.announce_again().await;
-                    if announced.is_err() {
-                        self.state.store(FORGOTTEN, Ordering::Release);
-                    }
-                    return Ok(announced?);
+                    let waking = Waking(&self.state);
+                    worker.announce_again().await?;
+                    waking.succeeded();
+                    return Ok(());
                 }
                 _ => return Ok(()),
             }
         }
     }
 
-    /// The client has nothing to do for now.
+    /// The client has nothing to do for now. If it could not announce itself, its word is gone still.
     pub(crate) fn rest(&self) {
-        self.state.store(RESTING, Ordering::Release);
+        let _ = self.state.compare_exchange(BUSY, RESTING, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// The place is not given to another client: its word may still be there.
@@ -147,16 +146,35 @@ impl Drop for Place {
     }
 }
 
-trait SwapUnless {
-    /// Puts `new` there unless `not` is there; says what was.
-    fn swap_unless(&self, new: u8, not: u8) -> u8;
+/// A client announces itself. Dropped before it [is awake](Self::succeeded), its word is gone still.
+struct Waking<'a>(&'a AtomicU8);
+
+impl Waking<'_> {
+    fn succeeded(self) {
+        self.0.store(BUSY, Ordering::Release);
+        std::mem::forget(self);
+    }
 }
 
-impl SwapUnless for AtomicU8 {
-    fn swap_unless(&self, new: u8, not: u8) -> u8 {
-        let changed =
-            self.try_update(Ordering::AcqRel, Ordering::Acquire, |found| (found != not).then_some(new));
-        changed.unwrap_or_else(|found| found)
+impl Drop for Waking<'_> {
+    fn drop(&mut self) {
+        self.0.store(FORGOTTEN, Ordering::Release);
+    }
+}
+
+trait Begin {
+    /// The client begins something, if it may; says what it was at.
+    fn begin(&self) -> u8;
+}
+
+impl Begin for AtomicU8 {
+    fn begin(&self) -> u8 {
+        let next = |found| match found {
+            FORGETTING | WAKING => None,
+            FORGOTTEN => Some(WAKING),
+            _ => Some(BUSY),
+        };
+        self.try_update(Ordering::AcqRel, Ordering::Acquire, next).unwrap_or_else(|found| found)
     }
 }
 
@@ -173,9 +191,15 @@ mod tests {
         assert!(workers.idle().is_empty(), "it may have been busy a moment ago");
         let idle = workers.idle();
         assert_eq!(idle.iter().map(Idle::place).collect::<Vec<_>>(), [0]);
-        assert_eq!(place.state.swap_unless(BUSY, FORGETTING), FORGETTING, "it waits");
+        assert_eq!(place.state.begin(), FORGETTING, "it waits");
         drop(idle);
-        assert_eq!(place.state.swap_unless(BUSY, FORGETTING), FORGOTTEN);
+        assert_eq!(place.state.begin(), FORGOTTEN);
+        assert_eq!(place.state.begin(), WAKING, "others wait until it has announced itself");
+        drop(Waking(&place.state));
+        place.rest();
+        assert_eq!(place.state.begin(), FORGOTTEN, "it has not");
+        Waking(&place.state).succeeded();
+        assert_eq!(place.state.begin(), BUSY);
         assert!(workers.idle().is_empty());
     }
 

@@ -47,7 +47,7 @@ pub struct UpArgs {
 /// Shorter ones would take a thread that waits for its processor for dead; longer ones keep what it has locked for too long.
 fn parse_patience(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "write a number of seconds".to_owned())?;
-    if (0.2..=60.0).contains(&seconds) { Ok(seconds) } else { Err("from 0.2 to 60 seconds".to_owned()) }
+    if (0.2..=10.0).contains(&seconds) { Ok(seconds) } else { Err("from 0.2 to 10 seconds".to_owned()) }
 }
 
 /// Runs until it is asked to stop, or the database is gone.

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use farpool_namdb::{Database, Reach, Table, TableOptions};
+use farpool_fabric::Transports;
+use farpool_namdb::{CreateOptions, Database, Reach, Table, TableOptions};
+use farpool_pool::PoolConfig;
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -355,6 +357,33 @@ fn a_writer_whom_an_open_snapshot_holds_up_for_too_long_is_told_so() {
     });
     let told = told.unwrap();
     assert!(told.contains("end long transactions") && told.contains("overflow"), "{told}");
+}
+
+/// A region has 64 grants at most, and each process has one of each region.
+#[test]
+fn any_number_of_processes_may_come_and_go_while_one_stays() {
+    const TIMES: usize = 80;
+    let ground = Ground::new();
+    let _up = ground.up();
+    for _ in 0..TIMES {
+        let database = Database::open(&ground.file(), &Reach::default()).unwrap();
+        assert_eq!(database.members().unwrap().len(), 2);
+    }
+}
+
+#[test]
+fn a_file_that_is_there_is_not_replaced_by_another_database() {
+    let ground = Ground::new();
+    std::fs::write(ground.file(), "precious").unwrap();
+    let pool = PoolConfig {
+        broker: ground.pool.address.clone(),
+        tls: None,
+        transport: Transports::default(),
+        limit_bytes: None,
+    };
+    let refused = Database::create(&pool, &ground.file(), &CreateOptions::default()).err().unwrap();
+    assert!(refused.to_string().contains("exists"), "{refused}");
+    assert_eq!(std::fs::read(ground.file()).unwrap(), b"precious");
 }
 
 #[test]
