@@ -86,7 +86,7 @@ bench-databases: setup ## their times in far memory beside the local disk, at fu
 .PHONY: sim
 sim: setup ## 10,000 seeds of each simulation, then each of them broken on purpose
 	cargo build --locked --release --package farpool-cli
-	for scenario in fabric pool file txn hash; do \
+	for scenario in fabric pool file txn hash members; do \
 	  target/release/farpool sim $$scenario --seeds 10000; \
 	  target/release/farpool sim $$scenario --mutation all; \
 	done

@@ -33,8 +33,9 @@ const WARM_UP: Duration = Duration::from_millis(300);
 const TIMED_TOGETHER: usize = 32;
 /// How far the naive read timestamp may be behind: a list of half a megabyte.
 const NAIVE_PLACES: u64 = 1 << 16;
-/// Of a publisher after each cut, and of a fetch thread after each look: one that never rests takes a processor from the clients.
-const PAUSE: Duration = Duration::from_micros(20);
+/// Of a publisher after each cut, and of a fetch thread after each look: one that never rests takes a processor from the clients. Long
+/// enough for the thread to sleep: shorter pauses are spent looking at the clock.
+const PAUSE: Duration = Duration::from_micros(100);
 /// A look at all parts of a vector takes no longer, in shared memory and elsewhere, while nobody is kept from running.
 const SHM_LOOK: Duration = Duration::from_micros(3);
 const LOOK: Duration = Duration::from_micros(60);
