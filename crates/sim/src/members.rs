@@ -242,6 +242,8 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     auditor::start(&run);
     let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.left.get());
     trouble.into_iter().for_each(|what| run.ledger.complain(what));
+    // Members know the run: else none of them would ever be dropped, nor the descriptors of the world's memory be closed.
+    drop(run.members.take());
     let history = run.ledger.history.take();
     let mut violations = run.ledger.complaints.take();
     violations.append(&mut run.observer.lock().complaints);
