@@ -93,6 +93,9 @@ fn parent(proc: &Path, pid: u32) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     #[test]
@@ -112,7 +115,11 @@ mod tests {
 
     #[test]
     fn child_is_found_by_its_title() {
-        let mut child = std::process::Command::new("sleep").arg("600.25").spawn().unwrap();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo titled 600.25; read -r end"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = shell.spawn().unwrap();
+        // A child that was spawned may have no title yet; one that has spoken has.
+        assert!(child.stdout.as_mut().unwrap().read(&mut [0]).unwrap() > 0);
         assert_eq!(child_titled(std::process::id(), "600.25"), Some(child.id()));
         assert_eq!(child_titled(std::process::id(), "no such title"), None);
         child.kill().unwrap();
