@@ -56,7 +56,7 @@ bench-io: ## the fabric beside its floors and beside nbdkit, memcached and redis
 	target/release/farpool bench io-table --out docs/bench
 
 .PHONY: bench-txn
-bench-txn: setup ## transactions beside the machine's floors: docs/bench/txn.md, half an hour, 8 GiB of memory
+bench-txn: setup ## transactions beside the machine's floors: docs/bench/txn.md, a quarter of an hour, 8 GiB of memory
 	FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli
 	target/release/farpool bench txn-table --out docs/bench
 

@@ -80,6 +80,7 @@ Mutations:
   begin-from-unpublished-scan            a transaction takes the slots' words themselves for its snapshot
   validation-skipped                     a record counts as locked whatever was found there
   checksum-off                           data are taken as they are found
+  installed-before-kept                  a new version is written before the old one is in its ring
   visibility-before-install              a commit is shown before it is installed
   lock-bit-ignored                       a record that somebody has locked is locked again
   lock-before-intent                     records are locked before it is written down what they held

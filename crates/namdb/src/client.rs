@@ -4,16 +4,16 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
 
-use farpool_fabric::{OpError, block_on};
+use farpool_fabric::{OpError, Uncertain, block_on};
 use farpool_txn::recovery::{Fate, fate};
-use farpool_txn::{CommitError, MemoryError, Rules, Shipped, Worker};
+use farpool_txn::{CommitError, LeaveError, MemoryError, Rules, Shipped, Worker};
 use farpool_wire::Version;
 
 use crate::catalog::{Catalog, TableInfo};
 use crate::database::Shared;
 use crate::error::{DatabaseError, Ended, Stop, TxError};
 use crate::plan::MOST_WORKERS;
-use crate::service::IN_DOUBT;
+use crate::service::{BEATS, IN_DOUBT, failed};
 use crate::table::{Key, Table, TableOptions};
 use crate::transacting::Tx;
 use crate::workers::Place;
@@ -65,7 +65,7 @@ impl Client {
             Err(error) => {
                 // Its word may be there, or come.
                 place.keep();
-                return Err(error);
+                return Err(failed(&shared, error));
             }
         };
         let place = Some(place);
@@ -221,12 +221,25 @@ impl Client {
     pub(crate) async fn explained(&self, error: TxError) -> TxError {
         let TxError::Memory(memory) = error else { return error };
         let endpoint = self.worker.memory().endpoint();
-        let give_up_at = endpoint.now_ns() + self.shared.patience.as_nanos() as u64;
-        let is_refused = matches!(memory, MemoryError::Failed(OpError::Refused(_)));
-        while is_refused && !self.shared.is_over() && endpoint.now_ns() < give_up_at {
+        let patience = match Trouble::of(&memory) {
+            Trouble::ShutOut => self.shared.patience,
+            // Others find that, too, and may know why.
+            Trouble::Lost => self.shared.patience / BEATS * 2,
+            Trouble::Other => Duration::ZERO,
+        };
+        let give_up_at = endpoint.now_ns() + patience.as_nanos() as u64;
+        while !self.shared.is_over() && endpoint.now_ns() < give_up_at {
             endpoint.sleep(EXPLAIN_PAUSE).await;
         }
-        self.shared.check().map_or_else(TxError::Ended, |()| TxError::Memory(memory))
+        match (Trouble::of(&memory), self.shared.check()) {
+            (_, Err(ended)) => TxError::Ended(ended),
+            // Nobody knows what may still land, and nothing of it does once the others have shut this process out.
+            (Trouble::Lost, Ok(())) => {
+                failed(&self.shared, memory.into());
+                TxError::Ended(self.shared.ended())
+            }
+            (_, Ok(())) => TxError::Memory(memory),
+        }
     }
 
     /// A random time below `pause`: xorshift64.
@@ -237,6 +250,37 @@ impl Client {
         word ^= word << 17;
         self.random.set(word);
         pause.mul_f64((word >> 11) as f64 / (1_u64 << 53) as f64)
+    }
+}
+
+/// What it means that far memory has failed.
+enum Trouble {
+    /// This process was shut out, if it does not come from its hands.
+    ShutOut,
+    /// A queue is of no use any more.
+    Lost,
+    Other,
+}
+
+impl Trouble {
+    fn of(error: &MemoryError) -> Trouble {
+        match error {
+            MemoryError::Failed(
+                OpError::Refused(_) | OpError::Unknown { cause: Uncertain::EpochMoved, .. },
+            ) => Trouble::ShutOut,
+            MemoryError::Failed(OpError::Unknown { .. } | OpError::NotSent { .. }) => Trouble::Lost,
+            MemoryError::NotConnected(_) | MemoryError::Short(_) => Trouble::Other,
+        }
+    }
+}
+
+/// A client is gone. Where it could not take its word away, what its snapshots needed is kept until the process's seat is looked after: so
+/// that has to be.
+pub(crate) fn has_left(shared: &Shared, place: Place, left: Result<(), LeaveError>) {
+    let Err(error) = left else { return };
+    place.keep();
+    if let LeaveError::Memory(error) = error {
+        failed(shared, error.into());
     }
 }
 
@@ -259,9 +303,11 @@ pub(crate) struct Open<'a> {
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
-        let open = &self.client.open;
+        let Client { open, place, worker, .. } = self.client;
         open.set(open.get() - 1);
-        if let (0, Some(place)) = (open.get(), &self.client.place) {
+        if let (0, Some(place)) = (open.get(), place)
+            && !worker.is_needed()
+        {
             place.rest();
         }
     }
@@ -270,11 +316,7 @@ impl Drop for Open<'_> {
 impl Drop for Client {
     fn drop(&mut self) {
         let Some(place) = self.place.take() else { return };
-        // Where that fails, what its last snapshot needed is kept until the process's seat is looked after.
-        let left = self.block_on(self.worker.leave());
-        if left.is_err() {
-            place.keep();
-        }
+        has_left(&self.shared, place, self.block_on(self.worker.leave()));
     }
 }
 

@@ -43,12 +43,13 @@ struct Known<'a> {
 }
 
 impl Known<'_> {
-    /// The tables that a cut has, or a later one; `None`: the same as the last time.
+    /// The tables that a cut has, or a later one has; `None`: the same as the last time.
     async fn tables(&mut self, cut: &Cut) -> Result<Option<Vec<Table>>, DatabaseError> {
         if self.changes == Some(self.catalog.changes(cut)) {
             return Ok(None);
         }
-        let mut session = Session::new();
+        // Behind that cut nothing is moved in a table that it does not have: its memory may be another's.
+        let mut session = Session::behind(cut);
         let transaction = self.worker.begin(&mut session).await.map_err(|error| match error {
             BeginError::Memory(error) => DatabaseError::Memory(error),
             error => DatabaseError::Begin(error),

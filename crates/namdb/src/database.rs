@@ -15,13 +15,14 @@ use std::time::Duration;
 use farpool_control::Tls;
 use farpool_fabric::{Endpoint, OpError, Transports, block_on};
 use farpool_pool::{ClientGrant, GrantError, JointError, JointLeases, PoolConfig};
+use farpool_txn::hash::{IndexLayout, IndexSpares};
 use farpool_txn::horizon::HorizonAt;
 use farpool_txn::log::LogAt;
 use farpool_txn::membership::{Duties, MembersAt, Premises, Seat, wait_for_seat};
 use farpool_txn::oracle::Fetched;
 use farpool_txn::recovery::recover;
 use farpool_txn::slab::{Slab, SlabLayout};
-use farpool_txn::{Memory, MemoryError, Oracle, OracleAt, Piece, SharedSlot, Shipped};
+use farpool_txn::{Memory, MemoryError, Oracle, Piece, SharedSlot, Shipped};
 use farpool_wire::{Epoch, Refusal, RegionId, Slot};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
@@ -68,6 +69,9 @@ pub struct CreateOptions {
     pub bytes: u64,
     /// Compute servers at a time, at most 63.
     pub servers: u16,
+    /// Parts of the timestamp oracle, each on another node as long as there are some, at most 16, and not more than compute servers and one
+    /// (paper 3, section 4.2). Each has less to carry; reading a cut of several takes two looks at all of them.
+    pub partitions: u16,
     /// For the intents of one compute server's commits under way: what they write, with the places.
     pub log_bytes: u64,
     /// A compute server that is silent for so long is taken for dead, from 0.2 to 10 seconds. Longer than a busy machine keeps a thread
@@ -80,6 +84,7 @@ impl Default for CreateOptions {
         CreateOptions {
             bytes: 256 << 20,
             servers: 16,
+            partitions: 1,
             log_bytes: 128 << 10,
             patience: Duration::from_secs(3),
         }
@@ -92,6 +97,12 @@ pub struct Database {
     file: DatabaseFile,
     threads: Vec<JoinHandle<()>>,
 }
+
+/// Tries to get grants of all regions. Each may leave one of a region behind, of which nobody knows.
+const GRANT_TRIES: u32 = 3;
+
+/// Tables of which a process remembers what it has taken of their indexes, though no thread has them open.
+const MOST_SPARES: usize = 1_024;
 
 /// What all threads of the process share.
 pub(crate) struct Shared {
@@ -110,6 +121,8 @@ pub(crate) struct Shared {
     /// Slabs of tables, by the table's first record: what the process knows of its chunks is known to all its threads, for as long as it is
     /// a compute server.
     slabs: Mutex<BTreeMap<u64, Arc<Slab>>>,
+    /// What the process has taken of tables' indexes, likewise.
+    spares: Mutex<BTreeMap<u64, Arc<IndexSpares>>>,
     /// One thread at a time changes tables.
     pub(crate) catalog: Mutex<()>,
     ended: Mutex<Option<Ended>>,
@@ -147,6 +160,7 @@ impl Database {
         let made = || {
             let shape = Shape {
                 slots: options.servers.clamp(1, MOST_SLOTS),
+                partitions: options.partitions,
                 log_bytes: options.log_bytes.next_multiple_of(8),
                 region_bytes: leases.keys().region_bytes(),
             };
@@ -158,7 +172,7 @@ impl Database {
             Ok(written)
         };
         match made() {
-            Ok(made) => Self::take_part(made, leases, None).inspect_err(|_| {
+            Ok(made) => Self::take_part(file, made, leases, None).inspect_err(|_| {
                 // Nobody else can have it: the leases end by themselves.
                 let _ = std::fs::remove_file(file);
             }),
@@ -181,20 +195,21 @@ impl Database {
                 JointError::Ended { region } => DatabaseError::Gone { file: file.to_owned(), region },
                 error => error.into(),
             })?;
-        Self::take_part(found, leases, reach.fetch_thread.then(Arc::default))
+        Self::take_part(file, found, leases, reach.fetch_thread.then(Arc::default))
     }
 
     fn take_part(
+        path: &Path,
         file: DatabaseFile,
         leases: JointLeases,
         fetched: Option<Arc<Fetched>>,
     ) -> Result<Database, DatabaseError> {
-        let damaged = || DatabaseError::NotADatabase(PathBuf::from("the file"));
+        let damaged = || DatabaseError::NotADatabase(path.to_owned());
         let shape = file.shape().ok_or_else(damaged)?;
         let regions = leases.keys().regions().ok_or_else(damaged)?;
         let plan = Plan::new(shape, &regions)?;
         let endpoint = leases.endpoint(SERVICE_ARENA_BYTES);
-        let grants = block_on(&endpoint, add_grants(&leases, &regions))?;
+        let grants = block_on(&endpoint, add_grants_or_again(&endpoint, &leases, &regions))?;
         let seated = attach_all(endpoint.clone(), &leases, &grants).and_then(|memory| {
             let epochs: Vec<Epoch> = grants.iter().map(|grant| grant.epoch).collect();
             let (at, waits) = (At { plan: &plan, grants: &grants }, (file.patience(), SEAT_PAUSE));
@@ -224,6 +239,7 @@ impl Database {
             duties: Duties::default(),
             fetched,
             slabs: Mutex::default(),
+            spares: Mutex::default(),
             catalog: Mutex::new(()),
             ended: Mutex::new(None),
             is_over: AtomicBool::new(false),
@@ -307,13 +323,28 @@ impl Shared {
         Some(slab)
     }
 
+    /// What the process has taken of the index of a table that has that first record.
+    pub(crate) fn spares(&self, first_record: u64, layout: &IndexLayout) -> Arc<IndexSpares> {
+        let mut spares = self.spares.lock();
+        if spares.len() > MOST_SPARES {
+            // Of tables that no thread has open; some numbers of those that are still there are lost.
+            spares.retain(|_, of_table| Arc::strong_count(of_table) > 1);
+        }
+        spares.entry(first_record).or_insert_with(|| Arc::new(IndexSpares::new(layout))).clone()
+    }
+
     /// Whether the process is one of the compute servers still.
     pub(crate) fn check(&self) -> Result<(), Ended> {
         // Acquire: pairs with the release in `end`.
         if !self.is_over.load(Ordering::Acquire) {
             return Ok(());
         }
-        Err(self.ended.lock().clone().unwrap_or(Ended::Closed))
+        Err(self.ended())
+    }
+
+    /// Why it is over.
+    pub(crate) fn ended(&self) -> Ended {
+        self.ended.lock().clone().unwrap_or(Ended::Closed)
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -378,11 +409,9 @@ impl At<'_> {
     }
 
     pub(crate) fn oracle(&self) -> Oracle {
-        self.board().into()
-    }
-
-    pub(crate) fn board(&self) -> OracleAt {
-        OracleAt { piece: self.piece(0, self.plan.board.0), board: self.plan.board.1 }
+        let parts = self.plan.parts.iter().map(|&(region, start)| self.piece(region, start));
+        let oracle = Oracle::split(self.plan.shape.slots + 1, &parts.collect::<Vec<_>>());
+        oracle.expect("the plan has no more parts than slots")
     }
 
     pub(crate) fn horizon(&self) -> HorizonAt {
@@ -422,6 +451,24 @@ fn attach_all(
         Ok(())
     })?;
     Ok(memory)
+}
+
+/// A grant of each region. A node that is too busy to answer is asked again.
+async fn add_grants_or_again(
+    endpoint: &Endpoint,
+    leases: &JointLeases,
+    regions: &[RegionId],
+) -> Result<Vec<ClientGrant>, GrantError> {
+    for _ in 1..GRANT_TRIES {
+        match add_grants(leases, regions).await {
+            Err(GrantError::NoAnswer { node, reason }) => {
+                tracing::debug!(%node, reason, "no answer about a grant; trying again");
+                endpoint.sleep(SEAT_PAUSE).await;
+            }
+            told => return told,
+        }
+    }
+    add_grants(leases, regions).await
 }
 
 /// A grant of each region, or none of any.

@@ -39,13 +39,16 @@ pub enum DatabaseError {
     /// Name the file that `farpool db up` has written.
     #[error("{} is not the file of a database, or was damaged", .0.display())]
     NotADatabase(PathBuf),
-    /// Ask for fewer compute servers.
+    /// Ask for other numbers.
     #[error(
-        "a database has 1 to {most_slots} compute servers, logs of whole words, and regions that are a multiple of 4096 bytes"
+        "a database has 1 to {most_slots} compute servers; 1 to {most_partitions} parts of the oracle, and not more than compute servers and one; logs \
+         of whole words; and regions that are a multiple of 4096 bytes"
     )]
     BadShape {
         /// So many.
         most_slots: u16,
+        /// So many parts of the oracle.
+        most_partitions: u16,
     },
     /// Lend larger regions.
     #[error(

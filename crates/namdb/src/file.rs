@@ -14,7 +14,7 @@ use crate::error::DatabaseError;
 use crate::plan::Shape;
 
 /// First in each file: what it is, and of which version.
-const MAGIC: &[u8; 16] = b"farpool-namdb 1\n";
+const MAGIC: &[u8; 16] = b"farpool-namdb 2\n";
 /// Longest file: the keys of as many regions as there can be.
 const MOST_BYTES: u64 = 4 << 20;
 
@@ -33,12 +33,16 @@ pub struct DatabaseFile {
     /// The leases of its regions; the first is the root.
     #[prost(message, optional, tag = "4")]
     keys: Option<JointKeys>,
+    /// Parts of its oracle.
+    #[prost(uint32, tag = "5")]
+    partitions: u32,
 }
 
 impl DatabaseFile {
     pub(crate) fn new(shape: Shape, patience: Duration, keys: JointKeys) -> DatabaseFile {
         DatabaseFile {
             slots: shape.slots.into(),
+            partitions: shape.partitions.into(),
             log_bytes: shape.log_bytes,
             patience_ms: patience.as_millis() as u64,
             keys: Some(keys),
@@ -47,7 +51,9 @@ impl DatabaseFile {
 
     pub(crate) fn shape(&self) -> Option<Shape> {
         let slots = u16::try_from(self.slots).ok()?;
-        Some(Shape { slots, log_bytes: self.log_bytes, region_bytes: self.keys()?.region_bytes() })
+        let partitions = u16::try_from(self.partitions).ok()?;
+        let region_bytes = self.keys()?.region_bytes();
+        Some(Shape { slots, partitions, log_bytes: self.log_bytes, region_bytes })
     }
 
     pub(crate) fn patience(&self) -> Duration {
@@ -101,7 +107,7 @@ mod tests {
     use super::*;
 
     fn file() -> DatabaseFile {
-        let shape = Shape { slots: 3, log_bytes: 64, region_bytes: 0 };
+        let shape = Shape { slots: 3, partitions: 1, log_bytes: 64, region_bytes: 0 };
         DatabaseFile::new(shape, Duration::from_secs(2), JointKeys::default())
     }
 
@@ -122,7 +128,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("notes.txt");
         assert!(matches!(DatabaseFile::load(&path), Err(DatabaseError::File { .. })));
-        std::fs::write(&path, b"farpool-namdb 1\nnothing").unwrap();
+        std::fs::write(&path, b"farpool-namdb 2\nnothing").unwrap();
         assert!(DatabaseFile::load(&path).unwrap_err().to_string().contains("not the file of a database"));
     }
 

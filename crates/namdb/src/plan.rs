@@ -1,8 +1,8 @@
 //! Where what every database has lies in its regions (`docs/src/namdb.md`, *what lies where*). Pure.
 //!
 //! ```text
-//! root region     seats | board of the oracle | horizon | catalog | its index | tombs | maps of regions | counter | logs | tables ...
-//! other regions                                                                                                  logs | tables ...
+//! root region     seats | horizon | catalog | its index | tombs | maps of regions | counter | parts of the oracle | logs | tables ...
+//! other regions                                                                             parts of the oracle | logs | tables ...
 //! ```
 
 use std::ops::Range;
@@ -39,6 +39,8 @@ const SEED: u64 = 0x6661_7270_6F6F_6C21;
 pub const MOST_SLOTS: u16 = 63;
 /// Threads of a compute server that run transactions at a time.
 pub const MOST_WORKERS: u16 = 64;
+/// Parts of the oracle at most.
+pub const MOST_PARTITIONS: u16 = 16;
 /// No machine has more memory; what lies in a region has sums that are no larger than a word.
 const MOST_REGION_BYTES: u64 = 1 << 50;
 /// Regions at most: so many grants a compute server has.
@@ -56,6 +58,8 @@ const TOMB_RECORDS: u64 = 1 << 22;
 pub struct Shape {
     /// Compute servers that it can have at a time.
     pub slots: u16,
+    /// Parts of its oracle.
+    pub partitions: u16,
     /// For the intents of one compute server's commits under way.
     pub log_bytes: u64,
     /// Size of its regions.
@@ -69,8 +73,8 @@ pub struct Plan {
     pub shape: Shape,
     /// The seats of compute servers, at the root's beginning.
     pub members: MembersLayout,
-    /// The oracle's board, and where it lies in the root.
-    pub board: (u64, Board),
+    /// In which region each of the oracle's parts lies, and where there.
+    pub parts: Vec<(usize, u64)>,
     /// What workers announce, and the horizon, and where they lie in the root.
     pub horizon: (u64, HorizonLayout),
     /// Rows of tables, and where they lie in the root.
@@ -101,7 +105,9 @@ impl Plan {
         let count = u16::try_from(regions.len()).ok().filter(|&count| usize::from(count) <= MOST_REGIONS);
         let count = count.ok_or(DatabaseError::TooManyRegions { most: MOST_REGIONS })?;
         // One more than there are compute servers: changes of the catalog are commits of a slot of their own.
-        let (members, board) = (MembersLayout::new(slots, count), Board::new(slots + 1));
+        let members = MembersLayout::new(slots, count);
+        let partitions = shape.partitions.clamp(1, MOST_PARTITIONS.min(slots + 1));
+        let board = Board::new((slots + 1).div_ceil(partitions)); // of the largest part
         let horizon = HorizonLayout::new(slots * MOST_WORKERS, slots + 1);
         let records =
             |records, bytes| RecordLayout::new(records, bytes, OLD_VERSIONS)?.with_overflow(OVERFLOW);
@@ -111,14 +117,18 @@ impl Plan {
         let maps = records(count.into(), MAP_BYTES);
         let counter = records(1, size_of::<u64>());
         let log = LogLayout::new(shape.log_bytes);
-        let bad = DatabaseError::BadShape { most_slots: MOST_SLOTS };
+        let bad = DatabaseError::BadShape { most_slots: MOST_SLOTS, most_partitions: MOST_PARTITIONS };
         let (Some(members), Some(board), Some(horizon)) = (members, board, horizon) else { return Err(bad) };
         let (Some(catalog), Some(names)) = (catalog, names) else { return Err(bad) };
         let (Some(tombs), Some(maps), Some(counter), Some(log)) = (tombs, maps, counter, log) else {
             return Err(bad);
         };
         let is_possible = (1..=MOST_REGION_BYTES).contains(&shape.region_bytes);
-        if slots > MOST_SLOTS || !is_possible || !shape.region_bytes.is_multiple_of(UNITS) {
+        if slots > MOST_SLOTS
+            || partitions != shape.partitions
+            || !is_possible
+            || !shape.region_bytes.is_multiple_of(UNITS)
+        {
             return Err(bad);
         }
         if log.bytes() > shape.region_bytes {
@@ -131,7 +141,6 @@ impl Plan {
             end = start + bytes;
             start
         };
-        let board = (place(board.bytes() as u64), board);
         let horizon = (place(horizon.bytes() as u64), horizon);
         let catalog = (place(catalog.bytes()), catalog);
         let names = (place(names.bytes()), names);
@@ -140,14 +149,20 @@ impl Plan {
         let counter = (place(counter.bytes()), counter);
         let mut tables_from = vec![0; regions.len()];
         tables_from[0] = end.next_multiple_of(ALIGN);
-        let logs = place_logs(slots + 1, log.bytes(), regions, &mut tables_from);
+        let mut nodes = Nodes::of(regions, &mut tables_from);
+        let parts = (0..usize::from(partitions))
+            .map(|part| nodes.place(part, part / nodes.count(), board.bytes() as u64))
+            .collect();
+        let logs = (0..=usize::from(slots))
+            .map(|slot| [slot, slot + 1].map(|number| nodes.place(number, slot, log.bytes())))
+            .collect();
         if let Some(&needed) = tables_from.iter().find(|&&from| from >= shape.region_bytes) {
             return Err(DatabaseError::RegionsTooSmall { region_bytes: shape.region_bytes, needed });
         }
         Ok(Plan {
             shape,
             members,
-            board,
+            parts,
             horizon,
             catalog,
             names,
@@ -210,23 +225,37 @@ impl Plan {
 /// What each structure starts at: a page, so that no two share one.
 const ALIGN: u64 = 4096;
 
-/// The two copies of each slot's log lie on two nodes, where there are two; and all regions have as many.
-fn place_logs(slots: u16, bytes: u64, regions: &[RegionId], ends: &mut [u64]) -> Vec<[(usize, u64); 2]> {
-    let mut nodes: Vec<Vec<usize>> = Vec::new();
-    for (place, region) in regions.iter().enumerate() {
-        match nodes.iter_mut().find(|node| regions[node[0]].node == region.node) {
-            Some(node) => node.push(place),
-            None => nodes.push(vec![place]),
+/// The regions of each node, for what is spread over nodes: parts of the oracle, and the two copies of each log.
+struct Nodes<'a> {
+    regions: Vec<Vec<usize>>,
+    /// How far each region is taken.
+    ends: &'a mut [u64],
+}
+
+impl<'a> Nodes<'a> {
+    fn of(regions: &[RegionId], ends: &'a mut [u64]) -> Nodes<'a> {
+        let mut nodes: Vec<Vec<usize>> = Vec::new();
+        for (place, region) in regions.iter().enumerate() {
+            match nodes.iter_mut().find(|node| regions[node[0]].node == region.node) {
+                Some(node) => node.push(place),
+                None => nodes.push(vec![place]),
+            }
         }
+        Nodes { regions: nodes, ends }
     }
-    let mut place = |number: usize, turn: usize| {
-        let node = &nodes[number % nodes.len()];
+
+    fn count(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// Takes bytes on the node that comes with that number, in the one of its regions that has this turn.
+    fn place(&mut self, number: usize, turn: usize, bytes: u64) -> (usize, u64) {
+        let node = &self.regions[number % self.regions.len()];
         let region = node[turn % node.len()];
-        let start = ends[region];
-        ends[region] = (start + bytes).next_multiple_of(ALIGN);
+        let start = self.ends[region];
+        self.ends[region] = (start + bytes).next_multiple_of(ALIGN);
         (region, start)
-    };
-    (0..usize::from(slots)).map(|slot| [place(slot, slot), place(slot + 1, slot)]).collect()
+    }
 }
 
 #[cfg(test)]
@@ -235,7 +264,7 @@ mod tests {
 
     use super::*;
 
-    const SHAPE: Shape = Shape { slots: 4, log_bytes: 4_096, region_bytes: 4 << 20 };
+    const SHAPE: Shape = Shape { slots: 4, partitions: 3, log_bytes: 4_096, region_bytes: 4 << 20 };
 
     fn regions(nodes: &[u64]) -> Vec<RegionId> {
         (0..).zip(nodes).map(|(index, &node)| RegionId { node: NodeId(node), index }).collect()
@@ -247,7 +276,6 @@ mod tests {
         let plan = Plan::new(SHAPE, &regions).unwrap();
         let root = [
             (0, plan.members.bytes()),
-            (plan.board.0, plan.board.1.bytes() as u64),
             (plan.horizon.0, plan.horizon.1.bytes() as u64),
             (plan.catalog.0, plan.catalog.1.bytes()),
             (plan.names.0, plan.names.1.bytes()),
@@ -256,6 +284,11 @@ mod tests {
             (plan.counter.0, plan.counter.1.bytes()),
         ];
         let mut taken: Vec<(usize, u64, u64)> = root.map(|(start, bytes)| (0, start, start + bytes)).into();
+        let part_bytes = Board::new(2).unwrap().bytes() as u64;
+        taken.extend(plan.parts.iter().map(|&(region, start)| (region, start, start + part_bytes)));
+        let nodes_of_parts: Vec<u64> = plan.parts.iter().map(|part| regions[part.0].node.0).collect();
+        let regions_of_parts: Vec<usize> = plan.parts.iter().map(|part| part.0).collect();
+        assert_eq!((nodes_of_parts, regions_of_parts), (vec![1, 2, 1], vec![0, 1, 2]));
         for slot in 0..=4 {
             let copies = plan.log(Slot::new(slot).unwrap());
             assert_ne!(regions[copies[0].0].node, regions[copies[1].0].node);
@@ -286,6 +319,10 @@ mod tests {
         assert!(Plan::new(logs, &regions(&[1])).is_err());
         let endless = Shape { region_bytes: u64::MAX - 4_095, ..SHAPE };
         assert!(Plan::new(endless, &regions(&[1])).is_err());
+        for partitions in [0, 6, MOST_PARTITIONS + 1] {
+            let refused = Plan::new(Shape { partitions, ..SHAPE }, &regions(&[1])).unwrap_err();
+            assert!(refused.to_string().contains("parts of the oracle"), "{refused}");
+        }
         let many = Shape { slots: 64, ..SHAPE };
         assert!(Plan::new(many, &regions(&[1])).unwrap_err().to_string().contains("63"));
     }

@@ -11,16 +11,20 @@ use farpool_txn::membership::{
 };
 use farpool_txn::oracle::{fetch, publish};
 use farpool_txn::{Memory, MemoryError, Shipped};
-use futures_util::future::join3;
+use futures_util::future::{TryFutureExt, join3, try_join_all};
 
 use crate::collecting::collect_if_nobody_does;
 use crate::database::Shared;
 use crate::error::{DatabaseError, Ended};
 
 /// A member says that it lives so many times before it is taken for dead: some may be late.
-const BEATS: u32 = 10;
+pub(crate) const BEATS: u32 = 10;
 /// How often roles are looked at that nobody may have.
 pub(crate) const ROLE_PAUSE: Duration = Duration::from_millis(50);
+
+/// A look at all parts of an oracle takes no longer, over tcp on one host (`farpool bench io`), while nobody is kept from running. Readers
+/// who take longer look again.
+const LOOK: Duration = Duration::from_micros(60);
 
 /// Why a compute server ends that goes on otherwise.
 pub(crate) const IN_DOUBT: &str = "a commit of this compute server is in doubt: open the database again";
@@ -64,8 +68,8 @@ pub(crate) fn start(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, Databas
     Ok(threads)
 }
 
-/// Ends the process's part in the database: the service has failed. What it finds is seldom the reason itself.
-fn failed(shared: &Shared, error: DatabaseError) -> DatabaseError {
+/// Ends the process's part in the database: something of it has failed. What that finds is seldom the reason itself.
+pub(crate) fn failed(shared: &Shared, error: DatabaseError) -> DatabaseError {
     shared.end(match (shared.leases.lost().first(), &error) {
         (Some(region), _) => Ended::LeaseEnded(*region),
         (None, DatabaseError::Memory(MemoryError::Failed(OpError::Refused(_)))) => Ended::TakenForDead,
@@ -161,11 +165,16 @@ async fn forget_idle(shared: &Shared, memory: &Memory) -> Result<(), DatabaseErr
     Ok(())
 }
 
-/// Publishes cuts while nobody else does.
+/// Publishes cuts of all parts while nobody else does.
 fn publish_if_nobody_does(shared: &Shared) -> Result<(), DatabaseError> {
     let memory = shared.memory()?;
     let (at, role) = (shared.at().members(), (Role::Publisher, shared.seat.claim));
-    let work = || publish::<Shipped>(&memory, shared.at().board(), Duration::ZERO, || shared.is_over());
+    let oracle = shared.at().oracle();
+    let pace = oracle.pace(LOOK);
+    let work = || {
+        let publish_part = |part: &_| publish::<Shipped>(&memory, *part, pace, || shared.is_over());
+        try_join_all(oracle.parts().iter().map(publish_part)).map_ok(drop)
+    };
     let published = fill_role(&memory, &at, role, ROLE_PAUSE, || shared.is_over(), work);
     Ok(block_on(memory.endpoint(), published)?)
 }

@@ -20,7 +20,7 @@ pub use rustix::process::Signal;
 use rustix::process::{getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
-use crate::client::{Client, announced};
+use crate::client::{Client, announced, has_left};
 use crate::error::{DatabaseError, Stop, TxError, of_key};
 use crate::plan::MOST_WORKERS;
 use crate::table::{Key, Table, TableOptions};
@@ -342,10 +342,7 @@ impl Drop for Work<'_> {
     fn drop(&mut self) {
         let Some(place) = self.place.take() else { return };
         let endpoint = self.worker.memory().endpoint().clone();
-        // Where that fails, what its last snapshot needed is kept until the process's seat is looked after.
-        if block_on(&endpoint, self.worker.leave()).is_err() {
-            place.keep();
-        }
+        has_left(self.client.shared(), place, block_on(&endpoint, self.worker.leave()));
     }
 }
 

@@ -96,7 +96,7 @@ impl JointLeases {
     /// Leases so many regions, as few of them on one node as the pool allows, until they are given back or nobody renews them.
     ///
     /// # Errors
-    /// When there are not so many. Nothing is held then.
+    /// When there are not so many, or they cannot be worked with: they are given back then, or end by themselves.
     pub fn acquire(config: &PoolConfig, regions: u32) -> Result<JointLeases, JointError> {
         let view = first_view(config)?;
         let runtime = runtime()?;

@@ -18,6 +18,7 @@ use farpool_fabric::sim::{
 };
 
 use crate::runner::{RunReport, Scenario, run_to_end};
+use crate::staying::Left;
 use director::{Board, Node};
 use history::History;
 
@@ -53,7 +54,7 @@ struct Run {
     /// The present process of each client.
     clients: RefCell<Vec<ProcessId>>,
     /// Client tasks that have not ended; when there are none, the nodes stop lending.
-    clients_left: RefCell<u32>,
+    left: Left,
     /// Names clients' streams of randomness, and sessions.
     names: RefCell<u64>,
 }
@@ -81,7 +82,7 @@ impl Run {
     }
 
     fn is_over(&self) -> bool {
-        *self.clients_left.borrow() == 0
+        self.left.get() == 0
     }
 
     fn complain(&self, what: String) {
@@ -140,7 +141,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         board: RefCell::new(Board::new(places.len())),
         nodes,
         clients: RefCell::new(vec![nowhere; places.len()]),
-        clients_left: RefCell::new(0),
+        left: Left::default(),
         names: RefCell::new(1_000),
     });
     for node in &run.nodes {
@@ -150,7 +151,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         client::start(&run, place, false);
     }
     nemesis::start(&run, &places, &mut random);
-    let (panicked, trouble) = run_to_end(executor, RUN_NS, || *run.clients_left.borrow());
+    let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.left.get());
     trouble.into_iter().for_each(|what| run.complain(what));
     let history = run.history.take();
     let operations = history.operations();

@@ -25,6 +25,7 @@ use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, SessionId};
 
 use crate::lending::LendingHost;
 use crate::runner::{RunReport, Scenario, run_to_end};
+use crate::staying::Left;
 use judge::History;
 use keys::Keys;
 use transactions::Transactions;
@@ -58,7 +59,7 @@ const REGIONS: u32 = 3;
 const EPOCH: Epoch = Epoch(7);
 /// In each piece, so that a table is never full, whatever clients take with them when they die.
 const ROOMY: u64 = 2_000;
-/// The same, where nobody dies, and every record has its versions.
+/// The same, where every record has its versions, and few die.
 const ROOMY_WITH_VERSIONS: u64 = 500;
 
 /// What all parts of one run share.
@@ -69,7 +70,7 @@ struct Run {
     nodes: Vec<Node>,
     layout: IndexLayout,
     pieces: Vec<Piece>,
-    /// Clients run transactions on a table with keys, and nobody dies.
+    /// Clients run transactions on a table with keys.
     is_of_transactions: bool,
     keys: Keys,
     /// There is room for everything: *full* is no answer.
@@ -79,7 +80,7 @@ struct Run {
     /// The present process of each client.
     clients: RefCell<Vec<ProcessId>>,
     /// Tasks that have not ended, of clients and of what goes wrong.
-    left: Cell<u32>,
+    left: Left,
     /// Names sessions and streams of randomness.
     names: Cell<u64>,
 }
@@ -95,22 +96,6 @@ struct Place {
     index: usize,
     host: HostId,
     path: Path,
-}
-
-/// Keeps the run from being over.
-struct Staying(Rc<Run>);
-
-impl Staying {
-    fn new(run: &Rc<Run>) -> Self {
-        run.left.set(run.left.get() + 1);
-        Staying(run.clone())
-    }
-}
-
-impl Drop for Staying {
-    fn drop(&mut self) {
-        self.0.left.set(self.0.left.get() - 1);
-    }
 }
 
 impl Run {
@@ -273,7 +258,7 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
         history: RefCell::default(),
         complaints: RefCell::default(),
         clients: RefCell::default(),
-        left: Cell::default(),
+        left: Left::default(),
         names: Cell::default(),
     }
 }

@@ -17,6 +17,7 @@ mod plane;
 mod pool;
 mod register;
 mod runner;
+mod staying;
 mod transacting;
 mod txn;
 

@@ -27,6 +27,7 @@ use parking_lot::Mutex;
 
 use crate::lending::LendingHost;
 use crate::runner::{RunReport, Scenario, run_to_end};
+use crate::staying::Left;
 use crate::transacting::Ledger;
 use layout::{Plan, REGION_BYTES};
 use member::Member;
@@ -74,7 +75,7 @@ struct Run {
     /// Those that have had a seat.
     members: RefCell<Vec<Rc<Member>>>,
     /// Drivers of members that have not ended, and mishaps that have not.
-    left: Cell<u32>,
+    left: Left,
     /// Nothing goes wrong any more.
     is_quiet: Cell<bool>,
     /// The auditor has done his work.
@@ -207,22 +208,6 @@ impl Run {
     }
 }
 
-/// Counts somebody for whom the auditor waits, for as long as he is there.
-struct Staying(Rc<Run>);
-
-impl Staying {
-    fn new(run: &Rc<Run>) -> Staying {
-        run.left.set(run.left.get() + 1);
-        Staying(run.clone())
-    }
-}
-
-impl Drop for Staying {
-    fn drop(&mut self) {
-        self.0.left.set(self.0.left.get() - 1);
-    }
-}
-
 /// Any key will do, as long as each grant has another.
 fn key_of(grant: Epoch) -> AccessKey {
     let mut bytes = [9; AccessKey::BYTES];
@@ -307,7 +292,7 @@ fn setting(world: World, tasks: Tasks, seed: u64, faults: Kinds, random: &mut Ra
         faults,
         observer,
         members: RefCell::default(),
-        left: Cell::new(0),
+        left: Left::default(),
         is_quiet: Cell::new(false),
         is_over: Cell::new(false),
     }

@@ -11,6 +11,8 @@ mod collector;
 mod curious;
 mod elle;
 mod inspector;
+#[cfg(test)]
+mod loose;
 mod nemesis;
 mod oracle;
 mod payloads;
@@ -38,6 +40,7 @@ use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, Refusal, RegionId, Sessi
 
 use crate::lending::LendingHost;
 use crate::runner::{RunReport, Scenario, run_to_end};
+use crate::staying::Left;
 use crate::transacting::{DATA_WORDS, Ledger};
 
 /// The scenario of transactions.
@@ -97,7 +100,7 @@ struct Run {
     /// Something goes wrong in this run, so that a client may be told what it would else never hear.
     has_mishaps: Cell<bool>,
     ledger: Rc<Ledger>,
-    clients_left: Cell<u32>,
+    left: Left,
     /// All have gone but the auditor: nothing goes wrong any more.
     is_quiet: Cell<bool>,
     /// The auditor has done his work.
@@ -306,22 +309,6 @@ impl Run {
     }
 }
 
-/// Counts a client of the run for as long as it is there.
-struct Staying(Rc<Run>);
-
-impl Staying {
-    fn new(run: &Rc<Run>) -> Staying {
-        run.clients_left.set(run.clients_left.get() + 1);
-        Staying(run.clone())
-    }
-}
-
-impl Drop for Staying {
-    fn drop(&mut self) {
-        self.0.clients_left.set(self.0.clients_left.get() - 1);
-    }
-}
-
 /// Regions of each node.
 const RECORDS: u32 = 0;
 const ORACLE: u32 = 1;
@@ -357,7 +344,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     curious::start(&run);
     inspector::start(&run, &mut random);
     auditor::start(&run);
-    let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.clients_left.get());
+    let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.left.get());
     trouble.into_iter().for_each(|what| run.complain(what));
     let history = run.ledger.history.take();
     let mut violations = run.ledger.complaints.take();
@@ -429,7 +416,7 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
         lives: RefCell::default(),
         faults: nemesis::Kinds::draw(random),
         has_mishaps: Cell::new(false),
-        clients_left: Cell::new(0),
+        left: Left::default(),
         is_quiet: Cell::new(false),
         is_over: Cell::new(false),
     }

@@ -22,3 +22,4 @@ pub use index::{Index, IndexError, Numbered};
 pub use key::{KeyHash, MOST_KEY_BYTES};
 pub use layout::{IndexLayout, IndexShape, MOST_ENTRIES};
 pub use rules::{Again, IndexRules};
+pub use spares::IndexSpares;

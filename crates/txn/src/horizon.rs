@@ -114,7 +114,7 @@ pub async fn horizon(memory: &Memory, at: &HorizonAt) -> Result<Option<Cut>, Mem
 async fn read_horizon(memory: &Memory, at: &HorizonAt) -> Result<Option<(usize, Cut)>, MemoryError> {
     let images = at.layout.images();
     let bytes = memory.read(&at.piece, images.range().start as u64..images.range().end as u64).await?;
-    Ok(images.decode(&bytes))
+    Ok(images.decode(&bytes).map(|found| (found.which, found.cut)))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! WRITEs of who alone writes there; and for a compare-and-swap to a word that nobody else writes, nor replaces before
 //! this is over: if it is found there, the first try has succeeded.
 
+mod loose;
 mod plan;
 mod traffic;
 mod words;
@@ -18,6 +19,7 @@ use std::time::Duration;
 use farpool_fabric::{ArenaBuf, ArenaFull, Endpoint, OpError, Peer, Queue, Uncertain};
 use farpool_wire::{AccessKey, Epoch, NodeId, Refusal, RegionId, RemoteAddr};
 
+use loose::LooseEnds;
 use plan::Spares;
 pub(crate) use plan::{Plan, run_all};
 pub use traffic::Traffic;
@@ -73,6 +75,8 @@ pub struct Memory {
     is_abandoned: Cell<bool>,
     /// How many wait to attach a region again.
     following: Cell<u32>,
+    /// Sent, given up, and perhaps still to land.
+    loose: LooseEnds,
     traffic: Cell<Traffic>,
     /// Of plans that are over.
     spares: Spares,
@@ -88,6 +92,7 @@ impl Memory {
             writing: Cell::new(0),
             is_abandoned: Cell::new(false),
             following: Cell::new(0),
+            loose: LooseEnds::default(),
             traffic: Cell::default(),
             spares: Spares::default(),
         }
@@ -192,7 +197,9 @@ impl Memory {
         Traffic::of(buffer.len()).count(&self.traffic);
         let mut moving = Moving::default();
         loop {
+            let sent = self.loose.sent(piece.region.node);
             let (returned, written) = queue.write(piece.address(at), piece.epoch, buffer).await;
+            sent.over(&written);
             buffer = returned;
             match written {
                 Ok(()) => return Ok(buffer),
@@ -259,7 +266,10 @@ impl Memory {
         Traffic::of(size_of::<u64>()).count(&self.traffic);
         let mut moving = Moving::default();
         loop {
-            match queue.fetch_and_add(piece.address(at), piece.epoch, addend).await {
+            let sent = self.loose.sent(piece.region.node);
+            let added = queue.fetch_and_add(piece.address(at), piece.epoch, addend).await;
+            sent.over(&added);
+            match added {
                 Ok(before) => return Ok(before),
                 Err(error) if is_moved(&error) && self.follow(piece.region, &mut moving).await => {}
                 Err(error) => return Err(error.into()),

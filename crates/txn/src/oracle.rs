@@ -29,5 +29,5 @@ pub(crate) use images::{Images, words};
 pub use naive::{NaiveAt, NaiveStamped};
 pub use publisher::Publisher;
 pub use publishing::publish;
-pub use reading::read_published;
+pub use reading::{read_latest, read_published};
 pub use whole::{Oracle, OracleAt};

@@ -51,6 +51,11 @@ pub trait Rules: 'static {
         oldest.map_or(latest, |oldest| oldest.min(latest))
     }
 
+    /// Whether a worker says that it needs something no longer only once nothing lands there that it has given up half-way.
+    fn settles_first() -> bool {
+        true
+    }
+
     /// The highest number of a cut that may be the horizon, if workers may have cuts from the number `least` on.
     fn horizon_up_to(least: u64) -> u64 {
         least
@@ -120,6 +125,11 @@ pub trait Rules: 'static {
     /// The version as which a commit is known that has this number.
     fn numbered(version: Version) -> Version {
         version
+    }
+
+    /// Whether an old version is in its ring before anything of the new one is written.
+    fn keeps_first() -> bool {
+        true
     }
 
     /// Whether a commit is shown only once all of it is installed.

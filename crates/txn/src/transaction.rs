@@ -40,7 +40,7 @@ pub struct Transaction<'a, R> {
     /// Blocks with payloads that it will write.
     blocks: Vec<Fresh>,
     /// What its snapshot needs is kept for so long.
-    _open: Option<Open<'a>>,
+    open: Option<Open<'a>>,
 }
 
 /// A record that will be written.
@@ -75,7 +75,7 @@ impl<'a, R: Rules> Transaction<'a, R> {
         open: Option<Open<'a>>,
     ) -> Self {
         let (writes, taken, blocks) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        Transaction { worker, session, cut, writes, taken, blocks, _open: open }
+        Transaction { worker, session, cut, writes, taken, blocks, open }
     }
 
     /// Its snapshot.

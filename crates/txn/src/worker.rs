@@ -172,7 +172,7 @@ impl<R: Rules> Worker<R> {
         // Taken now: once something is locked, a commit must not fail for want of memory.
         self.keep_buffer().map_err(CommitError::Nothing)?;
         let (version, log_start) = self.slot.begin(log_bytes)?;
-        Ok(UnderWay { worker: self, version, log_start, is_over: false, is_touched: false })
+        Ok(UnderWay { worker: self, version, log_start, open: None, is_over: false, is_touched: false })
     }
 
     /// Takes room for the slot's word.
@@ -218,18 +218,29 @@ impl<R: Rules> Worker<R> {
             // Where that fails, the slot is stuck.
             let _ = self.write(writing).await;
         }
-        // Mostly this write had it: then there is nothing to be patient for, nor a clock to be read.
+        // Mostly this write had it, or the next does: then there is nothing to be patient for, nor a clock to be read.
         if self.slot.is_shown(version) {
             return true;
         }
         loop {
-            let patience = pin!(self.memory.endpoint().sleep(SHOW_PATIENCE));
-            match select(pin!(self.slot.turn(version)), patience).await {
-                Either::Left((Turn::Shown, _)) => return true,
-                Either::Left((Turn::Stuck, _)) => return false,
-                Either::Left((Turn::Write(writing), _)) => drop(self.write(writing).await),
-                // An earlier commit of the slot does not go on: this one is in doubt with it.
-                Either::Right(_) => self.slot.is_stuck(),
+            let turn = match self.slot.turn_soon(version) {
+                Some(turn) => turn,
+                None => {
+                    let patience = pin!(self.memory.endpoint().sleep(SHOW_PATIENCE));
+                    match select(pin!(self.slot.turn(version)), patience).await {
+                        Either::Left((turn, _)) => turn,
+                        Either::Right(_) => {
+                            // An earlier commit of the slot does not go on: this one is in doubt with it.
+                            self.slot.is_stuck();
+                            continue;
+                        }
+                    }
+                }
+            };
+            match turn {
+                Turn::Shown => return true,
+                Turn::Stuck => return false,
+                Turn::Write(writing) => drop(self.write(writing).await),
             }
         }
     }
@@ -240,11 +251,13 @@ pub(crate) struct UnderWay<'a, R: Rules> {
     worker: &'a Worker<R>,
     version: Version,
     log_start: u64,
+    /// What its snapshot needs is kept for so long: it writes there.
+    open: Option<Open<'a>>,
     is_over: bool,
     is_touched: bool,
 }
 
-impl<R: Rules> UnderWay<'_, R> {
+impl<'a, R: Rules> UnderWay<'a, R> {
     /// Which it is.
     pub(crate) fn version(&self) -> Version {
         self.version
@@ -260,6 +273,11 @@ impl<R: Rules> UnderWay<'_, R> {
         self.log_start
     }
 
+    /// What its transaction began from is in use until it has ended, or, in doubt, was looked after.
+    pub(crate) fn keeps(&mut self, open: Option<Open<'a>>) {
+        self.open = open;
+    }
+
     /// From now on something of it may be found in far memory.
     pub(crate) fn touches(&mut self) {
         self.is_touched = true;
@@ -272,9 +290,10 @@ impl<R: Rules> UnderWay<'_, R> {
 
     /// It is installed whole: shows it, with those that waited for it. False: nobody knows any more whether it is shown.
     pub(crate) async fn is_shown(&mut self) -> bool {
-        let is_shown = self.worker.show(self.version).await;
-        self.is_over = true;
-        is_shown
+        // From here on others may show it: dropped, it is in doubt, also where it has no records.
+        self.is_touched = true;
+        self.is_over = self.worker.show(self.version).await;
+        self.is_over
     }
 }
 
@@ -282,7 +301,10 @@ impl<R: Rules> Drop for UnderWay<'_, R> {
     fn drop(&mut self) {
         match (self.is_over, self.is_touched) {
             (true, _) => {}
-            (false, true) => self.worker.slot.is_stuck(),
+            (false, true) => {
+                self.worker.slot.is_stuck();
+                self.open.take().into_iter().for_each(Open::stays);
+            }
             (false, false) => self.worker.slot.vanish(self.version),
         }
     }
@@ -292,6 +314,11 @@ impl Session {
     /// One that has committed nothing yet.
     pub fn new() -> Session {
         Session::default()
+    }
+
+    /// One that begins from that cut, or a later one.
+    pub fn behind(cut: &Cut) -> Session {
+        Session { own: None, begun_from: cut.sequence() }
     }
 
     pub(crate) fn committed(&mut self, version: Version) {

@@ -39,6 +39,10 @@ pub struct UpArgs {
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=63))]
     servers: u16,
 
+    /// Parts of a new database's timestamp oracle, spread over the nodes: at most 16, and at most one more than --servers
+    #[arg(long, value_name = "P", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
+    partitions: u16,
+
     /// Seconds without a sign of life after which a new database's compute servers take one of them for dead
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = parse_patience)]
     patience: f64,
@@ -85,6 +89,7 @@ fn create(args: &UpArgs) -> Result<Database> {
     let options = CreateOptions {
         bytes: args.memory.0,
         servers: args.servers,
+        partitions: args.partitions,
         patience: Duration::from_secs_f64(args.patience),
         ..CreateOptions::default()
     };

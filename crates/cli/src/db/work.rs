@@ -1,7 +1,8 @@
 //! `farpool db work`: random transactions that write down what they saw.
 
-use std::fs::OpenOptions;
-use std::path::PathBuf;
+use std::fs::{File, OpenOptions};
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -85,7 +86,7 @@ pub fn run(args: WorkArgs) -> Result<()> {
     let database = args.at.open_to_begin(&args.beginning)?;
     let client = database.client()?;
     let table = work_table(&client, args.rows, args.longest.map(|longest| longest as usize))?;
-    let file = OpenOptions::new().create(true).append(true).open(&args.history);
+    let file = continued(&args.history);
     let mut file = file.with_context(|| format!("cannot write {}", args.history.display()))?;
     let mut work = Work::new(&client, &table, args.rows, args.seed, &mut file, args.strike)?;
     say("ready");
@@ -101,4 +102,34 @@ pub fn run(args: WorkArgs) -> Result<()> {
         }
     }
     tell(format!("{committed} transactions were done, {aborted} gave way to others"))
+}
+
+/// A file to whose lines more are added. Its last line is taken away if it was cut off.
+fn continued(path: &Path) -> std::io::Result<File> {
+    let mut file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
+    let mut found = Vec::new();
+    file.read_to_end(&mut found)?;
+    let whole = found.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
+    if whole < found.len() {
+        file.set_len(whole as u64)?;
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_line_that_was_cut_off_is_not_continued() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("history.jsonl");
+        for (before, after) in [("", "c\n"), ("a\nb", "a\nc\n"), ("a\n", "a\nc\n"), ("b", "c\n")] {
+            std::fs::write(&path, before).unwrap();
+            continued(&path).unwrap().write_all(b"c\n").unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), after);
+        }
+    }
 }

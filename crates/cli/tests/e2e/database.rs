@@ -27,12 +27,14 @@ struct Ground {
     dir: TempDir,
     /// Rows that workers write are of any length up to this.
     longest: Option<&'static str>,
+    /// Parts of the database's oracle.
+    partitions: &'static str,
 }
 
 impl Ground {
     fn new() -> Ground {
         let pool = Pool::start(PoolOptions { nodes: 2, memory: "16MiB", region_size: "4MiB" });
-        Ground { pool, dir: tempfile::tempdir().unwrap(), longest: None }
+        Ground { pool, dir: tempfile::tempdir().unwrap(), longest: None, partitions: "1" }
     }
 
     fn file(&self) -> PathBuf {
@@ -50,6 +52,7 @@ impl Ground {
     #[track_caller]
     fn up(&self) -> Process {
         let args = ["--memory", "24MiB", "--servers", "16", "--patience", PATIENCE_SECONDS];
+        let args = [&args[..], &["--partitions", self.partitions]].concat();
         Process::ready("a compute server", self.command("up", "auto", &args)).0
     }
 
@@ -123,7 +126,7 @@ fn money_moves_between_processes_over_shm_and_tcp_and_the_database_outlives_who_
 
 #[test]
 fn a_killed_publisher_is_followed_by_another_and_what_was_committed_is_there() {
-    let ground = Ground::new();
+    let ground = Ground { partitions: "2", ..Ground::new() };
     let mut publisher = ground.up();
     ground.bank("shm", "0");
     let mut moving = Process::start("the bank", ground.command("bank", "shm", &["--seconds", "4"]));
@@ -145,9 +148,9 @@ fn assert_shut_out(output: &Output) {
 
 /// Workers come, are killed, or are stopped until the others have shut them out; what all of them saw is snapshot isolation.
 #[track_caller]
-fn assert_isolated_while_workers_die(transport: &str) {
+fn assert_isolated_while_workers_die(transport: &str, partitions: &'static str) {
     const SECONDS: u64 = 10;
-    let ground = Ground::new();
+    let ground = Ground { partitions, ..Ground::new() };
     let mut up = ground.up();
     let end = Instant::now() + Duration::from_secs(SECONDS);
     let mut workers: Vec<Process> = (1..=3).map(|number| ground.work(number, transport, SECONDS)).collect();
@@ -201,12 +204,12 @@ fn assert_isolated_while_workers_die(transport: &str) {
 
 #[test]
 fn snapshot_isolation_holds_while_processes_are_killed_and_stopped_over_shared_memory() {
-    assert_isolated_while_workers_die("shm");
+    assert_isolated_while_workers_die("shm", "1");
 }
 
 #[test]
-fn snapshot_isolation_holds_while_processes_are_killed_and_stopped_over_tcp() {
-    assert_isolated_while_workers_die("tcp");
+fn snapshot_isolation_holds_while_processes_are_killed_and_stopped_over_tcp_with_an_oracle_of_two_parts() {
+    assert_isolated_while_workers_die("tcp", "2");
 }
 
 const STEPS: [&str; 5] = ["prepared", "logged", "locked", "installed", "shown"];

@@ -6,7 +6,9 @@ use serde_json::Value;
 
 use crate::support::{Process, assert_complaint, farpool, run};
 
-const SCENARIOS: [&str; 3] = ["fabric", "pool", "file"];
+const SCENARIOS: [&str; 6] = ["fabric", "pool", "file", "txn", "hash", "members"];
+/// Whose mutations are hunted from outside, too. Those of the others, which take longer, are in crate `sim`'s own tests.
+const HUNTED: [&str; 3] = ["fabric", "pool", "file"];
 
 /// For a hunt, which is work of both processors for a minute where nothing else runs.
 const HUNT_PATIENCE: Duration = Duration::from_secs(600);
@@ -42,8 +44,22 @@ fn a_seed_is_replayed_with_the_same_readable_trace() {
 }
 
 #[test]
+fn a_history_is_written_for_other_checkers() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("history.jsonl");
+    let output = run(["sim", "txn", "--seed", "7", "--history", file.to_str().unwrap()]);
+    assert!(output.status.success(), "{output:?}");
+    let written = std::fs::read_to_string(&file).unwrap();
+    let lines: Vec<Value> = written.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for end in ["invoke", "ok"] {
+        assert!(lines.iter().filter(|line| line["type"] == end).count() > 10, "{written}");
+    }
+    assert!(lines.iter().all(|line| line["value"].is_array() && line["process"].is_u64()), "{written}");
+}
+
+#[test]
 fn every_mutation_is_caught_and_the_seeds_are_named() {
-    for scenario in SCENARIOS {
+    for scenario in HUNTED {
         let facts = facts(&[scenario, "--mutation", "all"]);
         let mutations = facts["mutations"].as_array().unwrap();
         assert!(mutations.len() >= 4, "{facts}");

@@ -24,22 +24,6 @@ const TASKS: u64 = 2;
 /// Two clocks are read for each end of a wait; each rounds once.
 const ROUNDING_NS: u64 = 4;
 
-/// Keeps a run from being over.
-pub(super) struct Staying(Rc<Run>);
-
-impl Staying {
-    pub(super) fn new(run: &Rc<Run>) -> Self {
-        *run.clients_left.borrow_mut() += 1;
-        Staying(run.clone())
-    }
-}
-
-impl Drop for Staying {
-    fn drop(&mut self) {
-        *self.0.clients_left.borrow_mut() -= 1;
-    }
-}
-
 /// Starts a client's process; `again` after a crash.
 pub(super) fn start(run: &Rc<Run>, place: Place, again: bool) {
     let process = new_process(run, place);
@@ -76,7 +60,7 @@ pub(super) fn start(run: &Rc<Run>, place: Place, again: bool) {
             last: None,
             read_back: None,
         };
-        let staying = Staying::new(run);
+        let staying = run.left.stay();
         run.tasks.spawn(process, async move {
             client.live().await;
             drop(staying);

@@ -50,7 +50,7 @@ async fn happen(run: Rc<Run>, places: Vec<Place>, mishap: Mishap, after: Duratio
                 return;
             }
             // Taken before the old one's tasks leave, so that the run is not over in between.
-            let _staying = client::Staying::new(&run);
+            let _staying = run.left.stay();
             run.tasks.kill(process);
             run.world.sleep(lasting).await;
             client::start(&run, places[client], true);

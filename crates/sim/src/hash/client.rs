@@ -9,7 +9,7 @@ use farpool_txn::hash::{Index, IndexError, IndexRules};
 
 use super::judge::Question;
 use super::keys::STRANGERS;
-use super::{DEADLINE, LAST_DEADLINE, Place, Run, Staying};
+use super::{DEADLINE, LAST_DEADLINE, Place, Run};
 
 /// Questions of each task.
 const ROUNDS: u64 = 14;
@@ -25,7 +25,7 @@ pub(super) fn start<R: IndexRules>(run: &Rc<Run>, place: Place) {
     let mut random = run.random();
     for _ in 0..1 + random.below(3) {
         let mut client = Client::new(run, &index, process, place, DEADLINE);
-        let staying = Staying::new(run);
+        let staying = run.left.stay();
         run.tasks.spawn(process, async move {
             client.live().await;
             drop(staying);
@@ -46,7 +46,7 @@ pub(super) fn start_last<R: IndexRules>(run: &Rc<Run>, places: &[Place]) {
         for place in places {
             let process = here.world.add_process(place.host);
             let mut client = Client::new(&here, &Rc::new(here.index::<R>()), process, place, LAST_DEADLINE);
-            let staying = Staying::new(&here);
+            let staying = here.left.stay();
             here.tasks.spawn(process, async move {
                 client.ask_for_all(Question::Insert).await;
                 drop(staying);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use farpool_fabric::sim::Random;
 use farpool_txn::hash::IndexRules;
 
-use super::{Place, Run, Staying, client};
+use super::{Place, Run, client};
 
 /// Mishaps of a run, at most.
 const MOST: u64 = 6;
@@ -29,7 +29,7 @@ pub(super) fn start<R: IndexRules>(run: &Rc<Run>, places: &[Place], random: &mut
             3..=7 => Mishap::Death(place),
             _ => Mishap::Cut(place, random.index(run.nodes.len())),
         };
-        let (here, staying) = (run.clone(), Staying::new(run));
+        let (here, staying) = (run.clone(), run.left.stay());
         run.tasks.spawn(nowhere, async move {
             happen::<R>(&here, mishap, after, lasting).await;
             drop(staying);

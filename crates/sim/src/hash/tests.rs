@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use farpool_fabric::AccessKind;
-use farpool_txn::hash::IndexError;
+use farpool_txn::hash::{IndexError, IndexSpares};
 use farpool_txn::oracle::{Board, publish};
 use farpool_txn::{
     KeyError, KeyedTable, OracleAt, ReadError, RecordId, RecordLayout, Session, Table, Worker,
@@ -59,16 +59,16 @@ fn alone<T: 'static>(
         history: RefCell::default(),
         complaints: RefCell::default(),
         clients: RefCell::default(),
-        left: Cell::new(1),
+        left: Left::default(),
         names: Cell::default(),
     });
     let came_to = Rc::new(RefCell::new(None));
-    let (there, told) = (run.clone(), came_to.clone());
+    let (there, told, staying) = (run.clone(), came_to.clone(), run.left.stay());
     run.tasks.spawn(process, async move {
         let alone = Alone { run: there, process, place: Place { index: 0, host, path: Path::Shared } };
         let what = task(&alone).await;
         *told.borrow_mut() = Some(what);
-        alone.run.left.set(0);
+        drop(staying);
     });
     let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.left.get());
     assert!(!panicked && trouble.is_none(), "seed {seed}: {trouble:?}");
@@ -117,6 +117,37 @@ fn a_table_that_is_full_says_so_and_finds_what_it_has() {
     assert_eq!(numbers, (0..SHAPE.records).collect::<Vec<_>>(), "each is some key's");
 }
 
+/// Inserts as many keys as there are numbers, each by a thread of its own, and says how many have got one.
+fn inserted_by_many(share: bool) -> usize {
+    alone(
+        1,
+        |_| 0,
+        async move |alone| {
+            let memory = alone.memory().await;
+            let spares = Arc::new(IndexSpares::new(&alone.run.layout));
+            let mut inserted = 0;
+            for number in 0..SHAPE.records {
+                let spares =
+                    if share { spares.clone() } else { Arc::new(IndexSpares::new(&alone.run.layout)) };
+                let index = Index::<Shipped>::sharing(alone.run.layout, alone.run.pieces.clone(), spares);
+                let mut told = Vec::new();
+                for key in [2 * number, 2 * number + 1].map(u64::to_le_bytes) {
+                    told.push(index.as_ref().unwrap().find_or_insert(&memory, &key).await);
+                }
+                inserted += told.iter().filter(|told| told.is_ok()).count();
+            }
+            inserted
+        },
+    )
+}
+
+#[test]
+fn threads_that_share_what_they_have_taken_use_all_of_it() {
+    let (alone, together) = (inserted_by_many(false), inserted_by_many(true));
+    assert_eq!(together as u64, SHAPE.records);
+    assert!(alone < together, "{alone}");
+}
+
 const DATA: [[u8; 8]; 3] = [[1; 8], [2; 8], [3; 8]];
 
 #[test]
@@ -139,7 +170,6 @@ fn what_is_there_is_no_insert_and_what_is_not_is_no_update() {
             let worker: Worker = Worker::new(alone.memory().await, oracle, log, slot, 0).unwrap();
             let table = KeyedTable::new(table, alone.run.index::<Shipped>()).unwrap();
             script(&worker, &table, b"some key").await;
-            alone.run.left.set(0);
         },
     );
 }

@@ -1,27 +1,36 @@
-//! Transactions by key: sessions insert, read, update and delete while the index splits. Nobody dies. What they saw is judged as
-//! snapshot isolation, with keys for records.
+//! Transactions by key: sessions insert, read, update and delete while the index splits. A worker may die in the middle of any of that; then
+//! its slot is looked after, and another one goes on in it. What they saw is judged as snapshot isolation, with keys for records.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use farpool_fabric::sim::Random;
+use farpool_fabric::sim::{Path, ProcessId, Random};
 use farpool_txn::hash::IndexRules;
 use farpool_txn::judge::{Outcome, Read, Transaction as Judged, Violation, Write, judge};
 use farpool_txn::log::{LogAt, LogLayout};
 use farpool_txn::oracle::{Board, publish};
+use farpool_txn::recovery::{RecoveryError, recover};
 use farpool_txn::{
     BeginError, CommitError, KeyError, KeyedTable, OracleAt, ReadError, RecordId, RecordLayout, Row, Session,
     Shipped, Table, Transaction, Worker,
 };
 use farpool_wire::Slot;
 
-use super::{LAST_DEADLINE, ORACLE, Place, RECORDS, REGION_BYTES, Run, Staying, piece};
+use super::{LAST_DEADLINE, ORACLE, Place, RECORDS, REGION_BYTES, Run, piece};
+use crate::staying::Staying;
 
 /// Transactions of each session.
 const ROUNDS: u64 = 10;
 /// Keys that a transaction touches at most.
 const MOST_KEYS: u64 = 5;
+/// Workers that die in a run, at most; and the time in which each of them does.
+const MOST_DEATHS: u64 = 3;
+const DEATHS_WITHIN_NS: u64 = 400_000;
+/// Between two looks whether all others have ended.
+const PAUSE: Duration = Duration::from_micros(100);
+/// Longer than anything is late that a dead one has sent.
+const ALL_HAS_LANDED: Duration = Duration::from_millis(5);
 /// Words of a record's data, all alike.
 const DATA_WORDS: usize = 3;
 
@@ -36,6 +45,8 @@ pub(super) struct Transactions {
     table: Table,
     history: RefCell<Vec<Judged>>,
     values: Cell<u64>,
+    /// Workers that came after others that had died.
+    lives: Cell<u32>,
 }
 
 impl Transactions {
@@ -57,11 +68,13 @@ impl Transactions {
             table: Table::new(RecordId(100), layout, pieces.collect()),
             history: RefCell::default(),
             values: Cell::default(),
+            lives: Cell::default(),
         });
         here.start_publisher(places[0]);
         for (slot, place) in places.iter().enumerate() {
-            here.start_worker::<R>(*place, slot as u16);
+            here.start_worker::<R>(*place, slot as u16, 0);
         }
+        here.start_deaths::<R>(places, random);
         here
     }
 
@@ -85,10 +98,84 @@ impl Transactions {
         });
     }
 
-    fn start_worker<R: IndexRules>(self: &Rc<Self>, place: Place, slot: u16) {
+    /// Some workers die, one after the other.
+    fn start_deaths<R: IndexRules>(self: &Rc<Self>, places: &[Place], random: &mut Random) {
+        let victims: Vec<(u16, Duration)> = (0..random.below(MOST_DEATHS + 1))
+            .map(|_| {
+                (random.index(places.len()) as u16, Duration::from_nanos(random.below(DEATHS_WITHIN_NS)))
+            })
+            .collect();
+        let undertaker =
+            Place { index: places.len(), host: self.run.world.add_host(1_000_000), path: Path::Checked };
+        let process = self.run.world.add_process(undertaker.host);
+        let (here, places, staying) = (self.clone(), places.to_vec(), self.run.left.stay());
+        self.run.tasks.spawn(process, async move {
+            for (slot, after) in victims {
+                here.run.world.sleep(after).await;
+                here.run.tasks.kill(here.run.clients.borrow()[usize::from(slot)]);
+                // In the place of a fence, which has scenarios of its own.
+                here.run.world.sleep(ALL_HAS_LANDED).await;
+                match here.look_after(process, undertaker, slot).await {
+                    Ok(last) => here.start_next::<R>(places[usize::from(slot)], slot, last),
+                    Err(why) => return here.run.complain(format!("slot {slot} is not looked after: {why}")),
+                }
+            }
+            while here.run.left.get() > 1 {
+                here.run.world.sleep(PAUSE).await;
+            }
+            if let Err(why) = here.write_all::<R>(process, undertaker).await {
+                here.run.complain(why);
+            }
+            drop(staying);
+        });
+    }
+
+    /// In the end nothing is locked, and every key has room: in the place of the first worker, which is idle.
+    async fn write_all<R: IndexRules>(&self, process: ProcessId, place: Place) -> Result<(), String> {
+        self.run.tasks.kill(self.run.clients.borrow()[0]);
+        self.run.world.sleep(ALL_HAS_LANDED).await;
+        let last = self.look_after(process, place, 0).await.map_err(|error| error.to_string())?;
+        let memory =
+            self.run.memory(process, place, LAST_DEADLINE).await.map_err(|error| error.to_string())?;
+        let slot = Slot::new(0).expect("a few slots");
+        let worker: Worker =
+            Worker::new(memory, self.oracle, log_at(&self.run, 0), slot, last).expect("the oracle has it");
+        let table = KeyedTable::new(self.table.clone(), self.run.index::<R>()).expect("of one shape");
+        let mut session = Session::new();
+        for key in 0..self.run.keys.count() {
+            let at_end =
+                |error: &dyn std::fmt::Display| format!("key {key} cannot be written in the end: {error}");
+            let mut transaction = worker.begin(&mut session).await.map_err(|error| at_end(&error))?;
+            let (bytes, data) = (self.run.keys.get(key), [0; DATA_WORDS * 8]);
+            let written = match table.insert(&mut transaction, bytes, &data).await {
+                Err(KeyError::Duplicate) => table.update(&mut transaction, bytes, &data).await,
+                other => other,
+            };
+            written.map_err(|error| at_end(&error))?;
+            transaction.commit().await.map_err(|error| at_end(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Undoes what a dead worker has left; says behind which count the next begins.
+    async fn look_after(&self, process: ProcessId, place: Place, slot: u16) -> Result<u64, RecoveryError> {
+        let memory = self.run.memory(process, place, LAST_DEADLINE).await?;
+        let slot_of = Slot::new(slot).expect("a few slots");
+        let recovered = recover(&memory, &self.oracle.into(), &log_at(&self.run, slot), slot_of).await?;
+        Ok(recovered.last)
+    }
+
+    fn start_next<R: IndexRules>(self: &Rc<Self>, place: Place, slot: u16, last: u64) {
+        self.run.clients.borrow_mut()[usize::from(slot)] = self.run.world.add_process(place.host);
+        self.lives.set(self.lives.get() + 1);
+        self.start_worker::<R>(place, slot, last);
+    }
+
+    fn start_worker<R: IndexRules>(self: &Rc<Self>, place: Place, slot: u16, last: u64) {
+        let life = self.lives.get();
         let process = self.run.clients.borrow()[place.index];
         let sessions = 1 + self.run.random().below(3) as u32;
-        let staying: Vec<Staying> = (0..sessions).map(|_| Staying::new(&self.run)).collect();
+        let staying: Vec<Staying> = (0..sessions).map(|_| self.run.left.stay()).collect();
         let here = self.clone();
         self.run.tasks.spawn(process, async move {
             let memory = match here.run.memory(process, place, LAST_DEADLINE).await {
@@ -96,12 +183,12 @@ impl Transactions {
                 Err(error) => return here.run.complain(format!("a worker has no memory: {error}")),
             };
             let slot_of = Slot::new(slot).expect("a few slots");
-            let worker = Worker::new(memory, here.oracle, log_at(&here.run, slot), slot_of, 0);
+            let worker = Worker::new(memory, here.oracle, log_at(&here.run, slot), slot_of, last);
             let worker: Worker = worker.expect("the oracle has it");
             let table = KeyedTable::new(here.table.clone(), here.run.index::<R>()).expect("of one shape");
             let shared = Rc::new((worker, table));
             for (number, staying) in (0..).zip(staying) {
-                let name = u32::from(slot) * 10 + number;
+                let name = life * 100 + u32::from(slot) * 10 + number;
                 let mut client = Client { here: here.clone(), name, random: here.run.random() };
                 let shared = shared.clone();
                 here.run.tasks.spawn(process, async move {
@@ -180,12 +267,22 @@ impl Client {
                 Err(error) => return Err(format!("key {key}: {error}")),
             }
         }
-        judged.outcome = match transaction.commit().await {
-            Ok(Some(version)) => Outcome::Committed(version),
-            Ok(None) | Err(CommitError::Conflict | CommitError::Busy) => Outcome::Aborted,
+        let committing = match transaction.prepare() {
+            Ok(Some(committing)) => committing,
+            Ok(None) | Err(CommitError::Busy) => {
+                self.ended(judged);
+                return Ok(());
+            }
             Err(error) => return Err(error.to_string()),
         };
-        self.ended(judged);
+        // Should it die.
+        let place = self.ended(Judged { outcome: Outcome::Unknown(committing.version()), ..judged });
+        let outcome = match committing.commit().await {
+            Ok(version) => Outcome::Committed(version),
+            Err(CommitError::Conflict) => Outcome::Aborted,
+            Err(error) => return Err(error.to_string()),
+        };
+        self.here.history.borrow_mut()[place].outcome = outcome;
         Ok(())
     }
 
@@ -251,8 +348,11 @@ impl Client {
         judged.reads.push(Read { record, version: row.version, value });
     }
 
-    fn ended(&self, judged: Judged) {
+    /// Returns its place in the history.
+    fn ended(&self, judged: Judged) -> usize {
         self.here.run.world.note("transaction", &[u64::from(self.name), judged.begun_from.sequence()]);
-        self.here.history.borrow_mut().push(judged);
+        let mut history = self.here.history.borrow_mut();
+        history.push(judged);
+        history.len() - 1
     }
 }

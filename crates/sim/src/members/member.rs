@@ -22,7 +22,8 @@ use futures_util::future::join;
 
 use super::broken::{self, Chosen, Engine};
 use super::layout::{At, PLACES};
-use super::{FenceLost, Run, Staying, catalog, client};
+use super::{FenceLost, Run, catalog, client};
+use crate::staying::Staying;
 
 /// Members that live one after the other in each driver's hands.
 const MOST_LIVES: u64 = 3;
@@ -126,7 +127,7 @@ impl Premises for Member {
 pub(super) fn start_drivers(run: &Rc<Run>, random: &mut Random) {
     for _ in 0..2 + random.below(u64::from(run.plan.slots) - 1) {
         let lives = 1 + random.below(MOST_LIVES);
-        run.tasks.spawn(run.nowhere, drive(run.clone(), lives, Staying::new(run)));
+        run.tasks.spawn(run.nowhere, drive(run.clone(), lives, run.left.stay()));
     }
 }
 

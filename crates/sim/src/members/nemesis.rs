@@ -7,8 +7,9 @@ use std::time::Duration;
 use farpool_fabric::sim::Random;
 use farpool_wire::Epoch;
 
+use super::Run;
 use super::member::Member;
-use super::{Run, Staying};
+use crate::staying::Staying;
 
 /// Mishaps of a run, at most.
 const MOST: u64 = 6;
@@ -82,7 +83,7 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
         let meets_carer = is_of_carer.then(|| Duration::from_nanos(random.below(MOST_CARE_NS)));
         let random = run.ledger.random();
         run.tasks
-            .spawn(run.nowhere, happen(run.clone(), mishap, after, meets_carer, random, Staying::new(run)));
+            .spawn(run.nowhere, happen(run.clone(), mishap, after, meets_carer, random, run.left.stay()));
     }
 }
 

@@ -25,6 +25,8 @@ const NEW: u64 = 2;
 const RECORDS_OF_SCRIPTS: u64 = 3;
 /// What X and Y hold in the beginning.
 const BEFORE: [u64; 2] = [10, 20];
+/// Snapshots that look at a record while a commit is undone.
+const LOOKS: u32 = 20;
 
 /// Where the two sessions of a script are.
 #[derive(Clone, Copy, Debug)]
@@ -172,6 +174,28 @@ fn g1a_what_is_aborted_is_never_read() {
         drop(one);
         assert_eq!(stage.get(&other, X).await, Some(10));
         assert_eq!(stage.now().await, [Some(10), Some(20)]);
+    });
+}
+
+#[test]
+fn g1a_what_was_locked_and_is_undone_is_never_read() {
+    everywhere(async |stage| {
+        both_begin!(stage, one, other);
+        for (record, value) in [(X, 101), (Y, 102)] {
+            stage.put(&mut one, record, value).await.unwrap();
+        }
+        stage.put(&mut other, Y, 22).await.unwrap();
+        other.commit().await.unwrap();
+        let look = async {
+            let mut session = Session::new();
+            for _ in 0..LOOKS {
+                let third = stage.workers[1].begin(&mut session).await.unwrap();
+                assert_eq!(stage.get(&third, X).await, Some(10));
+            }
+        };
+        let (outcome, ()) = join(one.commit(), look).await;
+        assert!(matches!(outcome, Err(CommitError::Conflict)), "{outcome:?}");
+        assert_eq!(stage.now().await, [Some(10), Some(22)]);
     });
 }
 

@@ -10,7 +10,7 @@ use farpool_wire::Slot;
 use super::broken::Chosen;
 use super::client::Client;
 use super::recovering::asking;
-use super::{Access, Run, Staying, oracle, place};
+use super::{Access, Run, oracle, place};
 use crate::transacting::fates::Asked;
 
 /// Between two looks at whether all have gone, and between two tries.
@@ -25,11 +25,11 @@ pub(super) fn start(run: &Rc<Run>) {
     let process = run.world.add_process(place.0);
     let here = run.clone();
     run.tasks.spawn(process, async move {
-        while here.clients_left.get() > 0 {
+        while here.left.get() > 0 {
             here.world.sleep(PAUSE).await;
         }
         here.is_quiet.set(true);
-        let staying = Staying::new(&here);
+        let staying = here.left.stay();
         if let Err(why) = audit(&here, process, place).await {
             here.complain(format!("the auditor finds that {why}"));
         }

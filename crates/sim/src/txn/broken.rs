@@ -56,10 +56,15 @@ pub(super) const MOVED_IGNORED: &str = "moved-bit-ignored";
 pub(super) const AHEAD: &str = "gc-ahead-of-the-horizon";
 /// A place of a ring is marked as moved before the version is copied.
 pub(super) const MARKED_FIRST: &str = "marked-as-moved-before-it-is-copied";
+/// A new version is written before the old one is in its ring.
+pub(super) const KEPT_LATE: &str = "installed-before-kept";
 /// The mover gives up what the newest cut sees replaced.
 pub(super) const GIVEN_UP: &str = "moved-version-given-up-too-early";
 /// A worker takes its first snapshots before it announces itself.
 pub(super) const ANNOUNCED_LATE: &str = "snapshot-announced-after-it-is-taken";
+/// A worker announces how far it has come while something may still land that it has given up half-way. For a test of its own: no run of
+/// the scenario gives memory of a table to another.
+pub(super) const LOOSE_FORGOTTEN: &str = "loose-ends-forgotten";
 /// A worker announces how far it has come while it still has older snapshots.
 pub(super) const OPEN_FORGOTTEN: &str = "open-snapshots-not-announced";
 
@@ -94,6 +99,7 @@ pub(super) const MUTATIONS: &[&str] = &[
     BUSY_FORGOTTEN,
     MOVED_IGNORED,
     AHEAD,
+    KEPT_LATE,
     MARKED_FIRST,
     GIVEN_UP,
     ANNOUNCED_LATE,
@@ -156,6 +162,10 @@ impl Rules for Chosen {
         if is(OPEN_FORGOTTEN) { latest } else { Shipped::least_needed(oldest, latest) }
     }
 
+    fn settles_first() -> bool {
+        !is(LOOSE_FORGOTTEN) && Shipped::settles_first()
+    }
+
     fn horizon_up_to(least: u64) -> u64 {
         if is(AHEAD) { u64::MAX } else { Shipped::horizon_up_to(least) }
     }
@@ -202,6 +212,10 @@ impl Rules for Chosen {
 
     fn logs_first() -> bool {
         !is(LOCKED_FIRST) && Shipped::logs_first()
+    }
+
+    fn keeps_first() -> bool {
+        !is(KEPT_LATE) && Shipped::keeps_first()
     }
 
     fn installs_first() -> bool {

@@ -15,7 +15,8 @@ use futures_util::future::{Either, select};
 use super::broken::{self, Chosen};
 use super::oracle::Server;
 use super::payloads::{is_short, payload_of};
-use super::{Life, Run, Staying, place, recovering};
+use super::{Life, Run, place, recovering};
+use crate::staying::Staying;
 use crate::transacting::{Stopped, Transactor};
 
 /// Transactions of each session.
@@ -57,7 +58,7 @@ pub(super) fn start(run: &Rc<Run>, slot: u16, last: u64, random: &mut Random) {
             is_followed,
             left: Cell::new(sessions.len() + 1),
             worker: RefCell::new(workers.first().cloned()),
-            _staying: Staying::new(&here),
+            _staying: here.left.stay(),
         });
         for (client, worker) in sessions.into_iter().zip(workers.iter().cycle()) {
             let (worker, server) = (worker.clone(), server.clone());
@@ -174,7 +175,7 @@ impl Client {
         let payloads = run.clone();
         let payload_of = Rc::new(move |value| payload_of(&payloads, value));
         let transactor = Transactor::new(&run.ledger, table).with_payloads(payload_of);
-        Client { run: run.clone(), slot, grant, transactor, _staying: Staying::new(run) }
+        Client { run: run.clone(), slot, grant, transactor, _staying: run.left.stay() }
     }
 
     async fn live(mut self, worker: Rc<Worker<Chosen>>) {

@@ -8,7 +8,7 @@ use farpool_fabric::sim::Random;
 use farpool_txn::log::Head;
 use farpool_wire::RecordHeader;
 
-use super::{OWNER, RECORDS, Run, Staying, recovering};
+use super::{OWNER, RECORDS, Run, recovering};
 
 /// Mishaps of a run, at most.
 const MOST: u64 = 6;
@@ -98,12 +98,11 @@ async fn happen(run: Rc<Run>, slot: u16, mishap: Mishap, after: Duration, notice
         half_a_head(&run, slot).await;
     }
     let life = run.lives.borrow()[&slot];
-    if run.is_quiet.get() || run.clients_left.get() == 0 || life.is_dead || !run.world.is_alive(life.process)
-    {
+    if run.is_quiet.get() || run.left.get() == 0 || life.is_dead || !run.world.is_alive(life.process) {
         return;
     }
     // Until somebody looks after the slot, so that the run is not over in between.
-    let _staying = Staying::new(&run);
+    let _staying = run.left.stay();
     match mishap {
         Mishap::Death | Mishap::DeathHalfLogged => {
             run.tasks.kill(life.process);

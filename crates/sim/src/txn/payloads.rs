@@ -20,7 +20,7 @@ const LONG_PERMILLE: u32 = 500;
 const LEAST_CHUNKS: u64 = 4;
 const MORE_CHUNKS: u64 = 16;
 /// Of the largest class in use two blocks, of the smallest fourteen.
-const CHUNK_BYTES: u64 = 2_112;
+pub(super) const CHUNK_BYTES: u64 = 2_112;
 /// Where the slab lies, behind the records.
 pub(super) const SLAB_START: u64 = 64 << 10;
 /// Where the seats lie, behind the horizon.

@@ -14,7 +14,8 @@ use farpool_wire::{Epoch, Slot, next_generation};
 
 use super::broken::Chosen;
 use super::oracle::{MOST_WORKERS, first_place};
-use super::{Access, LOGS, Run, SPARE_LOGS, Staying, broken, client, place};
+use super::{Access, LOGS, Run, SPARE_LOGS, broken, client, place};
+use crate::staying::Staying;
 use crate::transacting::fates::{Asked, Asking};
 
 /// How often the work is begun anew, at most; the last time nobody dies over it.
@@ -36,7 +37,7 @@ pub(super) fn look_after(run: &Rc<Run>, slot: u16, grant: Epoch) {
     let mut random = run.random();
     let lost_copy = lost_copy(run, slot, &mut random);
     let recovering =
-        Recovering { run: run.clone(), slot, grant, lost_copy, random, _staying: Staying::new(run) };
+        Recovering { run: run.clone(), slot, grant, lost_copy, random, _staying: run.left.stay() };
     run.tasks.spawn(nowhere, recovering.go_on());
 }
 

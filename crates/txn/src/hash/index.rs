@@ -3,22 +3,25 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join;
+use parking_lot::Mutex;
 
 use super::bucket::{Bucket, Entry, MOST_DEPTH, Position, children, children_word};
 use super::key::{KeyHash, decode_key, encode_key};
-use super::layout::{IndexLayout, MOST_ENTRIES, NUMBERS_AT, PAIRS_AT, Spot};
+use super::layout::{IndexLayout, MOST_ENTRIES, Spot};
 use super::rules::{Again, IndexRules};
-use super::spares::Spares;
+use super::spares::{Ask, IndexSpares, Spares, Taking};
 use crate::memory::{Memory, MemoryError, Piece};
 use crate::rules::Shipped;
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
-/// Record numbers that a client takes at once, at most: a small part of what an insert costs, and little to lose when it dies.
-const NUMBERS_AT_ONCE: u64 = 32;
-/// Pairs of buckets that it takes at once, at most. There is one split for several inserts.
-const PAIRS_AT_ONCE: u64 = 8;
+/// Between two looks at whether another thread has taken some numbers or pairs.
+const TAKING_PAUSE: Duration = Duration::from_micros(2);
+/// So many of them: who takes some may be a task that nobody goes on with for now.
+const MOST_LOOKS_AT_TAKING: u32 = 500;
 /// Splits that a client remembers: some ten megabytes at most, for a few million keys.
 const MOST_SPLITS_KNOWN: usize = 1 << 18;
 /// Looks at buckets before an insert is given up. At each level others can be first in each entry, and then in splitting.
@@ -67,28 +70,24 @@ impl Numbered {
 pub struct Index<R = Shipped> {
     layout: IndexLayout,
     pieces: Vec<Piece>,
-    state: RefCell<State>,
-    rules: PhantomData<R>,
-}
-
-struct State {
-    numbers: Spares,
-    pairs: Spares,
+    spares: Arc<IndexSpares>,
     /// Buckets that are split, with the first of their children. They stay split.
-    splits: BTreeMap<u64, u64>,
+    splits: RefCell<BTreeMap<u64, u64>>,
+    rules: PhantomData<R>,
 }
 
 impl<R: IndexRules> Index<R> {
     /// An index whose memory is zeros, or what others have left there. `None`: the layout is for another number of pieces.
     pub fn new(layout: IndexLayout, pieces: Vec<Piece>) -> Option<Self> {
-        let count = pieces.len();
-        let state = State {
-            numbers: Spares::new(count, layout.shape().records, NUMBERS_AT, NUMBERS_AT_ONCE),
-            pairs: Spares::new(count, layout.shape().pairs, PAIRS_AT, PAIRS_AT_ONCE),
-            splits: BTreeMap::new(),
-        };
-        let is_right = count as u64 == layout.pieces();
-        is_right.then(|| Index { layout, pieces, state: RefCell::new(state), rules: PhantomData })
+        let spares = Arc::new(IndexSpares::new(&layout));
+        Self::sharing(layout, pieces, spares)
+    }
+
+    /// The same for one of a process's threads, which share what they have taken of it. `None`: as above, or that is of another index.
+    pub fn sharing(layout: IndexLayout, pieces: Vec<Piece>, spares: Arc<IndexSpares>) -> Option<Self> {
+        let is_right = pieces.len() as u64 == layout.pieces() && spares.is_of(&layout);
+        let splits = RefCell::default();
+        is_right.then_some(Index { layout, pieces, spares, splits, rules: PhantomData })
     }
 
     /// How it lies.
@@ -172,14 +171,14 @@ impl<R: IndexRules> Index<R> {
     }
 
     fn known_children(&self, bucket: u64) -> Option<u64> {
-        self.state.borrow().splits.get(&bucket).copied()
+        self.splits.borrow().get(&bucket).copied()
     }
 
     fn is_split(&self, bucket: u64, children: u64) -> Result<(), IndexError> {
         if !self.layout.is_pair(children) {
             return Err(IndexError::Damaged);
         }
-        let splits = &mut self.state.borrow_mut().splits;
+        let mut splits = self.splits.borrow_mut();
         if splits.len() < MOST_SPLITS_KNOWN {
             splits.insert(bucket, children);
         }
@@ -219,13 +218,13 @@ impl<R: IndexRules> Index<R> {
         key: &[u8],
     ) -> Result<Option<Entry>, IndexError> {
         let bucket = self.layout.buckets_from(at.bucket, 1).ok_or(IndexError::Damaged)?;
-        let (piece, within) = self.take(memory, |state| &mut state.numbers, bucket.piece).await?;
+        let (piece, within) = self.take(memory, &self.spares.numbers, bucket.piece).await?;
         let number = piece as u64 * self.layout.shape().records + within;
         let entry = Entry::new(hash, number);
         let entry_at = bucket.range.start + (1 + place as u64) * WORD_BYTES;
         let found = self.publish(memory, (bucket.piece, entry_at), entry, key).await;
         if is_unknown_to_others(&found) || found.is_err() && R::uses_again_what_is_in_doubt() {
-            self.state.borrow_mut().numbers.give_back(piece, within);
+            self.spares.numbers.lock().give_back(piece, within);
         }
         Ok((found? == 0).then_some(entry))
     }
@@ -263,7 +262,7 @@ impl<R: IndexRules> Index<R> {
             return Err(IndexError::Full);
         }
         let spot = self.layout.buckets_from(at.bucket, 1).ok_or(IndexError::Damaged)?;
-        let (piece, within) = self.take(memory, |state| &mut state.pairs, spot.piece).await?;
+        let (piece, within) = self.take(memory, &self.spares.pairs, spot.piece).await?;
         let pair = self.layout.pair(piece, within);
         let Spot { range, .. } =
             self.layout.buckets_from(pair, 2).expect("pairs are handed out within the layout");
@@ -273,7 +272,7 @@ impl<R: IndexRules> Index<R> {
         };
         let found = found.await;
         if is_unknown_to_others(&found) || found.is_err() && R::uses_again_what_is_in_doubt() {
-            self.state.borrow_mut().pairs.give_back(piece, within);
+            self.spares.pairs.lock().give_back(piece, within);
         }
         let first = children(found?).ok_or(IndexError::Damaged)?;
         self.is_split(at.bucket, first.unwrap_or(pair))
@@ -283,26 +282,28 @@ impl<R: IndexRules> Index<R> {
     async fn take(
         &self,
         memory: &Memory,
-        of: impl Fn(&mut State) -> &mut Spares,
+        spares: &Mutex<Spares>,
         preferred: usize,
     ) -> Result<(usize, u64), IndexError> {
         for step in 0..self.pieces.len() {
             let piece = (preferred + step) % self.pieces.len();
-            let wanted = {
-                let mut state = self.state.borrow_mut();
-                let spares = of(&mut state);
-                if let Some(spare) = spares.take(piece) {
-                    return Ok((piece, spare));
+            for look in 0.. {
+                let (ask, counter_at) = {
+                    let mut spares = spares.lock();
+                    if let Some(spare) = spares.take(piece) {
+                        return Ok((piece, spare));
+                    }
+                    (spares.ask(piece, look < MOST_LOOKS_AT_TAKING), spares.counter_at)
+                };
+                match ask {
+                    Ask::UsedUp => break,
+                    Ask::Wait => memory.endpoint().sleep(TAKING_PAUSE).await,
+                    Ask::Take(run) => {
+                        let _taking = Taking { spares, piece };
+                        let first = memory.fetch_and_add(&self.pieces[piece], counter_at, run).await?;
+                        spares.lock().refill(piece, first, run);
+                    }
                 }
-                spares.wanted(piece).map(|run| (spares.counter_at, run))
-            };
-            let Some((counter_at, run)) = wanted else { continue };
-            let first = memory.fetch_and_add(&self.pieces[piece], counter_at, run).await?;
-            let mut state = self.state.borrow_mut();
-            let spares = of(&mut state);
-            spares.refill(piece, first, run);
-            if let Some(spare) = spares.take(piece) {
-                return Ok((piece, spare));
             }
         }
         Err(IndexError::Full)

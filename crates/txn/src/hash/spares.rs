@@ -1,7 +1,41 @@
-//! What a client has taken of an index and not used yet: record numbers, or pairs of buckets.
+//! What a process has taken of an index and not used yet: record numbers, or pairs of buckets.
 //!
-//! They are taken in runs, by one fetch-and-add each on a piece's counter. What a client that dies had taken is not given out again: so
-//! runs are short at first, and each is twice as long as the one before. A client takes along no more than it has used, and one.
+//! They are taken in runs, by one fetch-and-add each on a piece's counter. What a process that dies had taken is not given out again: so
+//! runs are short at first, and each is twice as long as the one before. It takes along no more than it has used, and one.
+
+use parking_lot::Mutex;
+
+use super::layout::{IndexLayout, NUMBERS_AT, PAIRS_AT};
+
+/// Record numbers that are taken at once, at most: a small part of what an insert costs, and little to lose when a process dies.
+const NUMBERS_AT_ONCE: u64 = 32;
+/// Pairs of buckets that are taken at once, at most. There is one split for several inserts.
+const PAIRS_AT_ONCE: u64 = 8;
+
+/// What the threads of a process have taken of an index for each other.
+#[derive(Debug)]
+pub struct IndexSpares {
+    layout: IndexLayout,
+    pub(super) numbers: Mutex<Spares>,
+    pub(super) pairs: Mutex<Spares>,
+}
+
+impl IndexSpares {
+    /// Of an index of which the process has nothing yet.
+    pub fn new(layout: &IndexLayout) -> IndexSpares {
+        let (pieces, shape) = (layout.pieces() as usize, layout.shape());
+        let spares = |each, counter_at, at_once| Mutex::new(Spares::new(pieces, each, counter_at, at_once));
+        IndexSpares {
+            layout: *layout,
+            numbers: spares(shape.records, NUMBERS_AT, NUMBERS_AT_ONCE),
+            pairs: spares(shape.pairs, PAIRS_AT, PAIRS_AT_ONCE),
+        }
+    }
+
+    pub(super) fn is_of(&self, layout: &IndexLayout) -> bool {
+        self.layout == *layout
+    }
+}
 
 /// Spares of one kind.
 #[derive(Debug)]
@@ -23,6 +57,31 @@ struct OfPiece {
     spare: Vec<u64>,
     /// All of the piece's were handed out.
     is_used_up: bool,
+    /// Somebody takes some just now.
+    is_taking: bool,
+}
+
+/// How it goes on for who needs one where there is none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ask {
+    /// He adds so many to the piece's counter, and nobody else does meanwhile.
+    Take(u64),
+    /// Somebody else takes some.
+    Wait,
+    /// There are no more.
+    UsedUp,
+}
+
+/// Who takes some of a piece; dropped, others may.
+pub(super) struct Taking<'a> {
+    pub(super) spares: &'a Mutex<Spares>,
+    pub(super) piece: usize,
+}
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        self.spares.lock().pieces[self.piece].is_taking = false;
+    }
 }
 
 impl Spares {
@@ -31,7 +90,7 @@ impl Spares {
             counter_at,
             at_once,
             each,
-            pieces: vec![OfPiece { run: 1, spare: Vec::new(), is_used_up: false }; pieces],
+            pieces: vec![OfPiece { run: 1, spare: Vec::new(), is_used_up: false, is_taking: false }; pieces],
         }
     }
 
@@ -40,19 +99,23 @@ impl Spares {
         self.pieces[piece].spare.pop()
     }
 
-    /// Nobody else has come to know of it.
+    /// Nobody else has come to know of it, and no WRITE for it is under way: queues of other threads have no order with this one's.
     pub(super) fn give_back(&mut self, piece: usize, spare: u64) {
         self.pieces[piece].spare.push(spare);
     }
 
-    /// How many to add to a piece's counter; `None`: there is no use in it.
-    pub(super) fn wanted(&mut self, piece: usize) -> Option<u64> {
+    /// For who has found none, and waits for others or not. Where he [takes](Taking) some, he says when he has.
+    pub(super) fn ask(&mut self, piece: usize, waits: bool) -> Ask {
         let of_piece = &mut self.pieces[piece];
+        if of_piece.is_used_up {
+            return Ask::UsedUp;
+        }
+        if std::mem::replace(&mut of_piece.is_taking, true) && waits {
+            return Ask::Wait;
+        }
         let run = of_piece.run;
-        (!of_piece.is_used_up).then(|| {
-            of_piece.run = (run * 2).min(self.at_once);
-            run
-        })
+        of_piece.run = (run * 2).min(self.at_once);
+        Ask::Take(run)
     }
 
     /// The counter stood at `first` before so many were added to it.
@@ -60,7 +123,6 @@ impl Spares {
         let end = first.saturating_add(run).min(self.each);
         let of_piece = &mut self.pieces[piece];
         of_piece.is_used_up |= end == self.each;
-        // Several of a thread's tasks may have asked: what they got comes in any order.
         of_piece.spare.splice(0..0, (first.min(end)..end).rev());
     }
 }
@@ -69,24 +131,42 @@ impl Spares {
 mod tests {
     use super::*;
 
+    /// What one does who has then taken it.
+    fn taken(spares: &mut Spares, piece: usize) -> Ask {
+        let ask = spares.ask(piece, true);
+        spares.pieces[piece].is_taking = false;
+        ask
+    }
+
+    #[test]
+    fn one_takes_some_while_others_wait() {
+        let spares = Mutex::new(Spares::new(1, 10, 0, 4));
+        assert_eq!(spares.lock().ask(0, true), Ask::Take(1));
+        let taking = Taking { spares: &spares, piece: 0 };
+        assert_eq!([(); 2].map(|()| spares.lock().ask(0, true)), [Ask::Wait; 2]);
+        assert_eq!(spares.lock().ask(0, false), Ask::Take(2), "it was waited for long enough");
+        drop(taking);
+        assert_eq!(spares.lock().ask(0, true), Ask::Take(4));
+    }
+
     #[test]
     fn runs_are_used_one_after_the_other_up_to_the_end() {
         let mut spares = Spares::new(2, 10, 0, 4);
-        assert_eq!((spares.take(1), spares.wanted(1)), (None, Some(1)));
+        assert_eq!((spares.take(1), taken(&mut spares, 1)), (None, Ask::Take(1)));
         spares.refill(1, 4, 1);
-        assert_eq!((spares.take(1), spares.wanted(1)), (Some(4), Some(2)));
+        assert_eq!((spares.take(1), taken(&mut spares, 1)), (Some(4), Ask::Take(2)));
         spares.refill(1, 5, 2);
-        assert_eq!(spares.wanted(1), Some(4));
+        assert_eq!(taken(&mut spares, 1), Ask::Take(4));
         spares.refill(1, 7, 4);
         let rest: Vec<u64> = std::iter::from_fn(|| spares.take(1)).collect();
-        assert_eq!((rest, spares.wanted(1)), (vec![5, 6, 7, 8, 9], None));
-        assert_eq!((spares.take(0), spares.wanted(0)), (None, Some(1)));
+        assert_eq!((rest, spares.ask(1, true)), (vec![5, 6, 7, 8, 9], Ask::UsedUp));
+        assert_eq!((spares.take(0), spares.ask(0, true)), (None, Ask::Take(1)));
     }
 
     #[test]
     fn runs_grow_up_to_the_longest() {
         let mut spares = Spares::new(1, 100, 0, 4);
-        assert_eq!([(); 5].map(|()| spares.wanted(0)), [1, 2, 4, 4, 4].map(Some));
+        assert_eq!([(); 5].map(|()| taken(&mut spares, 0)), [1, 2, 4, 4, 4].map(Ask::Take));
     }
 
     #[test]
@@ -102,7 +182,7 @@ mod tests {
     fn a_counter_past_the_end_gives_nothing() {
         let mut spares = Spares::new(1, 10, 0, 4);
         spares.refill(0, 10, 4);
-        assert_eq!((spares.take(0), spares.wanted(0)), (None, None));
+        assert_eq!((spares.take(0), spares.ask(0, true)), (None, Ask::UsedUp));
         spares.refill(0, u64::MAX, 4);
         assert_eq!(spares.take(0), None);
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::{HorizonAt, NOBODY, read_horizon, word_of};
 use crate::cut::Cut;
+use crate::error::LeaveError;
 use crate::memory::{Memory, MemoryError};
 use crate::rules::Rules;
 
@@ -36,6 +37,13 @@ pub(crate) struct Announcer {
 pub(crate) struct Open<'a> {
     announcer: &'a Announcer,
     sequence: u64,
+}
+
+impl Open<'_> {
+    /// Whether its transaction has taken effect will be known when its worker is gone: what it needs, those may need who find out.
+    pub(crate) fn stays(self) {
+        std::mem::forget(self);
+    }
 }
 
 impl Drop for Open<'_> {
@@ -121,18 +129,29 @@ impl Announcer {
             return Ok(());
         }
         let _writing = Writing(&self.is_writing);
-        // Before the word says so.
+        // Before the word says so, and before anything else of the thread goes on.
         self.floor.set(self.floor.get().max(least));
         self.announced_at_ns.set(memory.endpoint().now_ns());
+        if R::settles_first() {
+            memory.settle().await?;
+        }
         memory.write_word(&self.at.piece, self.word, word_of(least)).await?;
         self.announced.set(Some(least));
         Ok(())
     }
 
-    /// The worker goes: it has no transactions any more.
-    pub(crate) async fn leave(&self, memory: &Memory) -> Result<(), MemoryError> {
-        debug_assert!(self.open.borrow().is_empty());
-        memory.write_word(&self.at.piece, self.word, NOBODY).await
+    /// The worker goes. It has no transactions any more, or one that is in doubt.
+    pub(crate) async fn leave(&self, memory: &Memory) -> Result<(), LeaveError> {
+        if self.has_open() {
+            return Err(LeaveError::Stuck);
+        }
+        memory.settle().await.map_err(LeaveError::Memory)?;
+        memory.write_word(&self.at.piece, self.word, NOBODY).await.map_err(LeaveError::Memory)
+    }
+
+    /// Whether a transaction is open, or in doubt.
+    pub(crate) fn has_open(&self) -> bool {
+        !self.open.borrow().is_empty()
     }
 
     /// The horizon, as far as the worker knows.

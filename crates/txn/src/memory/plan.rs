@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use farpool_fabric::{ARENA_GRANULE_BYTES, Batch, OpError, Queue, Running};
 use farpool_wire::{NodeId, RegionId};
 
+use super::loose::is_in_doubt;
 use super::{MOVE_PAUSE, Memory, MemoryError, Moving, Piece, Posted, Traffic, is_moved};
 
 /// Buffer of a plan that is kept: the least that an arena gives.
@@ -39,6 +40,7 @@ struct Parts {
 /// Operations of one node that are posted together, in their order; then what became of them.
 pub(crate) struct Plan<'a> {
     memory: &'a Memory,
+    node: NodeId,
     queue: &'a Queue,
     stage: Stage<'a>,
     regions: Vec<RegionId>,
@@ -82,6 +84,7 @@ impl Memory {
         };
         Ok(Plan {
             memory: self,
+            node,
             queue,
             stage: Stage::Here(batch),
             regions,
@@ -173,7 +176,17 @@ impl Plan<'_> {
 
     fn poll_posted(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Stage::Posted(running) = &mut self.stage else { return Poll::Ready(()) };
-        Pin::new(running).poll(context).map(|batch| self.stage = Stage::Here(batch))
+        Pin::new(running).poll(context).map(|batch| {
+            if self.changes_memory() && batch.results().iter().any(is_in_doubt) {
+                self.memory.loose.add(self.node);
+            }
+            self.stage = Stage::Here(batch);
+        })
+    }
+
+    /// Whether it does more than read.
+    fn changes_memory(&self) -> bool {
+        self.writes || !self.swaps.is_empty()
     }
 
     /// Whether it failed, and all that failed may be done again once its regions are attached again.
@@ -223,7 +236,12 @@ impl Plan<'_> {
 
 impl Drop for Plan<'_> {
     fn drop(&mut self) {
-        let Stage::Here(mut batch) = std::mem::replace(&mut self.stage, Stage::Passing) else { return };
+        let Stage::Here(mut batch) = std::mem::replace(&mut self.stage, Stage::Passing) else {
+            if self.changes_memory() {
+                self.memory.loose.add(self.node);
+            }
+            return;
+        };
         let mut spares = self.memory.spares.0.borrow_mut();
         if batch.buffer().len() != SPARE_BYTES || spares.len() == MOST_SPARES {
             return;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use farpool_wire::Slot;
 
-use super::images::{Images, words};
+use super::images::{Image, Images, words};
 use crate::cut::Cut;
 
 const WORD_BYTES: usize = 8;
@@ -69,7 +69,12 @@ impl Board {
     /// The later of the cuts in bytes that were read from [`images`](Self::images). `None`: nothing was published yet, or both
     /// were being replaced while they were read.
     pub fn decode(&self, bytes: &[u8]) -> Option<Cut> {
-        self.both_images().decode(bytes).map(|(_, cut)| cut)
+        self.find(bytes).map(|found| found.cut)
+    }
+
+    /// The same, and whether nothing later was published when the READ began.
+    pub(crate) fn find(&self, bytes: &[u8]) -> Option<Image> {
+        self.both_images().decode(bytes)
     }
 }
 
@@ -101,6 +106,21 @@ mod tests {
         assert_eq!(board.decode(&[]), None);
     }
 
+    #[test]
+    fn a_cut_beside_one_that_is_being_replaced_may_not_be_the_latest() {
+        let board = Board::new(1).unwrap();
+        let image = |number| board.encode(&Cut::new(number, [number].into()));
+        // When the READ began, cuts 2 and 3 were there. It found 2; then 4 was published, and 5 was begun over 3.
+        let torn = [&image(5)[..8], &image(3)[8..]].concat();
+        let seen = [image(2), torn].concat();
+        let found = |bytes: &[u8]| board.find(bytes).map(|found| (found.cut.sequence(), found.is_latest));
+        assert_eq!(found(&seen), Some((2, false)));
+        assert_eq!(found(&[image(2), image(1)].concat()), Some((2, true)));
+        assert_eq!(found(&[image(2), image(3)].concat()), Some((3, true)));
+        assert_eq!(found(&[image(2), vec![0; image(1).len()]].concat()), Some((2, true)));
+        assert_eq!(found(&[image(4), image(1)].concat()), Some((4, false)), "3 was there before 4");
+    }
+
     proptest! {
         /// Cuts are published one after another into memory from which somebody reads meanwhile: words as they were at any
         /// time since he began, in any order.
@@ -129,6 +149,11 @@ mod tests {
                 None => prop_assert!(from == 0 || states.len() - from > 2, "one image stands still while the other is written"),
                 Some(cut) => prop_assert!(cuts.contains(&cut) && cut.sequence() + 1 >= from as u64),
             }
+            if let Some(latest) = board.find(&seen).filter(|found| found.is_latest) {
+                prop_assert!(latest.cut.sequence() >= from as u64);
+            }
+            let at_rest = board.find(&memory[board.images()]).filter(|found| found.is_latest);
+            prop_assert_eq!(at_rest.as_ref().map(|found| &found.cut), cuts.last());
         }
     }
 }

@@ -47,15 +47,36 @@ impl Images {
         image
     }
 
-    /// The later of the cuts in bytes that were read from [`range`](Self::range), and in which image it is.
-    pub(crate) fn decode(&self, bytes: &[u8]) -> Option<(usize, Cut)> {
+    /// The later of the cuts in bytes that were read from [`range`](Self::range).
+    pub(crate) fn decode(&self, bytes: &[u8]) -> Option<Image> {
         if bytes.len() != self.range().len() {
             return None;
         }
-        let images = bytes.chunks_exact(self.image_bytes()).enumerate();
-        let whole = images.filter_map(|(which, image)| Some((which, decode_image(image)?)));
-        whole.max_by_key(|(_, cut)| cut.sequence())
+        let (first, second) = bytes.split_at(self.image_bytes());
+        let (which, cut, other, behind) = match (decode_image(first), decode_image(second)) {
+            (Some(cut), Some(other)) if other.sequence() > cut.sequence() => (1, other, Some(cut), first),
+            (Some(cut), other) => (0, cut, other, second),
+            (None, Some(cut)) => (1, cut, None, first),
+            (None, None) => return None,
+        };
+        let is_latest = match other {
+            Some(other) => other.sequence() + 1 == cut.sequence(),
+            None => words(behind).all(|word| word == 0),
+        };
+        Some(Image { which, cut, is_latest })
     }
+}
+
+/// An image that was found whole.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Image {
+    /// The first, or the second.
+    pub(crate) which: usize,
+    /// What it holds.
+    pub(crate) cut: Cut,
+    /// The next cut was not published yet when the READ began: the image for that still had the cut before this, whole, or nothing. Had it
+    /// been written by then, none of the earlier words would be left there.
+    pub(crate) is_latest: bool,
 }
 
 /// The words in some bytes.

@@ -1,6 +1,7 @@
 //! Who makes cuts.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use crate::cut::Cut;
 use crate::rules::{Rules, Shipped};
@@ -21,6 +22,15 @@ impl<R: Rules> Publisher<R> {
     /// The cut published last.
     pub fn last(&self) -> &Cut {
         &self.last
+    }
+
+    /// What to publish, one after the other, behind a cut over whose successor somebody has died: parts of that may be there, or all of it,
+    /// and somebody may have seen it. So nothing else gets its number. The first goes to the same image, and has no less.
+    pub fn after_torn(&mut self, words: &[u64]) -> [Cut; 2] {
+        let counts: Arc<[u64]> = R::next_counts(self.last.counts(), words).into();
+        let number = self.last.sequence();
+        self.last = Cut::new(number + 4, counts.clone());
+        [Cut::new(number + 3, counts), self.last.clone()]
     }
 
     /// The next cut, from the slots' words, each read once and after the cut before was made; `None` if nothing was committed since.
@@ -48,6 +58,14 @@ mod tests {
         assert_eq!(publisher.next(&[0, 0]), None);
         assert_eq!(publisher.next(&[0, 1]).map(Cut::sequence), Some(1));
         assert_eq!(publisher.next(&[0, 1]), None);
+    }
+
+    #[test]
+    fn behind_a_cut_that_is_torn_come_two_that_have_no_less_and_the_first_is_where_that_was() {
+        let mut publisher = Publisher::<Shipped>::after(Cut::new(6, [1, 5].into()));
+        let cuts = publisher.after_torn(&[2, 4]);
+        assert_eq!(cuts, [Cut::new(9, [2, 5].into()), Cut::new(10, [2, 5].into())]);
+        assert_eq!(publisher.last(), &cuts[1]);
     }
 
     proptest! {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::images::Image;
 use super::publisher::Publisher;
 use super::whole::OracleAt;
 use crate::cut::Cut;
@@ -30,9 +31,16 @@ pub async fn publish<R: Rules>(
 ) -> Result<(), MemoryError> {
     let images = oracle.board.images();
     let bytes = memory.read(&oracle.piece, images.start as u64..images.end as u64).await?;
-    let last = oracle.board.decode(&bytes);
-    let mut publisher = match last {
-        Some(last) => Publisher::<R>::after(last),
+    let mut publisher = match oracle.board.find(&bytes) {
+        Some(Image { cut, is_latest: true, .. }) => Publisher::<R>::after(cut),
+        Some(Image { cut, .. }) => {
+            // Until both images are whole, readers cannot tell which cut is the latest.
+            let mut publisher = Publisher::after(cut);
+            for cut in publisher.after_torn(&read_words(memory, &oracle).await?) {
+                show(memory, &oracle, &cut).await?;
+            }
+            publisher
+        }
         None => {
             let first = Cut::first(oracle.board.slots());
             show(memory, &oracle, &first).await?;
@@ -42,9 +50,7 @@ pub async fn publish<R: Rules>(
     let endpoint = memory.endpoint();
     let mut last_ns = endpoint.now_ns();
     while !is_over() {
-        let words = oracle.board.words();
-        let bytes = memory.read(&oracle.piece, words.start as u64..words.end as u64).await?;
-        let words = oracle.board.decode_words(&bytes).expect("as many bytes as were asked for");
+        let words = read_words(memory, &oracle).await?;
         match publisher.next(&words) {
             Some(cut) => {
                 show(memory, &oracle, cut).await?;
@@ -58,6 +64,13 @@ pub async fn publish<R: Rules>(
         }
     }
     Ok(())
+}
+
+/// How far the slots have come.
+async fn read_words(memory: &Memory, oracle: &OracleAt) -> Result<Vec<u64>, MemoryError> {
+    let words = oracle.board.words();
+    let bytes = memory.read(&oracle.piece, words.start as u64..words.end as u64).await?;
+    Ok(oracle.board.decode_words(&bytes).expect("as many bytes as were asked for"))
 }
 
 async fn show(memory: &Memory, oracle: &OracleAt, cut: &Cut) -> Result<(), MemoryError> {

@@ -7,7 +7,6 @@ use farpool_wire::{NodeId, RecordHeader, Version};
 
 use super::{Transaction, Write};
 use crate::error::CommitError;
-use crate::horizon::Open;
 use crate::log::{Head, Intent, LogAt};
 use crate::memory::{Memory, MemoryError, Plan, run_all};
 use crate::record::NumberedHeader;
@@ -31,8 +30,6 @@ pub struct Committing<'a, R: Rules> {
     under_way: UnderWay<'a, R>,
     /// Payloads that it points to.
     blocks: Vec<Fresh>,
-    /// Memory that its snapshot has is not given to anything else before this is over: it writes there.
-    _open: Option<Open<'a>>,
 }
 
 impl<'a, R: Rules> Transaction<'a, R> {
@@ -56,20 +53,21 @@ impl<'a, R: Rules> Transaction<'a, R> {
         if self.writes.is_empty() {
             return Ok(None);
         }
-        let Transaction { worker, session, writes, cut, blocks, _open, .. } = self;
+        let Transaction { worker, session, writes, cut, blocks, open, .. } = self;
         let mut intents = Vec::new();
         writes.values().for_each(|write| intent_of(write).encode(&mut intents));
-        let under_way = worker.begin_commit(intents.len() as u64)?;
+        let mut under_way = worker.begin_commit(intents.len() as u64)?;
+        under_way.keeps(open);
         let version = R::numbered(under_way.version());
         let head = Head::new(version, cut.sequence(), under_way.log_start(), &intents);
         let log = Logging::new(worker, &head, &intents).map_err(CommitError::Nothing)?;
         let groups = by_node(writes.into_values());
         let prepared: Result<Vec<_>, _> = groups
             .iter()
-            .map(|(node, writes)| Prepared::new(&worker.memory, *node, writes, version))
+            .map(|(node, writes)| Prepared::new::<R>(&worker.memory, *node, writes, version))
             .collect();
         let prepared = prepared.map_err(CommitError::Nothing)?;
-        Ok(Some(Committing { session, groups, prepared, log, version, under_way, blocks, _open }))
+        Ok(Some(Committing { session, groups, prepared, log, version, under_way, blocks }))
     }
 }
 
@@ -84,8 +82,7 @@ impl<R: Rules> Committing<'_, R> {
     /// # Errors
     /// Tells whether nothing of it is left, or nobody knows.
     pub async fn commit(self) -> Result<Version, CommitError> {
-        let Committing { session, groups, prepared, mut log, version, mut under_way, mut blocks, _open } =
-            self;
+        let Committing { session, groups, prepared, mut log, version, mut under_way, mut blocks } = self;
         let unknown = |_: MemoryError| CommitError::Unknown(version);
         under_way.touches();
         blocks.iter_mut().for_each(Fresh::is_in_doubt);
@@ -204,7 +201,7 @@ struct Prepared<'a> {
 }
 
 impl<'a> Prepared<'a> {
-    fn new(
+    fn new<R: Rules>(
         memory: &'a Memory,
         node: NodeId,
         writes: &[Write],
@@ -217,9 +214,17 @@ impl<'a> Prepared<'a> {
         // Two versions with their checksums, two headers, the counter, and which version it is, with its number.
         let bytes =
             writes.iter().map(|write| 2 * (WORD_BYTES + write.before.data.len()) + 5 * WORD_BYTES).sum();
-        let mut install = memory.plan(node, bytes)?;
-        writes.iter().for_each(|write| prepare_one(&mut install, write, version));
-        Ok(Prepared { lock, install })
+        let mut plan = memory.plan(node, bytes)?;
+        for write in writes {
+            if R::keeps_first() {
+                keep(&mut plan, write);
+            }
+            install(&mut plan, write, version);
+            if !R::keeps_first() {
+                keep(&mut plan, write);
+            }
+        }
+        Ok(Prepared { lock, install: plan })
     }
 }
 
@@ -263,16 +268,21 @@ fn header_at(write: &Write) -> u64 {
     write.place.layout.current(write.place.index).start
 }
 
-fn prepare_one(plan: &mut Plan<'_>, write: &Write, version: Version) {
+fn keep(plan: &mut Plan<'_>, write: &Write) {
     let (layout, piece, index) = (write.place.layout, &write.place.piece, write.place.index);
     let (record, old, data) = (write.place.record, write.before.old, &write.before.data);
     plan.write(piece, layout.old(index, old.number).start, &layout.encode_old(record, old, data));
     plan.write(piece, layout.old_header(index, old.number).start, &old.header.0.to_le_bytes());
     plan.write(piece, layout.ring(index).start, &(old.number + 1).to_le_bytes());
+}
+
+fn install(plan: &mut Plan<'_>, write: &Write, version: Version) {
+    let (layout, piece, before) = (write.place.layout, &write.place.piece, &write.before);
     let header = RecordHeader::of(version);
     let header = if write.new.is_some() { header } else { header.deleted() };
-    let named = NumberedHeader { number: old.number + 1, header };
-    let body = layout.encode_body(record, named, write.new.as_deref().unwrap_or(data));
+    let named = NumberedHeader { number: before.old.number + 1, header };
+    let data = write.new.as_deref().unwrap_or(&before.data);
+    let body = layout.encode_body(write.place.record, named, data);
     plan.write(piece, header_at(write) + WORD_BYTES as u64, &body);
     plan.write(piece, header_at(write), &header.0.to_le_bytes());
 }

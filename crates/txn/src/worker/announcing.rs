@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use super::Worker;
-use crate::error::BeginError;
+use crate::error::{BeginError, LeaveError};
 use crate::horizon::{Announcer, HorizonAt};
-use crate::memory::MemoryError;
-use crate::oracle::read_published;
+use crate::oracle::read_latest;
 use crate::rules::Rules;
 
 /// Between two looks at whether anything was published.
@@ -34,7 +33,7 @@ impl<R: Rules> Worker<R> {
         announcer.join::<R>(&self.memory).await?;
         let mut give_up_at = None;
         loop {
-            if let Some(cut) = read_published::<R>(&self.memory, &self.oracle).await? {
+            if let Some(cut) = read_latest::<R>(&self.memory, &self.oracle).await? {
                 announcer.starts_at(cut.sequence());
                 return Ok(());
             }
@@ -56,11 +55,18 @@ impl<R: Rules> Worker<R> {
         Ok(announcer.announce::<R>(&self.memory).await?)
     }
 
+    /// Whether nobody may take its word [away](crate::horizon::forget) while its process has its grants: it has a transaction that is
+    /// open, or in doubt, or has sent something that may still land.
+    pub fn is_needed(&self) -> bool {
+        self.announcer.as_ref().is_some_and(|announcer| announcer.has_open() || self.memory.has_loose_ends())
+    }
+
     /// Takes its word away: it needs nothing any more.
     ///
     /// # Errors
-    /// When far memory is not to be had. Then somebody else has to [do that](crate::horizon::forget).
-    pub async fn leave(&self) -> Result<(), MemoryError> {
+    /// When a commit is in doubt, or far memory is not to be had. Then somebody else has to [do that](crate::horizon::forget), behind a
+    /// fence of its grants.
+    pub async fn leave(&self) -> Result<(), LeaveError> {
         match &self.announcer {
             Some(announcer) => announcer.leave(&self.memory).await,
             None => Ok(()),

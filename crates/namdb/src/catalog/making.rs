@@ -1,0 +1,210 @@
+//! Making tables and dropping them.
+
+use farpool_txn::hash::MOST_KEY_BYTES;
+use farpool_txn::slab::MOST_PAYLOAD_BYTES;
+use farpool_txn::{Shipped, Transaction};
+
+use super::changing::change;
+use super::tombs::open_tombs;
+use super::{Catalog, MOST_PIECES, PieceRow, TABLES, TableRow, key_of};
+use crate::database::Shared;
+use crate::error::{Stop, TxError, of_key, of_read};
+use crate::maps::{Map, Placed, place};
+use crate::plan::{FIRST_RECORD, MOST_TOMBS};
+use crate::table::TableOptions;
+
+/// Rows of each piece beyond what is asked for: a process keeps some numbers at hand, and takes them along when it dies.
+const SPARE_ROWS: u64 = 32;
+
+/// Makes a table.
+pub(crate) fn create(
+    shared: &Shared,
+    name: &str,
+    key_bytes: usize,
+    options: &TableOptions,
+) -> Result<(), TxError> {
+    let key = key_of(name).ok_or_else(|| TxError::BadName(name.to_owned()))?;
+    let row_bytes = options.place_bytes();
+    if !(1..=MOST_KEY_BYTES).contains(&key_bytes) {
+        let what = format!("no table has keys of {key_bytes} bytes: 1 to {MOST_KEY_BYTES}");
+        return Err(TxError::NoSpace(what));
+    }
+    let longest = options.longest.map_or(0, |longest| longest.max(1));
+    if longest > MOST_PAYLOAD_BYTES {
+        return Err(TxError::NoSpace(format!("no table has rows of {longest} bytes")));
+    }
+    let empty = TableRow {
+        name: name.to_owned(),
+        row_bytes: u32::try_from(row_bytes).map_err(|_| TxError::NoSpace("rows are too large".to_owned()))?,
+        old_versions: u32::try_from(options.old_versions).unwrap_or(u32::MAX), // refused as too many
+        longest: longest as u32,
+        key_bytes: key_bytes as u32,
+        seed: getrandom::u64().map_err(|error| TxError::Damaged(error.to_string()))?,
+        ..TableRow::default()
+    };
+    change(shared, async |change| {
+        let is_there = async |transaction: &mut Transaction<'_, Shipped>, catalog: &Catalog| {
+            Ok(catalog.find(transaction, name).await.map_err(|error| of_key(error, TABLES))?.is_some())
+        };
+        // First of all: it may take long to get memory.
+        if change.transact(is_there).await? {
+            return Err(TxError::TableExists(name.to_owned()));
+        }
+        open_tombs(shared, change).await?;
+        let make = async |transaction: &mut Transaction<'_, Shipped>, catalog: &Catalog| {
+            let mut row = empty.clone();
+            row.first_record = next_record(transaction, catalog, options.rows).await?;
+            take_memory(shared, transaction, catalog, &mut row, options).await?;
+            let row = row.encode_row().ok_or_else(|| TxError::NoSpace("too many pieces".to_owned()))?;
+            let made = catalog.names.insert(transaction, &key, &row).await;
+            match made.map_err(|error| of_key(error, TABLES)) {
+                Ok(_) => Ok(()),
+                // Its maker has died before that was published.
+                Err(Stop::For(TxError::Duplicate(_))) => Err(TxError::TableExists(name.to_owned()).into()),
+                Err(other) => Err(other),
+            }
+        };
+        change.transact(make).await
+    })
+}
+
+/// Drops a table. Its memory is not given to another while it may be that somebody still reads it (C4).
+pub(crate) fn drop_table(shared: &Shared, name: &str) -> Result<(), TxError> {
+    let key = key_of(name).ok_or_else(|| TxError::BadName(name.to_owned()))?;
+    let bury = async |transaction: &mut Transaction<'_, Shipped>, catalog: &Catalog| {
+        let gone = catalog.names.delete(transaction, &key).await;
+        let row = match gone.map_err(|error| of_key(error, TABLES)) {
+            Ok(row) => row.data.unwrap_or_default(),
+            Err(Stop::For(TxError::NoSuchKey(_))) => return Err(TxError::NoSuchTable(name.to_owned()).into()),
+            Err(other) => return Err(other),
+        };
+        let stop = |error| of_read(error, TABLES);
+        for tomb in 0..MOST_TOMBS {
+            if transaction.read(&catalog.tombs, tomb).await.map_err(stop)?.data.is_none() {
+                transaction.write(&catalog.tombs, tomb, Some(&row)).await.map_err(stop)?;
+                return Ok(());
+            }
+        }
+        Err(TxError::NoSpace("too many tables were dropped; make one, and their memory is free again".into())
+            .into())
+    };
+    change(shared, async |change| change.transact(bury).await)
+}
+
+/// Numbers for the records of a new table: no other ever has them, so that what is found in its memory is never taken for another's.
+async fn next_record(
+    transaction: &mut Transaction<'_, Shipped>,
+    catalog: &Catalog,
+    rows: u64,
+) -> Result<u64, Stop> {
+    let stop = |error| of_read(error, TABLES);
+    let row = transaction.read(&catalog.counter, 0).await.map_err(stop)?;
+    let word =
+        row.data.as_deref().and_then(|data| data.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word));
+    let first = word.max(FIRST_RECORD);
+    // As many for each piece more as rounding and spares may take.
+    let more = MOST_PIECES as u64 * (SPARE_ROWS + 1);
+    let end = first.checked_add(rows).and_then(|end| end.checked_add(more));
+    let end = end.ok_or_else(|| TxError::NoSpace("no numbers for so many records".to_owned()))?;
+    transaction.write(&catalog.counter, 0, Some(&end.to_le_bytes())).await.map_err(stop)?;
+    Ok(first)
+}
+
+/// Takes memory for a table, spread over all nodes, in as few pieces as fit.
+async fn take_memory(
+    shared: &Shared,
+    transaction: &mut Transaction<'_, Shipped>,
+    catalog: &Catalog,
+    row: &mut TableRow,
+    options: &TableOptions,
+) -> Result<(), Stop> {
+    let maps = read_maps(shared, transaction, catalog).await?;
+    let (placed, taken) = choose(shared, &maps, row, options)?;
+    write_maps(transaction, catalog, &maps, &taken).await?;
+    row.pieces = placed
+        .into_iter()
+        .map(|piece| PieceRow {
+            region: piece.region as u32,
+            records: piece.records as u32,
+            index: piece.index as u32,
+            slab: piece.slab as u32,
+        })
+        .collect();
+    Ok(())
+}
+
+/// Which units of each region are taken.
+pub(super) async fn read_maps(
+    shared: &Shared,
+    transaction: &Transaction<'_, Shipped>,
+    catalog: &Catalog,
+) -> Result<Vec<Map>, Stop> {
+    let mut maps = Vec::new();
+    for region in 0..shared.grants.len() {
+        let found = transaction.read(&catalog.maps, region as u64).await;
+        let found = found.map_err(|error| of_read(error, TABLES))?;
+        let map = Map::decode(found.data.as_deref(), shared.plan.first_unit(region));
+        maps.push(map.ok_or_else(|| TxError::Damaged("a region's map makes no sense".to_owned()))?);
+    }
+    Ok(maps)
+}
+
+/// Writes those that have changed.
+pub(super) async fn write_maps(
+    transaction: &mut Transaction<'_, Shipped>,
+    catalog: &Catalog,
+    before: &[Map],
+    after: &[Map],
+) -> Result<(), Stop> {
+    for (region, (before, after)) in (0..).zip(before.iter().zip(after)) {
+        if before != after {
+            let written = transaction.write(&catalog.maps, region, Some(&after.encode())).await;
+            written.map_err(|error| of_read(error, TABLES))?;
+        }
+    }
+    Ok(())
+}
+
+/// In how many pieces a table fits, and where: at first one for each node, then twice as many, and so on.
+fn choose(
+    shared: &Shared,
+    maps: &[Map],
+    row: &mut TableRow,
+    options: &TableOptions,
+) -> Result<(Vec<Placed>, Vec<Map>), TxError> {
+    let nodes: Vec<_> = shared.grants.iter().map(|grant| grant.region.node).collect();
+    let mut distinct = nodes.clone();
+    distinct.sort_unstable();
+    distinct.dedup();
+    let mut pieces = distinct.len().min(MOST_PIECES);
+    let overflow = options.overflow_or_usual();
+    loop {
+        row.rows_each = options.rows.max(1).div_ceil(pieces as u64) + SPARE_ROWS;
+        row.overflow_each = overflow.div_ceil(pieces as u64);
+        row.pieces = vec![PieceRow::default(); pieces];
+        if let Some(slab) = options.slab_each(pieces as u64) {
+            (row.chunks_each, row.chunk_bytes) = (slab.chunks(), slab.chunk_bytes());
+        }
+        let shape = || {
+            let (rows, bytes, old) = (options.rows, row.row_bytes, row.old_versions);
+            TxError::NoSpace(format!(
+                "no table has {rows} rows of {bytes} bytes with {old} old versions, and {overflow} beside"
+            ))
+        };
+        let layouts = row.layouts().ok_or_else(shape)?;
+        let units = |bytes: u64| bytes.div_ceil(shared.plan.unit_bytes());
+        let mut taken = maps.to_vec();
+        if let Some(placed) = place(&mut taken, &nodes, pieces, layouts.bytes().map(units)) {
+            return Ok((placed, taken));
+        }
+        if pieces == MOST_PIECES {
+            let free: u64 = maps.iter().map(Map::units_free).sum();
+            let needed = layouts.bytes().iter().sum::<u64>() * pieces as u64;
+            let free = free * shared.plan.unit_bytes();
+            return Err(TxError::NoSpace(format!(
+                "the table needs {needed} bytes, and {free} are free, in parts"
+            )));
+        }
+        pieces = (pieces * 2).min(MOST_PIECES);
+    }
+}

@@ -1,0 +1,116 @@
+//! Memory of tables that were dropped (C4).
+//!
+//! It is cleared while no transaction is open: that may take long, and a snapshot would hold the horizon back meanwhile. Who dies over it
+//! leaves the tomb, and the next one clears the memory again.
+
+use farpool_txn::horizon::horizon;
+use farpool_txn::{Cut, Shipped, Transaction};
+use farpool_wire::Version;
+
+use super::changing::Change;
+use super::making::{read_maps, write_maps};
+use super::{Catalog, Layouts, PieceRow, TABLES, TableRow};
+use crate::database::Shared;
+use crate::error::{Stop, TxError, of_read};
+use crate::plan::MOST_TOMBS;
+
+/// Bytes that are cleared from one announcement to the next.
+const CLEARED_AT_ONCE: u64 = 4 << 20;
+
+/// A table that was dropped, and that no snapshot has any more.
+struct Gone {
+    /// In which tomb it lies, since which commit.
+    tomb: u64,
+    since: Version,
+    row: TableRow,
+    layouts: Layouts,
+}
+
+/// A part of a piece of its memory: the records, the index or the slab.
+struct Part {
+    region: usize,
+    first_unit: u64,
+    bytes: u64,
+}
+
+impl Gone {
+    /// Its memory.
+    fn parts(&self) -> impl Iterator<Item = Part> {
+        let bytes = self.layouts.bytes();
+        let parts = move |piece: &PieceRow| {
+            let (region, firsts) = (piece.region as usize, [piece.records, piece.index, piece.slab]);
+            firsts.into_iter().zip(bytes).map(move |(first, bytes)| Part {
+                region,
+                first_unit: first.into(),
+                bytes,
+            })
+        };
+        self.row.pieces.iter().flat_map(parts)
+    }
+}
+
+/// Gives the memory of tables back that were dropped, and that no snapshot has any more.
+pub(super) async fn open_tombs(shared: &Shared, change: &Change) -> Result<(), TxError> {
+    let found = horizon(change.memory(), &shared.at().horizon()).await;
+    let Some(horizon) = found.map_err(TxError::Memory)? else { return Ok(()) };
+    let look = async |transaction: &mut Transaction<'_, Shipped>, catalog: &Catalog| {
+        tables_gone(transaction, catalog, &horizon).await
+    };
+    let gone = change.transact(look).await?;
+    if gone.is_empty() {
+        return Ok(());
+    }
+    for table in &gone {
+        clear(shared, change, table).await?;
+    }
+    let give_back = async |transaction: &mut Transaction<'_, Shipped>, catalog: &Catalog| {
+        let maps = read_maps(shared, transaction, catalog).await?;
+        let mut free = maps.clone();
+        for table in &gone {
+            let found = transaction.read(&catalog.tombs, table.tomb).await;
+            let found = found.map_err(|error| of_read(error, TABLES))?;
+            if found.version != table.since {
+                continue; // who emptied it has died before that was published
+            }
+            for Part { region, first_unit, bytes } in table.parts() {
+                if let Some(map) = free.get_mut(region) {
+                    map.free(first_unit, bytes.div_ceil(shared.plan.unit_bytes()));
+                }
+            }
+            let emptied = transaction.write(&catalog.tombs, table.tomb, None).await;
+            emptied.map_err(|error| of_read(error, TABLES))?;
+        }
+        write_maps(transaction, catalog, &maps, &free).await
+    };
+    change.transact(give_back).await
+}
+
+/// The tables in tombs that a horizon does not have any more.
+async fn tables_gone(
+    transaction: &Transaction<'_, Shipped>,
+    catalog: &Catalog,
+    horizon: &Cut,
+) -> Result<Vec<Gone>, Stop> {
+    let mut gone = Vec::new();
+    for tomb in 0..MOST_TOMBS {
+        let found = transaction.read(&catalog.tombs, tomb).await.map_err(|error| of_read(error, TABLES))?;
+        let row = found.data.and_then(|data| TableRow::decode_row(&data));
+        let Some((layouts, row)) = row.and_then(|row| Some((row.layouts()?, row))) else { continue };
+        if horizon.sees(found.version) {
+            gone.push(Gone { tomb, since: found.version, row, layouts });
+        }
+    }
+    Ok(gone)
+}
+
+async fn clear(shared: &Shared, change: &Change, table: &Gone) -> Result<(), TxError> {
+    for Part { region, first_unit, bytes } in table.parts().filter(|part| part.region < shared.grants.len()) {
+        let at = shared.at().piece(region, first_unit * shared.plan.unit_bytes());
+        for start in (0..bytes).step_by(CLEARED_AT_ONCE as usize) {
+            let end = bytes.min(start + CLEARED_AT_ONCE);
+            change.memory().clear(&at, start..end).await.map_err(TxError::Memory)?;
+            change.keep_up().await?;
+        }
+    }
+    Ok(())
+}
