@@ -218,29 +218,18 @@ impl<R: Rules> Worker<R> {
             // Where that fails, the slot is stuck.
             let _ = self.write(writing).await;
         }
-        // Mostly this write had it, or the next does: then there is nothing to be patient for, nor a clock to be read.
+        // Mostly this write had it: then there is nothing to be patient for, nor a clock to be read.
         if self.slot.is_shown(version) {
             return true;
         }
         loop {
-            let turn = match self.slot.turn_soon(version) {
-                Some(turn) => turn,
-                None => {
-                    let patience = pin!(self.memory.endpoint().sleep(SHOW_PATIENCE));
-                    match select(pin!(self.slot.turn(version)), patience).await {
-                        Either::Left((turn, _)) => turn,
-                        Either::Right(_) => {
-                            // An earlier commit of the slot does not go on: this one is in doubt with it.
-                            self.slot.is_stuck();
-                            continue;
-                        }
-                    }
-                }
-            };
-            match turn {
-                Turn::Shown => return true,
-                Turn::Stuck => return false,
-                Turn::Write(writing) => drop(self.write(writing).await),
+            let patience = pin!(self.memory.endpoint().sleep(SHOW_PATIENCE));
+            match select(pin!(self.slot.turn(version)), patience).await {
+                Either::Left((Turn::Shown, _)) => return true,
+                Either::Left((Turn::Stuck, _)) => return false,
+                Either::Left((Turn::Write(writing), _)) => drop(self.write(writing).await),
+                // An earlier commit of the slot does not go on: this one is in doubt with it.
+                Either::Right(_) => self.slot.is_stuck(),
             }
         }
     }

@@ -147,25 +147,20 @@ impl SharedSlot {
         self.ledger.shown() >= version.count()
     }
 
-    /// Looks for a while whether a commit that is over is shown, or it is the caller's turn to write: mostly whoever writes has soon done so.
-    pub(crate) fn turn_soon(&self, version: Version) -> Option<Turn<'_>> {
+    /// Waits until a commit that is over is shown, or it is the caller's turn to write.
+    pub(crate) async fn turn(&self, version: Version) -> Turn<'_> {
         let count = version.count();
         for look in 1..=LOOKS {
             let (found, awaited) = self.ledger.glance(count);
             self.wake(awaited);
             match self.turn_of(found) {
-                Some(turn) => return Some(turn),
+                Some(turn) => return turn,
                 None if found == Look::Sleep => break,
                 None if look % LOOKS_PER_YIELD == 0 => std::thread::yield_now(),
                 None => std::hint::spin_loop(),
             }
         }
-        None
-    }
-
-    /// Waits for that.
-    pub(crate) async fn turn(&self, version: Version) -> Turn<'_> {
-        std::future::poll_fn(|context| self.poll_turn(version.count(), context.waker())).await
+        std::future::poll_fn(|context| self.poll_turn(count, context.waker())).await
     }
 
     fn turn_of(&self, look: Look) -> Option<Turn<'_>> {
