@@ -11,7 +11,7 @@ use std::alloc::Layout;
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
@@ -84,8 +84,9 @@ impl Arena {
             run = if taken[granule] { 0 } else { run + 1 };
             if run == wanted {
                 let first = granule + 1 - wanted;
+                let place = Place::of(first, bytes).ok_or(ArenaFull { bytes })?;
                 taken[first..=granule].fill(true);
-                return Ok(ArenaBuf { block: self.block.clone(), first, granules: wanted, bytes });
+                return Ok(ArenaBuf { block: self.block.clone(), place });
             }
         }
         Err(ArenaFull { bytes })
@@ -100,11 +101,39 @@ impl Drop for Block {
 }
 
 /// A piece of an arena, owned like a `Vec`; dropping it gives the piece back.
+///
+/// Two words, which processors and compilers move in registers: a buffer goes through all futures of its operation, and back.
 pub struct ArenaBuf {
     block: Rc<Block>,
-    first: usize,
-    granules: usize,
-    bytes: usize,
+    place: Place,
+}
+
+/// Where in its block a buffer is: its first granule in the upper half, its bytes in the lower one.
+#[derive(Clone, Copy)]
+struct Place(u64);
+
+impl Place {
+    /// Of what another buffer owns now. No block has this granule, or none of its buffers.
+    const NONE: Place = Place(u64::MAX);
+
+    /// `None` if buffers cannot be as large as that, or as far from the block's begin.
+    fn of(first: usize, bytes: usize) -> Option<Place> {
+        let (low, high) = (u32::try_from(bytes).ok()?, u32::try_from(first).ok()?);
+        let place = Place(u64::from(high) << 32 | u64::from(low));
+        (place.granules().end <= Place::NONE.first()).then_some(place)
+    }
+
+    fn first(self) -> usize {
+        (self.0 >> 32) as usize
+    }
+
+    fn bytes(self) -> usize {
+        self.0 as u32 as usize
+    }
+
+    fn granules(self) -> Range<usize> {
+        self.first()..self.first() + self.bytes().div_ceil(ARENA_GRANULE_BYTES).max(1)
+    }
 }
 
 impl ArenaBuf {
@@ -113,17 +142,13 @@ impl ArenaBuf {
     /// # Panics
     /// When `at` is not such a place: a bug of the caller.
     pub fn split_off(&mut self, at: usize) -> ArenaBuf {
-        assert!(at.is_multiple_of(ARENA_GRANULE_BYTES) && at > 0 && at < self.bytes, "no place to cut: {at}");
-        let kept = at / ARENA_GRANULE_BYTES;
-        let rest = ArenaBuf {
-            block: self.block.clone(),
-            first: self.first + kept,
-            granules: self.granules - kept,
-            bytes: self.bytes - at,
-        };
-        self.granules = kept;
-        self.bytes = at;
-        rest
+        let Range { start, .. } = self.place.granules();
+        let bytes = self.place.bytes();
+        assert!(at.is_multiple_of(ARENA_GRANULE_BYTES) && at > 0 && at < bytes, "no place to cut: {at}");
+        let within = "a part of a buffer has a place, as the whole has";
+        let rest = Place::of(start + at / ARENA_GRANULE_BYTES, bytes - at).expect(within);
+        self.place = Place::of(start, at).expect(within);
+        ArenaBuf { block: self.block.clone(), place: rest }
     }
 
     /// Undoes [`ArenaBuf::split_off`].
@@ -131,23 +156,24 @@ impl ArenaBuf {
     /// # Panics
     /// When `rest` does not follow this buffer, which fills its granules: a bug of the caller.
     pub fn join(&mut self, rest: ArenaBuf) {
-        let adjacent = Rc::ptr_eq(&self.block, &rest.block) && self.first + self.granules == rest.first;
-        assert!(adjacent && self.bytes == self.granules * ARENA_GRANULE_BYTES, "only neighbours join");
-        self.granules += rest.granules;
-        self.bytes += rest.bytes;
+        let granules = self.place.granules();
+        let adjacent = Rc::ptr_eq(&self.block, &rest.block) && granules.end == rest.place.first();
+        let is_full = self.place.bytes() == granules.len() * ARENA_GRANULE_BYTES;
+        let both = Place::of(granules.start, self.place.bytes() + rest.place.bytes());
+        self.place = both.filter(|_| adjacent && is_full).expect("only neighbours join");
         // `rest` must not free what is ours now; its share of the block's count goes by the usual way.
         let mut rest = rest;
-        rest.granules = 0;
+        rest.place = Place::NONE;
     }
 
     /// The buffer as transports see it. It may be used only while this value is kept and not touched.
     pub(crate) fn as_local(&self) -> LocalSlice {
-        LocalSlice { start: self.start(), bytes: self.bytes }
+        LocalSlice { start: self.start(), bytes: self.place.bytes() }
     }
 
     fn start(&self) -> *mut u8 {
-        // SAFETY: `first` is a granule of the block.
-        unsafe { self.block.base.as_ptr().add(self.first * ARENA_GRANULE_BYTES) }
+        // SAFETY: the place's first granule is one of the block.
+        unsafe { self.block.base.as_ptr().add(self.place.first() * ARENA_GRANULE_BYTES) }
     }
 }
 
@@ -157,26 +183,28 @@ impl Deref for ArenaBuf {
     fn deref(&self) -> &[u8] {
         // SAFETY: in bounds: `bytes` fit the granules. Exclusive: A1, and an operation in flight owns its
         // buffer, so this borrow cannot exist then. Alive: `block` is counted.
-        unsafe { std::slice::from_raw_parts(self.start(), self.bytes) }
+        unsafe { std::slice::from_raw_parts(self.start(), self.place.bytes()) }
     }
 }
 
 impl DerefMut for ArenaBuf {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`, and `self` is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.start(), self.bytes) }
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.place.bytes()) }
     }
 }
 
 impl Drop for ArenaBuf {
     fn drop(&mut self) {
-        self.block.taken.borrow_mut()[self.first..self.first + self.granules].fill(false);
+        if let Some(granules) = self.block.taken.borrow_mut().get_mut(self.place.granules()) {
+            granules.fill(false); // `Place::NONE` is outside
+        }
     }
 }
 
 impl fmt::Debug for ArenaBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ArenaBuf({} bytes at {})", self.bytes, self.first * ARENA_GRANULE_BYTES)
+        write!(f, "ArenaBuf({} bytes at {})", self.place.bytes(), self.place.first() * ARENA_GRANULE_BYTES)
     }
 }
 
@@ -198,6 +226,16 @@ mod tests {
     #[test]
     fn an_arena_larger_than_any_address_space_is_an_error_for_who_asks() {
         assert_eq!(Arena::try_new(1 << 47).err().unwrap().kind(), io::ErrorKind::OutOfMemory);
+    }
+
+    #[test]
+    fn what_is_larger_or_farther_than_a_buffer_can_be_has_no_place() {
+        let place = Place::of(3, ARENA_GRANULE_BYTES + 1).unwrap();
+        assert_eq!((place.first(), place.bytes(), place.granules()), (3, ARENA_GRANULE_BYTES + 1, 3..5));
+        let last = u32::MAX as usize;
+        assert!(Place::of(0, last).is_some() && Place::of(last - 1, 0).is_some());
+        assert!(Place::of(0, last + 1).is_none() && Place::of(last - 1, ARENA_GRANULE_BYTES + 1).is_none());
+        assert!(Place::of(last, 0).is_none() && Place::of(last + 1, 0).is_none(), "one would be `NONE`");
     }
 
     #[test]

@@ -5,7 +5,7 @@ mod loading;
 mod looking;
 mod stamping;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::pin::pin;
 use std::sync::Arc;
@@ -47,6 +47,8 @@ pub struct Worker<R = Shipped> {
     word: (Piece, u64),
     /// For the slot's word, of which one write is under way at a time.
     buffer: RefCell<Option<ArenaBuf>>,
+    /// By a commit of this very thread, just now; for ever, if that was given up half-way, and the slot is stuck.
+    is_writing: Cell<bool>,
     rules: PhantomData<R>,
 }
 
@@ -89,6 +91,7 @@ impl<R: Rules> Worker<R> {
             slot,
             word,
             buffer: RefCell::new(None),
+            is_writing: Cell::new(false),
             rules: PhantomData,
         })
     }
@@ -127,8 +130,9 @@ impl<R: Rules> Worker<R> {
                 None => self.published().await?,
                 Some(_) => self.published_next().await?,
             };
-            let published = published.filter(|cut| cut.sequence() >= session.begun_from);
-            if let Some(cut) = published.and_then(|cut| R::begin(cut, session.own))
+            if let Some(published) = published
+                && published.sequence() >= session.begun_from
+                && let Some(cut) = R::begin(published, session.own)
                 && let Ok(open) = self.open(cut.sequence())
             {
                 session.begun_from = cut.sequence();
@@ -178,7 +182,7 @@ impl<R: Rules> Worker<R> {
     /// Takes room for the slot's word.
     fn keep_buffer(&self) -> Result<(), MemoryError> {
         let mut buffer = self.buffer.borrow_mut();
-        if buffer.is_none() {
+        if buffer.is_none() && !self.is_writing.get() {
             *buffer = Some(self.memory.word_buffer()?);
         }
         Ok(())
@@ -188,8 +192,10 @@ impl<R: Rules> Worker<R> {
     async fn write(&self, writing: Writing<'_>) -> Result<(), MemoryError> {
         let buffer = self.buffer.borrow_mut().take().expect("one write is under way at a time");
         let (piece, at) = &self.word;
-        let buffer = self.memory.write_word_from(buffer, piece, *at, writing.come()).await?;
-        *self.buffer.borrow_mut() = Some(buffer);
+        self.is_writing.set(true);
+        let written = self.memory.write_word_from(buffer, piece, *at, writing.come()).await;
+        self.is_writing.set(false);
+        *self.buffer.borrow_mut() = Some(written?);
         writing.done();
         Ok(())
     }
@@ -224,7 +230,8 @@ impl<R: Rules> Worker<R> {
         }
         loop {
             let patience = pin!(self.memory.endpoint().sleep(SHOW_PATIENCE));
-            match select(pin!(self.slot.turn(version)), patience).await {
+            let turn = pin!(self.slot.turn(version, self.is_writing.get()));
+            match select(turn, patience).await {
                 Either::Left((Turn::Shown, _)) => return true,
                 Either::Left((Turn::Stuck, _)) => return false,
                 Either::Left((Turn::Write(writing), _)) => drop(self.write(writing).await),
