@@ -75,7 +75,7 @@ impl Arena {
         LocalSlice { start: self.block.base.as_ptr(), bytes: self.block.layout.size() }
     }
 
-    /// A buffer of `bytes` bytes; its contents are whatever was there before.
+    /// A buffer of `bytes` bytes, fewer than 4 GiB; its contents are whatever was there before.
     pub fn take(&self, bytes: usize) -> Result<ArenaBuf, ArenaFull> {
         let wanted = bytes.div_ceil(ARENA_GRANULE_BYTES).max(1);
         let mut taken = self.block.taken.borrow_mut();
@@ -109,7 +109,7 @@ pub struct ArenaBuf {
 }
 
 /// Where in its block a buffer is: its first granule in the upper half, its bytes in the lower one.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 struct Place(u64);
 
 impl Place {
@@ -154,11 +154,12 @@ impl ArenaBuf {
     /// Undoes [`ArenaBuf::split_off`].
     ///
     /// # Panics
-    /// When `rest` does not follow this buffer, which fills its granules: a bug of the caller.
+    /// When `rest` is empty, or does not follow this buffer, which fills its granules: a bug of the caller.
     pub fn join(&mut self, rest: ArenaBuf) {
         let granules = self.place.granules();
         let adjacent = Rc::ptr_eq(&self.block, &rest.block) && granules.end == rest.place.first();
-        let is_full = self.place.bytes() == granules.len() * ARENA_GRANULE_BYTES;
+        // An empty buffer has a granule, which the bytes of both would not count.
+        let is_full = self.place.bytes() == granules.len() * ARENA_GRANULE_BYTES && !rest.is_empty();
         let both = Place::of(granules.start, self.place.bytes() + rest.place.bytes());
         self.place = both.filter(|_| adjacent && is_full).expect("only neighbours join");
         // `rest` must not free what is ours now; its share of the block's count goes by the usual way.
@@ -196,8 +197,8 @@ impl DerefMut for ArenaBuf {
 
 impl Drop for ArenaBuf {
     fn drop(&mut self) {
-        if let Some(granules) = self.block.taken.borrow_mut().get_mut(self.place.granules()) {
-            granules.fill(false); // `Place::NONE` is outside
+        if self.place != Place::NONE {
+            self.block.taken.borrow_mut()[self.place.granules()].fill(false);
         }
     }
 }
@@ -254,6 +255,14 @@ mod tests {
         assert!(arena.take(1).is_ok());
         drop(whole);
         assert!(arena.take(4 * ARENA_GRANULE_BYTES).is_ok());
+    }
+
+    #[test]
+    #[should_panic(expected = "only neighbours join")]
+    fn an_empty_buffer_is_no_part_of_another() {
+        let arena = Arena::new(2 * ARENA_GRANULE_BYTES);
+        let mut first = arena.take(ARENA_GRANULE_BYTES).unwrap();
+        first.join(arena.take(0).unwrap());
     }
 
     #[test]

@@ -4,7 +4,7 @@ mod ledger;
 mod shared;
 
 pub use shared::SharedSlot;
-pub(crate) use shared::{Turn, Writing};
+pub(crate) use shared::{Turn, Writer, Writing};
 
 /// Commits of one slot that may be under way at a time: what lies behind the slowest waits for it, and so do the sessions whose
 /// commits these are.

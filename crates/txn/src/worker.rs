@@ -22,7 +22,7 @@ use crate::log::LogAt;
 use crate::memory::{Memory, MemoryError, Piece};
 use crate::oracle::{Copied, Fetched, Latest, Oracle, read_published};
 use crate::rules::{Rules, Shipped};
-use crate::slot::{SharedSlot, Turn, Writing};
+use crate::slot::{SharedSlot, Turn, Writer, Writing};
 use crate::transaction::Transaction;
 use looking::Looks;
 pub use stamping::{StampError, Stamped};
@@ -47,7 +47,7 @@ pub struct Worker<R = Shipped> {
     word: (Piece, u64),
     /// For the slot's word, of which one write is under way at a time.
     buffer: RefCell<Option<ArenaBuf>>,
-    /// By a commit of this very thread, just now; for ever, if that was given up half-way, and the slot is stuck.
+    /// This worker writes it just now; for ever, if that was given up half-way, and the slot is stuck.
     is_writing: Cell<bool>,
     rules: PhantomData<R>,
 }
@@ -230,7 +230,8 @@ impl<R: Rules> Worker<R> {
         }
         loop {
             let patience = pin!(self.memory.endpoint().sleep(SHOW_PATIENCE));
-            let turn = pin!(self.slot.turn(version, self.is_writing.get()));
+            let writer = if self.is_writing.get() { Writer::ThisWorker } else { Writer::Another };
+            let turn = pin!(self.slot.turn(version, writer));
             match select(turn, patience).await {
                 Either::Left((Turn::Shown, _)) => return true,
                 Either::Left((Turn::Stuck, _)) => return false,

@@ -92,9 +92,9 @@ word!(AtomicU64);
 
 /// Of a slot, with so many commits under way at most.
 ///
-/// Its words are few, and share a cache line: threads that commit by turns change all of them, and wait for each line by itself.
+/// The first four words share a cache line: threads that commit by turns change all of them, and wait for each line by itself.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 pub(super) struct Ledger<W, const PLACES: usize> {
     /// The last count that was given out.
     begun: W,

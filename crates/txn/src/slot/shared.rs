@@ -20,12 +20,12 @@ use super::ledger::{Awaited, Ledger, Look, NotBegun};
 use crate::error::{CommitError, LeaveError};
 use crate::log::{LogAt, LogRoom};
 
-/// Looks at another thread's write before this one waits to be woken: a word in shared memory is written within some of them, and
-/// waking a thread takes a hundred times as long.
+/// Looks at another thread's write before this one waits to be woken: a word in shared memory is mostly written before the second, and
+/// waking a thread takes as long as many of them.
 const LOOKS: u32 = 32;
 /// Looks from one yield to the next: if who writes was preempted, it may be by this very thread.
 const LOOKS_PER_YIELD: u32 = 16;
-/// From one look to the next, some 0.8 us in all. Each look takes the slot's words away from the processor of who writes: so who waits
+/// From one look to the next, some 0.8 us in all on the machine of docs/bench/txn.md. Each look takes the slot's words away from the processor of who writes: so who waits
 /// looks seldom, and finds itself shown with the other's next write, which costs less than to write by turns.
 const PAUSES_PER_LOOK: u32 = 32;
 
@@ -48,6 +48,14 @@ pub struct SharedSlot {
 pub(crate) struct Writing<'a> {
     slot: &'a SharedSlot,
     come: u64,
+}
+
+/// Who writes the slot's word while one waits for that.
+pub(crate) enum Writer {
+    /// A commit of the same worker, which goes on once the thread does.
+    ThisWorker,
+    /// Mostly another thread.
+    Another,
 }
 
 /// How it goes on for who waits for a commit.
@@ -150,11 +158,13 @@ impl SharedSlot {
         self.ledger.shown() >= version.count()
     }
 
-    /// Waits until a commit that is over is shown, or it is the caller's turn to write. Where whoever writes is on this thread, looking
-    /// would only keep him from it.
-    pub(crate) async fn turn(&self, version: Version, writes_here: bool) -> Turn<'_> {
+    /// Waits until a commit that is over is shown, or it is the caller's turn to write.
+    pub(crate) async fn turn(&self, version: Version, writer: Writer) -> Turn<'_> {
         let count = version.count();
-        let looks = if writes_here { 0 } else { LOOKS };
+        let looks = match writer {
+            Writer::ThisWorker => 0, // it would only be kept from it
+            Writer::Another => LOOKS,
+        };
         for look in 1..=looks {
             let (found, awaited) = self.ledger.glance(count);
             self.wake(awaited);
@@ -281,7 +291,7 @@ mod tests {
 
     fn look<'a>(slot: &'a SharedSlot, version: Version) -> Poll<Turn<'a>> {
         let mut context = Context::from_waker(Waker::noop());
-        pin!(slot.turn(version, false)).poll(&mut context)
+        pin!(slot.turn(version, Writer::Another)).poll(&mut context)
     }
 
     #[test]
