@@ -113,7 +113,7 @@ pub struct ArenaBuf {
 struct Place(u64);
 
 impl Place {
-    /// Of what another buffer owns now. No block has this granule, or none of its buffers.
+    /// Of what another buffer owns now. No buffer has this granule.
     const NONE: Place = Place(u64::MAX);
 
     /// `None` if buffers cannot be as large as that, or as far from the block's begin.
@@ -182,8 +182,7 @@ impl Deref for ArenaBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: in bounds: `bytes` fit the granules. Exclusive: A1, and an operation in flight owns its
-        // buffer, so this borrow cannot exist then. Alive: `block` is counted.
+        // SAFETY: in bounds: the bytes fit the place's granules. Exclusive: A1; in flight, the operation owns the buffer. Alive: `block` is counted.
         unsafe { std::slice::from_raw_parts(self.start(), self.place.bytes()) }
     }
 }

@@ -25,8 +25,9 @@ use crate::log::{LogAt, LogRoom};
 const LOOKS: u32 = 32;
 /// Looks from one yield to the next: if who writes was preempted, it may be by this very thread.
 const LOOKS_PER_YIELD: u32 = 16;
-/// From one look to the next, some 0.8 us in all on the machine of docs/bench/txn.md. Each look takes the slot's words away from the processor of who writes: so who waits
-/// looks seldom, and finds itself shown with the other's next write, which costs less than to write by turns.
+/// From one look to the next, some 0.8 us in all on the machine of docs/bench/txn.md. Each look takes the slot's words away from the
+/// processor of who writes: so who waits looks seldom, and finds itself shown with the other's next write, which costs less than to
+/// write by turns.
 const PAUSES_PER_LOOK: u32 = 32;
 
 /// A slot, for all workers that share it.
