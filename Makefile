@@ -77,6 +77,11 @@ test-databases: setup ## PostgreSQL, DuckDB, SQLite and a mapping program in far
 	cargo build --locked --package farpool-preload
 	cargo test --locked --test databases
 
+.PHONY: test-postgres-suite
+test-postgres-suite: setup ## PostgreSQL's own regression suite with PGDATA on a mount and on a tmpfs: same results; six minutes
+	cargo build --locked --release --package farpool-cli --package farpool-preload
+	testbed/postgres-suite
+
 .PHONY: bench-databases
 bench-databases: setup ## their times in far memory beside the local disk, at full scale: an hour, 12 GiB of memory
 	@scripts/setup databases
