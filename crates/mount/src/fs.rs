@@ -10,7 +10,7 @@
 //! M5. Data that the kernel accepted and that could not be stored is marked as lost: reading it gives EIO, never
 //!     zeros or what was there before.
 //! M6. The kernel may cache names, attributes and pages for as long as it likes: nobody else changes them, but where processes
-//!     work on files directly (`guests`), which is why it then keeps no attributes of files and collects no writes. It
+//!     work on files directly (`guests`): those change contents and times, never a size, so it collects no writes there. It
 //!     serialises what changes a file's size (its inode lock); but it writes pages back at any moment, so crate `file`
 //!     must bear a write beside whatever else happens to the file.
 //! M7. It is we who take set-user-id bits from files that are written to. Else the kernel would ask, before every write,
@@ -55,7 +55,8 @@ mod xattrs;
 use stat::Stat;
 
 /// How long the kernel may use names and attributes without asking. M6 would allow for ever; but it accepts writes for
-/// as long as it needs not ask, so this is also how late a writer may learn that the daemon is gone.
+/// as long as it needs not ask, so this is also how late a writer may learn that the daemon is gone; and how late the time
+/// of a direct write shows.
 const CACHED: Duration = Duration::from_secs(1);
 /// The kernel keeps pages of a file beyond its openings, also where processes work on files directly: before they do, it is made to
 /// forget them, and while they do, it gets no new ones. It must not forget them by itself at an `open`: where it does not
@@ -140,22 +141,16 @@ impl FarFs {
         Ok(names)
     }
 
-    /// How long the kernel may use a name and what lies there without asking. Where processes work on files directly it hears
-    /// of no change of a file's size and times; all else changes only by the kernel itself.
-    fn cached(&self, stat: &Stat) -> Duration {
-        if self.hall.is_some() && stat.body().is_some() { Duration::ZERO } else { CACHED }
-    }
-
     fn send_entry(&self, reply: ReplyEntry, result: Outcome<Stat>) {
         match result {
-            Ok(stat) => reply.entry(&self.cached(&stat), &stat.complete(), GENERATION),
+            Ok(stat) => reply.entry(&CACHED, &stat.complete(), GENERATION),
             Err(Failure(errno)) => reply.error(errno),
         }
     }
 
     fn send_attributes(&self, reply: ReplyAttr, result: Outcome<Stat>) {
         match result {
-            Ok(stat) => reply.attr(&self.cached(&stat), &stat.complete()),
+            Ok(stat) => reply.attr(&CACHED, &stat.complete()),
             Err(Failure(errno)) => reply.error(errno),
         }
     }
@@ -385,7 +380,7 @@ impl Filesystem for FarFs {
         self.on_names(|| match self.create_file(ino(parent), name, own, flags) {
             Ok((stat, handle)) => {
                 let flags = OPENED;
-                reply.created(&self.cached(&stat), &stat.complete(), GENERATION, FileHandle(handle), flags);
+                reply.created(&CACHED, &stat.complete(), GENERATION, FileHandle(handle), flags);
             }
             Err(Failure(errno)) => reply.error(errno),
         });

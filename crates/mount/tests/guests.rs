@@ -79,7 +79,9 @@ fn what_is_written_directly_and_through_the_kernel_is_one_file() {
     direct.until_open();
     assert_eq!(direct.write(0, &[1; BLOCK]), None, "only the daemon takes extents");
     direct.file.write_all_at(&[1; BLOCK], 0).unwrap();
-    assert_eq!(direct.write(100, &[2; 3 * BLOCK]), Some(3 * BLOCK), "the file grows");
+    direct.file.write_all_at(&[0], 100 + 3 * BLOCK as u64 - 1).unwrap();
+    assert_eq!(direct.write(100, &[2; 3 * BLOCK]), Some(3 * BLOCK));
+    assert_eq!(direct.write(101, &[2; 3 * BLOCK]), None, "only the kernel makes files longer");
     assert_eq!(direct.file.metadata().unwrap().len(), 100 + 3 * BLOCK as u64);
     let mut through_the_kernel = vec![0; 4 * BLOCK];
     let read = direct.file.read_at(&mut through_the_kernel, 0).unwrap();
@@ -212,4 +214,26 @@ fn guests_of_a_daemon_that_is_killed_ask_the_kernel_at_once() {
     eventually("the guest has noticed", || direct.read(0, 1).is_none());
     let errno = direct.file.read_at(&mut [0; 1], 0).unwrap_err().raw_os_error();
     assert!(matches!(errno, Some(libc::ENOTCONN | libc::EIO | libc::ECONNABORTED)), "{errno:?}");
+}
+
+#[test]
+fn a_write_that_fails_cuts_off_nothing_that_was_acknowledged() {
+    let mount = TestMount::with_guests(8 * MIB);
+    let path = mount.path().join("full");
+    let direct = Direct::open(&path);
+    direct.until_open();
+    let mut written = 0;
+    let failure = loop {
+        let data = vec![1 + (written / BLOCK as u64 % 200) as u8; BLOCK];
+        if direct.write(written, &data).is_none()
+            && let Err(error) = direct.file.write_all_at(&data, written)
+        {
+            break error;
+        }
+        written += BLOCK as u64;
+    };
+    assert_eq!(failure.raw_os_error(), Some(libc::ENOSPC));
+    assert_eq!(direct.file.metadata().unwrap().len(), written);
+    direct.file.set_len(written - 1).unwrap();
+    assert_eq!(direct.file.metadata().unwrap().len(), written - 1, "what is asked for is cut");
 }

@@ -6,7 +6,7 @@ pub const REGISTER: u32 = ioc(IOC_READ, 1, Registered::BYTES as u32);
 pub const UNREGISTER: u32 = ioc(IOC_NONE, 2, 0);
 
 /// Changes with anything that daemon and guests share: the words, the table, the layout, the messages.
-pub const GUEST_VERSION: u32 = 2;
+pub const GUEST_VERSION: u32 = 3;
 /// Bytes of a ticket.
 pub const TICKET_BYTES: usize = 32;
 

@@ -70,7 +70,7 @@ impl<R: Rules> GuestFileCore<R> {
         Ok((Some(whole), skipped as usize..(skipped + bytes) as usize))
     }
 
-    /// Writes all of `data` at `offset`, making the file longer if need be.
+    /// Writes all of `data` at `offset`, over what the file has there: making it longer is the owner's (G7).
     pub async fn write(
         &self,
         core: &SessionCore,
@@ -82,11 +82,13 @@ impl<R: Rules> GuestFileCore<R> {
         self.check_open()?;
         let end =
             offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_FILE_BYTES).ok_or(AskOwner)?;
+        if end > self.layout.size() {
+            return Err(AskOwner);
+        }
         let writes = pieces_of(offset, data).map(|(piece, own)| self.write_piece(core, piece, own));
         // All of them to their end: a write given up half-way would be in doubt. What was stored is stored once more, by the
         // owner, if it has to be asked.
         join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
-        self.layout.grow(R::size_after_write(self.layout.size(), end));
         at_work.note(DirectBytes { read: 0, written: data.len() as u64 });
         Ok(())
     }

@@ -2,7 +2,7 @@
 //!
 //! L1. The owner alone changes where extents lie. An entry that changes was true before, and what it named is not used
 //!     again while an operation is under way that may have seen it.
-//! L2. The size is here and nowhere else: guests make the file longer, the owner longer or shorter.
+//! L2. The size is here and nowhere else. The owner changes it.
 //! L3. A guest touches nothing of the file unless it finds it open to guests within its operation.
 
 use std::io;

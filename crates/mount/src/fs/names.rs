@@ -8,7 +8,7 @@ use fuser::{Errno, INodeNo, RenameFlags, ReplyDirectory, ReplyDirectoryPlus, Rep
 
 use super::stat::{Stat, file_type};
 use super::volume::{inherit, is_directory};
-use super::{FarFs, GENERATION, Outcome};
+use super::{CACHED, FarFs, GENERATION, Outcome};
 use crate::body::Body;
 use crate::errno::Failure;
 use crate::namespace::{Change, Ino, Kind, MAX_INODES, MAX_NAME_BYTES, Namespace, Ownership, RenameMode};
@@ -162,8 +162,7 @@ impl FarFs {
         let mut left_out = Vec::new();
         let mut full = false;
         for Listed { ino, cookie, name, stat, remembered } in batch {
-            let cached = self.cached(&stat);
-            full = full || reply.add(INodeNo(ino.0), cookie, &name, &cached, &stat.complete(), GENERATION);
+            full = full || reply.add(INodeNo(ino.0), cookie, &name, &CACHED, &stat.complete(), GENERATION);
             if full && remembered {
                 left_out.push((ino, 1));
             }
