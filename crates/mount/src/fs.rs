@@ -426,10 +426,12 @@ impl Filesystem for FarFs {
         self.on_file(handle, || match self.write_file(handle.0, offset, data, accepted) {
             Ok(written) => reply.written(written),
             Err(Failure(errno)) => {
-                reply.error(errno);
                 if accepted {
+                    // First: `fsync` returns with the reply, and a `write` that follows it is to be told. The kernel writes all
+                    // pages back before it lets go of a file, so nobody ends this one meanwhile, for which this would wait.
                     self.ask_before_writing(node);
                 }
+                reply.error(errno);
             }
         });
     }
