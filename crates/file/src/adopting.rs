@@ -21,6 +21,7 @@ use crate::blocks::BLOCKS_PER_EXTENT;
 use crate::error::FileError;
 use crate::file_core::FileCore;
 use crate::keeping::FoundFile;
+use crate::map::Loss;
 use crate::redundancy::{Rows, is_parity};
 use crate::rows::Row;
 use crate::rules::Rules;
@@ -80,7 +81,7 @@ impl<R: Rules> StoreCore<R> {
                 // The lease has ended, or the state contradicts itself: what lies there is, or will be, somebody else's.
                 None => {
                     if !is_parity(stripe) {
-                        map.lose(stripe * EXTENT_BYTES, EXTENT_BYTES);
+                        map.lose(stripe * EXTENT_BYTES, EXTENT_BYTES, Loss::Gone);
                     }
                     if let Some(place) = map.place() {
                         place.lies(stripe, None);

@@ -124,7 +124,7 @@ impl FarFile {
     }
 
     /// As [`FileCore::mark_lost`].
-    pub fn mark_lost(&self, offset: u64, length: u64) {
-        self.inner.mark_lost(offset, length);
+    pub fn mark_lost(&self, offset: u64, length: u64, error: FileError) {
+        self.inner.mark_lost(offset, length, error);
     }
 }

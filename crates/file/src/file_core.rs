@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 
 use crate::error::FileError;
 use crate::keeping::KeptFile;
-use crate::map::Map;
+use crate::map::{Loss, Map};
 use crate::redundancy::{END_OF_DATA, Redundancy, Rows};
 use crate::rows::remove_bare_parity;
 use crate::rules::{Rules, Shipped};
@@ -224,12 +224,12 @@ impl<R: Rules> FileCore<R> {
         Ok(())
     }
 
-    /// Notes that contents of a range, already promised to somebody, could not be stored: reading it fails until
-    /// it is written anew, block by block. The file is made to reach to the range's end. For ranges of at most one
-    /// transfer.
-    pub fn mark_lost(&self, offset: u64, length: u64) {
+    /// Notes that contents of a range, already promised to somebody, could not be stored, and for what error: reading it
+    /// fails until it is written anew, block by block. A write that brings only part of such a block fails as well, for want
+    /// of space if that was the cause. The file is made to reach to the range's end. For ranges of at most one transfer.
+    pub fn mark_lost(&self, offset: u64, length: u64, error: FileError) {
         let mut map = self.map.write();
-        map.lose(offset, length);
+        map.lose(offset, length, Loss::from_store(error));
         // Whoever promised the contents has told others how far the file reaches.
         map.grow(offset.saturating_add(length).min(MAX_FILE_BYTES));
     }

@@ -4,14 +4,13 @@
 //! ```text
 //! F file               KeptFile                 (file, stripe, block: 8 bytes, big-endian)
 //! F file 1 stripe      number of its extent     (8 bytes, little-endian)
-//! F file 2 block       nothing: the block is lost
+//! F file 2 block       1 byte: the block is lost, and why (0: gone, 1: there was no room)
 //! ```
 //!
 //! K1. An extent is written down before anything of it is acknowledged, and its leaving before it can be used again.
 //! K2. From when the words are abandoned on nothing is written down: a successor finds what was when the process died.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,10 +20,13 @@ use prost::Message;
 
 use crate::blocks::{BlockWords, KEPT_FILES};
 use crate::file_core::MAX_FILE_BYTES;
+use crate::map::Loss;
 use crate::redundancy::Redundancy;
 
 const EXTENT: u8 = 1;
 const LOST: u8 = 2;
+const GONE: u8 = 0;
+const NO_SPACE: u8 = 1;
 
 /// A file as it is written down.
 #[derive(Clone, PartialEq, Message)]
@@ -75,7 +77,7 @@ pub(crate) struct FoundFile {
     /// Numbers of extents, by stripe.
     pub(crate) extents: BTreeMap<u64, u64>,
     /// Blocks.
-    pub(crate) lost: BTreeSet<u64>,
+    pub(crate) lost: BTreeMap<u64, Loss>,
 }
 
 fn key_of(file: u64) -> Vec<u8> {
@@ -119,7 +121,10 @@ impl Keeping {
             let number = rest.get(1..).and_then(|number| number.try_into().ok()).map(u64::from_be_bytes);
             match (rest[0], number, value.try_into().map(u64::from_le_bytes)) {
                 (EXTENT, Some(stripe), Ok(extent)) => drop(found.extents.insert(stripe, extent)),
-                (LOST, Some(block), _) if block < MAX_FILE_BYTES => drop(found.lost.insert(block)),
+                (LOST, Some(block), _) if block < MAX_FILE_BYTES => {
+                    let loss = if value == [NO_SPACE] { Loss::NoSpace } else { Loss::Gone };
+                    found.lost.insert(block, loss);
+                }
                 _ => {}
             }
         }
@@ -201,9 +206,13 @@ impl KeptFile {
     }
 
     /// Blocks that cannot be had.
-    pub(crate) fn lost(&self, blocks: Range<u64>) {
-        let put = |block| Change::Put { key: key_in(self.id, LOST, block), value: Vec::new() };
-        self.keeping.append(&blocks.map(put).collect::<Vec<_>>());
+    pub(crate) fn lost(&self, blocks: &[u64], loss: Loss) {
+        let why = match loss {
+            Loss::Gone => GONE,
+            Loss::NoSpace => NO_SPACE,
+        };
+        let put = |block: &u64| Change::Put { key: key_in(self.id, LOST, *block), value: vec![why] };
+        self.keeping.append(&blocks.iter().map(put).collect::<Vec<_>>());
     }
 
     /// Blocks that were lost, and are no more.
@@ -274,7 +283,8 @@ mod tests {
         file.lies(0, Some(100));
         file.lies(1, Some(101));
         file.lies(1, None);
-        file.lost(5..8);
+        file.lost(&[5, 6], Loss::NoSpace);
+        file.lost(&[7], Loss::Gone);
         file.unlost(&[6]);
         let dropped = first.file(4, Redundancy::Stripe, true).unwrap();
         dropped.lies(0, Some(102));
@@ -289,7 +299,7 @@ mod tests {
         let found = &found[&id];
         assert_eq!((found.start, found.redundancy), (3, Redundancy::Parity { data: 4 }));
         assert_eq!(found.extents, BTreeMap::from([(0, 100)]));
-        assert_eq!(found.lost, BTreeSet::from([5, 7]));
+        assert_eq!(found.lost, BTreeMap::from([(5, Loss::NoSpace), (7, Loss::Gone)]));
         let fresh = second.file(0, Redundancy::None, true).unwrap();
         assert!(fresh.id() > unnamed.id() && fresh.slot != found.slot);
     }

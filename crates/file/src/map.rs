@@ -1,16 +1,44 @@
 //! A file's size, extents and losses.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use farpool_pool::{EXTENT_BYTES, Extent};
 use farpool_wire::BLOCK_BYTES;
 
+use crate::error::FileError;
 use crate::file_core::MAX_FILE_BYTES;
 use crate::guest::Shared;
 use crate::keeping::KeptFile;
 use crate::redundancy::{END_OF_DATA, Redundancy};
 use crate::split::Piece;
+
+/// Why the contents of a block are not to be had.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Loss {
+    /// They went with a node or a lease, or nobody knows what became of them.
+    Gone,
+    /// There was no room for them.
+    NoSpace,
+}
+
+impl Loss {
+    /// What storing contents has failed with.
+    pub(crate) fn from_store(error: FileError) -> Self {
+        match error {
+            FileError::NoSpace | FileError::TooFewNodes { .. } => Loss::NoSpace,
+            _ => Loss::Gone,
+        }
+    }
+
+    /// What a write is told that needs the contents, since it brings only part of the block.
+    pub(crate) fn to_writer(self, offset: u64) -> FileError {
+        match self {
+            Loss::Gone => FileError::Lost { offset },
+            Loss::NoSpace => FileError::NoSpace,
+        }
+    }
+}
 
 /// What is known of a file on its owner's host.
 #[derive(Default)]
@@ -20,7 +48,7 @@ pub(crate) struct Map {
     redundancy: Redundancy,
     extents: BTreeMap<u64, Arc<Extent>>,
     /// Blocks whose last contents could not be stored.
-    lost: BTreeSet<u64>,
+    lost: BTreeMap<u64, Loss>,
     /// Where all this is written down for a successor, if it is.
     kept: Option<KeptFile>,
     /// What guests see of all this. Whoever changes one changes the other, under the same lock.
@@ -231,34 +259,36 @@ impl Map {
         self.extents.len() as u64 * EXTENT_BYTES
     }
 
-    /// Offset of the first lost block that a piece touches.
-    pub(crate) fn first_lost(&self, piece: &Piece) -> Option<u64> {
+    /// Offset of the first lost block that a piece touches, and why it is.
+    pub(crate) fn first_lost(&self, piece: &Piece) -> Option<(u64, Loss)> {
         if self.lost.is_empty() {
             return None;
         }
         let first = piece.file_offset(piece.aligned_start()) / BLOCK_BYTES as u64;
         let count = piece.end_block() - piece.first_block();
-        self.lost.range(first..first + count).next().map(|block| block * BLOCK_BYTES as u64)
+        let mut lost = self.lost.range(first..first + count);
+        lost.next().map(|(block, loss)| (block * BLOCK_BYTES as u64, *loss))
     }
 
     /// The first lost block of the file at or behind a block.
     pub(crate) fn next_lost(&self, block: u64) -> Option<u64> {
-        self.lost.range(block..).next().copied()
+        self.lost.range(block..).next().map(|(block, _)| *block)
     }
 
     pub(crate) fn has_lost(&self) -> bool {
         !self.lost.is_empty()
     }
 
-    /// Notes that a range's contents are not to be had.
-    pub(crate) fn lose(&mut self, offset: u64, bytes: u64) {
+    /// Notes that a range's contents are not to be had. What was lost before stays so for its first reason.
+    pub(crate) fn lose(&mut self, offset: u64, bytes: u64, loss: Loss) {
         let end = offset.saturating_add(bytes).min(MAX_FILE_BYTES);
         let block = BLOCK_BYTES as u64;
         let blocks = offset / block..end.div_ceil(block);
+        let fresh: Vec<u64> = blocks.filter(|block| !self.lost.contains_key(block)).collect();
         if let Some(kept) = &self.kept {
-            kept.lost(blocks.clone());
+            kept.lost(&fresh, loss);
         }
-        self.lost.extend(blocks);
+        self.lost.extend(fresh.into_iter().map(|block| (block, loss)));
         self.publish_losses();
     }
 
@@ -266,7 +296,7 @@ impl Map {
     pub(crate) fn lose_in(&mut self, piece: &Piece, extent: &Arc<Extent>) -> bool {
         let in_place = self.extents.get(&piece.stripe).is_some_and(|there| Arc::ptr_eq(there, extent));
         if in_place {
-            self.lose(piece.file_offset(piece.start), piece.end - piece.start);
+            self.lose(piece.file_offset(piece.start), piece.end - piece.start, Loss::Gone);
         }
         in_place
     }
@@ -275,7 +305,8 @@ impl Map {
     pub(crate) fn unlose(&mut self, offset: u64, bytes: u64) {
         let block = BLOCK_BYTES as u64;
         let (first, end) = (offset.div_ceil(block), offset.saturating_add(bytes) / block);
-        let found: Vec<u64> = self.lost.extract_if(first..end.max(first), |_| true).collect();
+        let found: Vec<u64> =
+            self.lost.extract_if(first..end.max(first), |_, _| true).map(|(block, _)| block).collect();
         if let Some(kept) = self.kept.as_ref().filter(|_| !found.is_empty()) {
             kept.unlost(&found);
         }

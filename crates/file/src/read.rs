@@ -54,7 +54,7 @@ impl<R: Rules> FileCore<R> {
     ) -> Result<ArenaBuf, FileError> {
         let extent = {
             let map = self.map.read();
-            if let Some(offset) = map.first_lost(&piece) {
+            if let Some((offset, _)) = map.first_lost(&piece) {
                 return Err(FileError::Lost { offset });
             }
             map.extent(piece.stripe)

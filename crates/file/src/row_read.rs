@@ -95,7 +95,7 @@ impl<R: Rules> FileCore<R> {
         for _ in 0..MAX_OVERTAKEN {
             let extent = {
                 let map = self.map.read();
-                if let Some(offset) = map.first_lost(&piece) {
+                if let Some((offset, _)) = map.first_lost(&piece) {
                     return Err(FileError::Lost { offset }.into());
                 }
                 map.extent(piece.stripe)

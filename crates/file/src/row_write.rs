@@ -283,8 +283,11 @@ impl<R: Rules> FileCore<R> {
         let (offset, start) = (piece.file_offset(block * BLOCK), block * BLOCK);
         let one = Piece { stripe, start, end: start + BLOCK };
         let (word, parity, extent) = self.words_held(row, held, stripe, block);
-        if word.is_lost() || self.map.read().first_lost(&one).is_some() {
+        if word.is_lost() {
             return Err(FileError::Lost { offset });
+        }
+        if let Some((_, loss)) = self.map.read().first_lost(&one) {
+            return Err(loss.to_writer(offset));
         }
         if word.is_empty() {
             return Ok(vec![0; BLOCK_BYTES]);

@@ -7,6 +7,7 @@ use futures_util::future::join_all;
 use crate::error::FileError;
 use crate::file_core::FileCore;
 use crate::held::Held;
+use crate::map::Loss;
 use crate::redundancy::Rows;
 use crate::row_columns::columns;
 use crate::row_write::{Fate, Part, Plan, RowStored, Store};
@@ -41,7 +42,7 @@ impl<R: Rules> FileCore<R> {
                 return;
             }
         }
-        self.map.write().lose(piece.file_offset(piece.start), piece.end - piece.start);
+        self.map.write().lose(piece.file_offset(piece.start), piece.end - piece.start, Loss::Gone);
     }
 
     async fn zero_in_member(

@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 use crate::split::pieces;
-use crate::{FarFile, FileError, FileStore, Session};
+use crate::{FarFile, FileError, FileStore, Redundancy, Session};
 
 mod keeping;
 mod seek;
@@ -333,20 +333,39 @@ fn what_could_not_be_stored_stays_an_error_until_written_anew() {
     let (store, session) = rig.store(TransportChoice::Shm);
     let file = store.create();
     file.write(&session, 0, &[1; 3 * BLOCK_BYTES]).unwrap();
-    file.mark_lost(BLOCK + 5, 10);
+    file.mark_lost(BLOCK + 5, 10, FileError::Unavailable { offset: 0 });
     assert_eq!(read(&file, &session, BLOCK, 1), Err(FileError::Lost { offset: BLOCK }));
     assert_eq!(file.write(&session, BLOCK, &[2]), Err(FileError::Lost { offset: BLOCK }));
     assert!(read(&file, &session, 2 * BLOCK, 1).is_ok());
     file.write(&session, BLOCK, &[2; BLOCK_BYTES]).unwrap();
     assert_eq!(read(&file, &session, BLOCK, 1).unwrap(), [2]);
     let end = file.size();
-    file.mark_lost(end + BLOCK, 10);
+    file.mark_lost(end + BLOCK, 10, FileError::Unavailable { offset: 0 });
     assert_eq!(file.size(), end + BLOCK + 10);
     assert_eq!(read(&file, &session, end + BLOCK, 10), Err(FileError::Lost { offset: end + BLOCK }));
     assert_eq!(read(&file, &session, end, 10).unwrap(), [0; 10]);
-    file.mark_lost(0, 1);
+    file.mark_lost(0, 1, FileError::Unavailable { offset: 0 });
     file.punch(&session, 0, BLOCK).unwrap();
     assert_eq!(read(&file, &session, 0, 1).unwrap(), [0]);
+}
+
+#[test]
+fn half_of_a_block_that_there_was_no_room_for_is_refused_for_want_of_room_too() {
+    let rig = Rig::new(1, 2);
+    let (store, session) = rig.store(TransportChoice::Shm);
+    for redundancy in [Redundancy::None, Redundancy::Stripe] {
+        let file = store.create_as(redundancy);
+        file.write(&session, 0, &[1; 3 * BLOCK_BYTES]).unwrap();
+        file.mark_lost(BLOCK, BLOCK / 2, FileError::NoSpace);
+        let half = [2; BLOCK_BYTES / 2];
+        assert_eq!(file.write(&session, BLOCK + BLOCK / 2, &half), Err(FileError::NoSpace));
+        assert_eq!(read(&file, &session, BLOCK, 1), Err(FileError::Lost { offset: BLOCK }));
+        // What was lost for want of room is not found again because a node is lost as well.
+        file.mark_lost(BLOCK, BLOCK, FileError::Lost { offset: BLOCK });
+        assert_eq!(file.write(&session, BLOCK, &half), Err(FileError::NoSpace));
+        file.write(&session, BLOCK, &[2; BLOCK_BYTES]).unwrap();
+        assert_eq!(read(&file, &session, BLOCK, 1).unwrap(), [2]);
+    }
 }
 
 fn losing_a_node_is_an_error_at_once_over(transport: TransportChoice) {

@@ -11,6 +11,7 @@ use futures_util::future::join_all;
 use crate::blocks::{BlockPlace, BlockWords};
 use crate::error::{FileError, nothing_was_stored};
 use crate::file_core::FileCore;
+use crate::map::Loss;
 use crate::rules::Rules;
 use crate::split::{Piece, pieces_of};
 use crate::staging::staging;
@@ -107,7 +108,7 @@ impl<R: Rules> FileCore<R> {
                 Err(_) => {}
             }
         }
-        self.map.write().lose(within.file_offset(within.start), within.end - within.start);
+        self.map.write().lose(within.file_offset(within.start), within.end - within.start, Loss::Gone);
     }
 
     /// Zeros part of one block; false: the extent is not the file's any more.
@@ -213,8 +214,11 @@ impl<R: Rules> FileCore<R> {
         let start = block * BLOCK_BYTES as u64;
         let offset = piece.file_offset(start);
         let one = Piece { stripe: piece.stripe, start, end: start + BLOCK_BYTES as u64 };
-        if word.is_lost() || self.map.read().first_lost(&one).is_some() {
+        if word.is_lost() {
             return Err(FileError::Lost { offset });
+        }
+        if let Some((_, loss)) = self.map.read().first_lost(&one) {
+            return Err(loss.to_writer(offset));
         }
         if word.is_empty() {
             to.fill(0);

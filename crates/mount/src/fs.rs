@@ -67,15 +67,17 @@ const OPENED: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE;
 const GENERATION: Generation = Generation(0);
 /// Largest request: one transfer of the fabric.
 const MAX_REQUEST_BYTES: u32 = MAX_TRANSFER_BYTES as u32;
-/// Requests of the kernel's own (readahead, asynchronous I/O, pages of mappings) in flight at a time. Deep enough
-/// for 64 queued 8 KiB reads of a database; more would only wait behind the worker threads.
+/// Requests of the kernel's own (readahead, pages that it writes back) in flight at a time; more would only wait behind the
+/// worker threads.
 const MAX_BACKGROUND: u16 = 64;
-/// What we ask of the kernel, where it can: writes collected into large ones (M4), `open` that truncates, direct I/O of several requests at a time,
+/// What we ask of the kernel, where it can: writes collected into large ones (M4), `open` that truncates,
 /// directories read by several processes at once and with attributes, symbolic links and pages kept (M6).
-const CAPABILITIES: [InitFlags; 8] = [
+///
+/// Not `FUSE_ASYNC_DIO`: with it, the kernel forgets its pages of what an asynchronous direct write changes only before the
+/// write, not once it is done. A page that another process has read in between would stay as it is for good.
+const CAPABILITIES: [InitFlags; 7] = [
     InitFlags::FUSE_WRITEBACK_CACHE,
     InitFlags::FUSE_ATOMIC_O_TRUNC,
-    InitFlags::FUSE_ASYNC_DIO,
     InitFlags::FUSE_PARALLEL_DIROPS,
     InitFlags::FUSE_DO_READDIRPLUS,
     InitFlags::FUSE_READDIRPLUS_AUTO,
@@ -419,10 +421,12 @@ impl Filesystem for FarFs {
         self.on_file(handle, || match self.write_file(handle.0, offset, data, accepted) {
             Ok(written) => reply.written(written),
             Err(Failure(errno)) => {
-                reply.error(errno);
                 if accepted {
+                    // First: `fsync` returns with the reply, and a `write` that follows it is to be told. The kernel writes all
+                    // pages back before it lets go of a file, so nobody ends this one meanwhile, for which this would wait.
                     self.ask_before_writing(node);
                 }
+                reply.error(errno);
             }
         });
     }

@@ -1,6 +1,8 @@
 //! What programs expect of a file system, on a mount. The same holds on any Linux file system:
 //! `FARPOOL_POSIX_DIR=/tmp cargo test -p farpool-mount --test posix` tests the tests.
 
+#[path = "posix/aio.rs"]
+mod aio;
 #[path = "posix/contents.rs"]
 mod contents;
 #[path = "posix/copying.rs"]

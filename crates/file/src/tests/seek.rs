@@ -56,7 +56,7 @@ fn what_is_lost_is_no_hole() {
     let (store, session) = rig.store(TransportChoice::Shm);
     let file = store.create();
     file.set_size(&session, EXTENT_BYTES).unwrap();
-    file.mark_lost(3 * BLOCK, 2 * BLOCK);
+    file.mark_lost(3 * BLOCK, 2 * BLOCK, FileError::NoSpace);
     assert_eq!(map_of(&file), [(3 * BLOCK, 5 * BLOCK)]);
     file.write(&session, 4 * BLOCK, &pattern(BLOCK_BYTES, 1)).unwrap();
     assert_eq!(map_of(&file), [(3 * BLOCK, 5 * BLOCK)]);

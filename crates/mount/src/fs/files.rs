@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use farpool_file::Session;
+use farpool_file::{MAX_FILE_BYTES, Session};
 use fuser::{Errno, ReplyData};
 
 use super::stat::Stat;
@@ -98,6 +98,11 @@ impl FarFs {
             Ok(body) => body,
             Err(Failure(errno)) => return reply.error(errno),
         };
+        // The kernel lets writers reach further than files do, and asks for what it could not store there.
+        let end = offset.saturating_add(size as u64);
+        if end > MAX_FILE_BYTES && body.failure().is_some() {
+            return reply.error(Errno::EIO);
+        }
         with_session(&self.store, |session| match body.far.read(session, offset, size) {
             Ok(data) => reply.data(&data),
             Err(error) => reply.error(Failure::from(error).0),
@@ -112,7 +117,7 @@ impl FarFs {
             let failure = Failure::from(error);
             if accepted {
                 tracing::warn!(%error, offset, bytes = data.len(), "written data could not be stored and is lost");
-                body.far.mark_lost(offset, data.len() as u64);
+                body.far.mark_lost(offset, data.len() as u64, error);
                 body.fail(failure.0);
             }
             return Err(failure);
