@@ -8,6 +8,8 @@ mod auditor;
 pub(crate) mod broken;
 mod client;
 mod collector;
+#[cfg(test)]
+mod counts;
 mod curious;
 mod elle;
 mod inspector;
@@ -19,6 +21,7 @@ mod payloads;
 mod recovering;
 #[cfg(test)]
 mod tests;
+mod wasting;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -68,6 +71,8 @@ const TIMESTAMP_BITS: u32 = 32;
 const MOST_GENERATIONS: u64 = 1 << 16;
 /// Commits that a slot's generation still has, at most, where it is about to end: fewer than clients make.
 const MOST_TO_THE_EDGE: u64 = 12;
+/// The same where the counts are used up by sessions that give up what they have prepared: more than a slot gives out beyond its word.
+const FAR_TO_THE_EDGE: u64 = 300;
 /// Places of a ring: in the smaller ones, writers often find versions that somebody needs.
 const OLD_VERSIONS: [usize; 6] = [1, 1, 2, 3, 4, 8];
 /// Entries of each overflow region: none, too few, and many.
@@ -428,7 +433,8 @@ fn first_word(random: &mut Random) -> u64 {
     match random.below(10) {
         0..=3 => 0,
         4..=5 => before,
-        _ => before + (1 << TIMESTAMP_BITS) - 1 - random.below(MOST_TO_THE_EDGE),
+        6..=7 => before + (1 << TIMESTAMP_BITS) - 1 - random.below(MOST_TO_THE_EDGE),
+        _ => before + (1 << TIMESTAMP_BITS) - 1 - random.below(FAR_TO_THE_EDGE),
     }
 }
 

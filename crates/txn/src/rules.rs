@@ -6,7 +6,7 @@
 use farpool_wire::{RecordHeader, Version, next_generation};
 
 use crate::cut::Cut;
-use crate::slot::MAX_COMMITS_UNDER_WAY;
+use crate::slot::MAX_COUNTS_UNSHOWN;
 
 /// Where a commit has come to, for tests that end a process there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -152,9 +152,10 @@ pub trait Rules: 'static {
         true
     }
 
-    /// Behind which count a slot's next client begins, if its word was that when the last one died; `None`: there are none left.
+    /// Behind which count a slot's next client begins, if its word was that when the last one died: in the generation after the last count
+    /// that may have been given out. `None`: there is none left.
     fn behind_what_is_in_doubt(word: u64) -> Option<u64> {
-        next_generation(word.saturating_add(MAX_COMMITS_UNDER_WAY as u64))
+        next_generation(word.saturating_add(MAX_COUNTS_UNSHOWN))
     }
 
     /// A commit has come to a step.
@@ -171,3 +172,22 @@ pub trait Rules: 'static {
 pub enum Shipped {}
 
 impl Rules for Shipped {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_goes_on_behind_all_counts_that_may_have_been_given_out_also_where_these_are_of_the_next_generation()
+     {
+        const GENERATION: u64 = 1 << 32;
+        let behind = |word| Shipped::behind_what_is_in_doubt(word);
+        assert_eq!(behind(0), Some(GENERATION));
+        assert_eq!(behind(GENERATION - 1 - MAX_COUNTS_UNSHOWN), Some(GENERATION));
+        for unshown in [1, 100, MAX_COUNTS_UNSHOWN] {
+            assert_eq!(behind(GENERATION - unshown), Some(2 * GENERATION), "{unshown} before the edge");
+        }
+        assert_eq!(behind(GENERATION), Some(2 * GENERATION), "its next client has used none");
+        assert_eq!([(1 << 49) - MAX_COUNTS_UNSHOWN, u64::MAX].map(behind), [None; 2]);
+    }
+}

@@ -9,3 +9,8 @@ pub(crate) use shared::{Turn, Writer, Writing};
 /// Commits of one slot that may be under way at a time: what lies behind the slowest waits for it, and so do the sessions whose
 /// commits these are.
 pub const MAX_COMMITS_UNDER_WAY: usize = 64;
+
+/// Counts that a slot gives out beyond its word in far memory, at most. The counts of commits of which nothing is left are not in the word
+/// before a later one is shown, and often not in the log either; by this bound a recoverer knows which counts may have been
+/// used. Four times what may be under way: a slot whose commits all come to nothing writes its word once for 192 of them.
+pub const MAX_COUNTS_UNSHOWN: u64 = 4 * MAX_COMMITS_UNDER_WAY as u64;

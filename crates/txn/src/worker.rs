@@ -49,6 +49,8 @@ pub struct Worker<R = Shipped> {
     buffer: RefCell<Option<ArenaBuf>>,
     /// This worker writes it just now; for ever, if that was given up half-way, and the slot is stuck.
     is_writing: Cell<bool>,
+    /// A commit of its was put off: perhaps since too many counts are not shown.
+    is_put_off: Cell<bool>,
     rules: PhantomData<R>,
 }
 
@@ -92,6 +94,7 @@ impl<R: Rules> Worker<R> {
             word,
             buffer: RefCell::new(None),
             is_writing: Cell::new(false),
+            is_put_off: Cell::new(false),
             rules: PhantomData,
         })
     }
@@ -117,6 +120,9 @@ impl<R: Rules> Worker<R> {
     /// # Errors
     /// When far memory is not to be had, or nothing is published any more.
     pub async fn begin<'a>(&'a self, session: &'a mut Session) -> Result<Transaction<'a, R>, BeginError> {
+        if self.is_put_off.take() {
+            self.show_over().await?;
+        }
         let Snapshot { cut, open } = self.snapshot(session).await?;
         Ok(Transaction::new(self, session, cut, open))
     }
@@ -175,7 +181,9 @@ impl<R: Rules> Worker<R> {
     pub(crate) fn begin_commit(&self, log_bytes: u64) -> Result<UnderWay<'_, R>, CommitError> {
         // Taken now: once something is locked, a commit must not fail for want of memory.
         self.keep_buffer().map_err(CommitError::Nothing)?;
-        let (version, log_start) = self.slot.begin(log_bytes)?;
+        let begun = self.slot.begin(log_bytes);
+        self.is_put_off.set(matches!(begun, Err(CommitError::Busy)));
+        let (version, log_start) = begun?;
         Ok(UnderWay { worker: self, version, log_start, open: None, is_over: false, is_touched: false })
     }
 
@@ -198,6 +206,15 @@ impl<R: Rules> Worker<R> {
         *self.buffer.borrow_mut() = Some(written?);
         writing.done();
         Ok(())
+    }
+
+    /// Shows what of the slot is over and not shown: where many commits came to nothing, none begins before that.
+    async fn show_over(&self) -> Result<(), MemoryError> {
+        self.keep_buffer()?;
+        match self.slot.show_over() {
+            Some(writing) => self.write(writing).await,
+            None => Ok(()), // or another does
+        }
     }
 
     /// Gives up the slot, for all who share it: behind the count that it returns, its next client begins. Who just begins behind the

@@ -4,8 +4,8 @@
 
 use std::cell::Cell;
 
-use farpool_txn::{Cut, Rules, Shipped};
-use farpool_wire::{RecordHeader, Version};
+use farpool_txn::{Cut, MAX_COMMITS_UNDER_WAY, Rules, Shipped};
+use farpool_wire::{RecordHeader, Version, next_generation};
 
 use super::{MOST_TO_THE_EDGE, TIMESTAMP_BITS};
 
@@ -47,6 +47,9 @@ pub(super) const BARE_VERDICT: &str = "verdict-without-head";
 pub(super) const HEADER_FIRST: &str = "undone-header-before-data";
 /// Who looks after a slot lets it go on behind its word, with counts that may have been used.
 pub(super) const SAME_GENERATION: &str = "generation-not-skipped";
+
+/// Who looks after a slot lets it go on as if no more counts had been given out than may be under way.
+pub(super) const UNSHOWN_FORGOTTEN: &str = "counts-not-shown-used-again";
 
 /// A node carries out what follows an access that it has refused since the memory was being moved.
 pub(super) const BUSY_FORGOTTEN: &str = "busy-forgotten";
@@ -96,6 +99,7 @@ pub(super) const MUTATIONS: &[&str] = &[
     BARE_VERDICT,
     HEADER_FIRST,
     SAME_GENERATION,
+    UNSHOWN_FORGOTTEN,
     BUSY_FORGOTTEN,
     MOVED_IGNORED,
     AHEAD,
@@ -249,6 +253,10 @@ impl Rules for Chosen {
     }
 
     fn behind_what_is_in_doubt(word: u64) -> Option<u64> {
-        if is(SAME_GENERATION) { Some(word) } else { Shipped::behind_what_is_in_doubt(word) }
+        match () {
+            () if is(SAME_GENERATION) => Some(word),
+            () if is(UNSHOWN_FORGOTTEN) => next_generation(word + MAX_COMMITS_UNDER_WAY as u64),
+            () => Shipped::behind_what_is_in_doubt(word),
+        }
     }
 }

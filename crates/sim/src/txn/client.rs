@@ -15,7 +15,7 @@ use futures_util::future::{Either, select};
 use super::broken::{self, Chosen};
 use super::oracle::Server;
 use super::payloads::{is_short, payload_of};
-use super::{Life, Run, place, recovering};
+use super::{Life, Run, place, recovering, wasting};
 use crate::staying::Staying;
 use crate::transacting::{Stopped, Transactor};
 
@@ -30,6 +30,8 @@ const MOST_IDLE_NS: u64 = 100_000;
 /// Transactions that are given up half-way, and after how long at most, where some are.
 const GIVEN_UP_PERMILLE: u32 = 60;
 const MOST_PATIENCE_NS: u64 = 80_000;
+/// Transactions before which a session gives others up that it has prepared, many of them, where some are given up.
+const WASTES_PERMILLE: u32 = 40;
 
 /// Starts a client in a slot whose last commit is `last`, with one to three sessions.
 pub(super) fn start(run: &Rc<Run>, slot: u16, last: u64, random: &mut Random) {
@@ -183,6 +185,13 @@ impl Client {
         for _ in 0..ROUNDS {
             if self.transactor.random.chance(IDLES_PERMILLE)
                 && let Err(why) = self.idle(&worker).await
+            {
+                gives_up(&self.run, self.slot, self.grant, &why);
+                break;
+            }
+            if self.run.faults.drops
+                && self.transactor.random.chance(WASTES_PERMILLE)
+                && let Err(why) = wasting::use_up_counts(&worker, &self.transactor.table).await
             {
                 gives_up(&self.run, self.slot, self.grant, &why);
                 break;

@@ -9,6 +9,8 @@
 //!     he finds there what has happened, or who makes it happen finds that somebody sleeps.
 //! S5. A commit's place in the ring is taken again by the one `PLACES` behind it, and only once all up to it are settled: shown, or
 //!     nothing is left of them. So who finds another commit there has looked for one that is settled, and finds that out, too.
+//! S6. Counts run ahead of what is shown by [`MAX_COUNTS_UNSHOWN`] at most, also where nothing is left of their commits. So whoever finds
+//!     the slot's word behind the death of its client knows behind which count none was given out.
 //!
 //! The code is generic over the words, so that models of all interleavings run the very same code.
 
@@ -16,6 +18,8 @@
 mod models;
 
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::MAX_COUNTS_UNSHOWN;
 
 /// The last count of a slot, for good.
 const LAST: u64 = (1 << 49) - 1;
@@ -114,6 +118,8 @@ pub(super) struct Ledger<W, const PLACES: usize> {
 pub(super) enum NotBegun {
     /// Later ones may.
     Full,
+    /// Once the slot is shown as far as its commits are over (S6).
+    Unshown,
     /// None will.
     Closed,
 }
@@ -158,6 +164,10 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
             // What is under way may be overestimated, if `begun` is outdated even as less than nothing: then it is looked at again.
             if begun.saturating_sub(self.settled()) >= PLACES as u64 || begun == LAST {
                 return Err(NotBegun::Full);
+            }
+            // What is shown may be underestimated: then it is merely shown again.
+            if begun.saturating_sub(self.shown()) >= MAX_COUNTS_UNSHOWN {
+                return Err(NotBegun::Unshown);
             }
             match self.begun.compare_exchange(begun, begun + 1, Ordering::Relaxed) {
                 Ok(_) => return Ok(begun + 1),
@@ -277,7 +287,8 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
         Awaited(self.turn.fetch_and(!AWAITED, Ordering::AcqRel) & AWAITED != 0)
     }
 
-    fn take_to_show(&self) -> (Option<u64>, Awaited) {
+    /// If the turn is free and the slot has come further, the caller has the turn, and shows all up to a count.
+    pub(super) fn take_to_show(&self) -> (Option<u64>, Awaited) {
         if !self.take_turn() {
             return (None, Awaited(false));
         }

@@ -113,7 +113,7 @@ impl SharedSlot {
 
     fn begin_unlogged(&self) -> Result<Version, CommitError> {
         let count = self.ledger.begin().map_err(|not_begun| match not_begun {
-            NotBegun::Full => CommitError::Busy,
+            NotBegun::Full | NotBegun::Unshown => CommitError::Busy,
             NotBegun::Closed => CommitError::Stuck,
         })?;
         Ok(Version::new(self.slot, count).expect("the ledger has no more counts than a slot"))
@@ -140,6 +140,13 @@ impl SharedSlot {
     pub(crate) fn end(&self, version: Version) -> Option<Writing<'_>> {
         // Who waits behind this commit is woken when that write, or the one under way, is done.
         let (come, awaited) = self.ledger.end(version.count());
+        self.wake(awaited);
+        come.map(|come| Writing { slot: self, come })
+    }
+
+    /// Shows all that is over without a gap, if that is more than is shown and nobody writes: the caller does.
+    pub(crate) fn show_over(&self) -> Option<Writing<'_>> {
+        let (come, awaited) = self.ledger.take_to_show();
         self.wake(awaited);
         come.map(|come| Writing { slot: self, come })
     }
@@ -266,6 +273,7 @@ mod tests {
     use super::*;
     use crate::log::LogLayout;
     use crate::memory::Piece;
+    use crate::slot::MAX_COUNTS_UNSHOWN;
 
     const LOG_BYTES: u64 = 64;
 
@@ -332,6 +340,21 @@ mod tests {
         let Poll::Ready(Turn::Write(writing)) = look(&slot, second) else { panic!("it is its turn") };
         assert_eq!(writing.come(), 12);
         writing.done();
+    }
+
+    #[test]
+    fn counts_of_commits_of_which_nothing_is_left_are_shown_before_there_are_too_many_of_them() {
+        let slot = slot();
+        for _ in 0..MAX_COUNTS_UNSHOWN {
+            slot.vanish(begin(&slot));
+        }
+        assert!(matches!(slot.begin(8), Err(CommitError::Busy)), "a recoverer would not know of it");
+        let writing = slot.show_over().expect("nobody else writes");
+        assert_eq!(writing.come(), 10 + MAX_COUNTS_UNSHOWN);
+        assert!(slot.show_over().is_none() && slot.begin(8).is_err(), "it is being written");
+        writing.done();
+        assert_eq!(begin(&slot).count(), 11 + MAX_COUNTS_UNSHOWN);
+        assert!(slot.show_over().is_none(), "all is shown");
     }
 
     #[test]

@@ -115,7 +115,7 @@ impl<const FAULT: u8, const PLACES: usize> Shared<FAULT, PLACES> {
         loop {
             match self.ledger.begin() {
                 Ok(count) => return count,
-                Err(NotBegun::Full) => thread::yield_now(),
+                Err(NotBegun::Full | NotBegun::Unshown) => thread::yield_now(),
                 Err(NotBegun::Closed) => panic!("nobody closes it"),
             }
         }

@@ -1,0 +1,181 @@
+//! Counts that a slot has given out and its word does not have, one step after the other.
+
+use farpool_txn::recovery::{Fate, Recovered, fate, recover_by};
+use farpool_txn::{CommitError, MAX_COUNTS_UNSHOWN, ReadError, Session, Worker};
+use farpool_wire::{Slot, Version};
+use futures_util::future::select;
+
+use super::broken::Chosen;
+use super::*;
+
+/// The slot's word in the beginning is so far from the edge of its generation...
+const TO_THE_EDGE: u64 = 100;
+/// ...and so many counts are given to transactions of which nothing is left.
+const GIVEN_UP: u64 = 150;
+const EDGE: u64 = 1 << TIMESTAMP_BITS;
+
+const RECORD: u64 = 0;
+const TRIES: u32 = 20;
+const PAUSE: Duration = Duration::from_micros(20);
+
+/// A slot, whose clients come one after the other, and somebody who looks after it.
+struct Stage {
+    run: Rc<Run>,
+    process: ProcessId,
+    place: (HostId, Path),
+    slot: Slot,
+    carer: Access,
+    /// Of the client that is there.
+    grant: Cell<Epoch>,
+}
+
+impl Stage {
+    /// The slot's next client, which begins behind that count.
+    async fn client(&self, last: u64) -> (Worker<Chosen>, Table) {
+        let grant = self.run.grant();
+        self.grant.set(grant);
+        let memory = self.run.access(self.process, self.place, grant).await.unwrap().memory;
+        let worker = Worker::new(memory, self.run.oracle(grant), self.run.log(0, grant), self.slot, last);
+        (worker.unwrap(), self.run.table(grant))
+    }
+
+    /// Shuts the client out, and undoes what it left.
+    async fn recover(&self) -> Recovered {
+        self.run.fence(self.grant.get(), &mut Random::new(1, 2)).await;
+        let Access { memory, grant } = &self.carer;
+        let (oracle, log) = (self.run.oracle(*grant), self.run.log(0, *grant));
+        recover_by::<Chosen>(memory, &oracle, &log, self.slot).await.unwrap()
+    }
+
+    async fn fate(&self, version: Version) -> Fate {
+        let Access { memory, grant } = &self.carer;
+        fate(memory, &self.run.oracle(*grant), &self.run.log(0, *grant), version).await.unwrap()
+    }
+}
+
+/// Prepares so many transactions, and gives them up.
+async fn give_up(worker: &Worker<Chosen>, table: &Table, many: u64) {
+    let mut prepared = 0;
+    while prepared < many {
+        let mut session = Session::new();
+        let mut transaction = worker.begin(&mut session).await.unwrap();
+        transaction.write(table, RECORD, Some(&[1; DATA_WORDS * 8])).await.unwrap();
+        match transaction.prepare() {
+            Ok(committing) => drop(committing.unwrap()),
+            Err(CommitError::Busy) => continue,
+            Err(error) => panic!("{error}"),
+        }
+        prepared += 1;
+    }
+}
+
+/// A commit of which nobody knows: its client gives it up `after` it has begun. Which it would be.
+async fn leave_in_doubt(run: &Run, worker: &Worker<Chosen>, table: &Table, after: Duration) -> Version {
+    let mut session = Session::new();
+    let mut transaction = worker.begin(&mut session).await.unwrap();
+    transaction.write(table, RECORD, Some(&[2; DATA_WORDS * 8])).await.unwrap();
+    let committing = transaction.prepare().unwrap().unwrap();
+    let version = committing.version();
+    drop(select(Box::pin(committing.commit()), Box::pin(run.world.sleep(after))).await);
+    version
+}
+
+/// `None`: the record does not become free, or what was read does not become the last.
+async fn commit(run: &Run, worker: &Worker<Chosen>, table: &Table) -> Option<Version> {
+    for _ in 0..TRIES {
+        let mut session = Session::new();
+        let mut transaction = worker.begin(&mut session).await.unwrap();
+        if let Err(ReadError::Conflict) = transaction.write(table, RECORD, Some(&[3; DATA_WORDS * 8])).await {
+            run.world.sleep(PAUSE).await;
+            continue;
+        }
+        match transaction.commit().await {
+            Err(CommitError::Busy | CommitError::Conflict) => run.world.sleep(PAUSE).await,
+            committed => return committed.unwrap(),
+        }
+    }
+    None
+}
+
+fn on_stage(task: impl AsyncFnOnce(&Stage) + 'static) {
+    let mut random = Random::new(1, 1);
+    let world = World::new(WorldConfig::new(1));
+    let executor = Executor::new(world.clone());
+    let mut setting = setting(world.clone(), executor.tasks(), 1, &mut random);
+    setting.firsts[0] = EDGE - TO_THE_EDGE;
+    // Rings are written over as they come round: nobody announces himself.
+    let run = Rc::new(setting);
+    run.write_first_words();
+    oracle::start_publishers(&run, &mut random);
+    let place = (run.world.add_host(1_000_000), Path::Checked);
+    let process = world.add_process(place.0);
+    let here = run.clone();
+    run.tasks.spawn(process, async move {
+        let carer = here.access(process, place, here.grant()).await.unwrap();
+        let stage = Stage {
+            run: here.clone(),
+            process,
+            place,
+            slot: Slot::new(0).unwrap(),
+            carer,
+            grant: Cell::new(OWNER),
+        };
+        task(&stage).await;
+        here.is_over.set(true);
+    });
+    let (panicked, trouble) = run_to_end(executor, RUN_NS, || 0);
+    assert!(!panicked && trouble.is_none(), "{trouble:?}");
+}
+
+/// How often a version was committed that had been in doubt, or would have been: after each time within a commit.
+fn used_twice(mutation: Option<&'static str>) -> u32 {
+    const TIMINGS_NS: [u64; 6] = [0, 3_000, 8_000, 14_000, 20_000, 26_000];
+    broken::set(mutation);
+    let twice = Rc::new(Cell::new(0));
+    for after in TIMINGS_NS.map(Duration::from_nanos) {
+        let twice = twice.clone();
+        on_stage(async move |stage| {
+            let (worker, table) = stage.client(EDGE - TO_THE_EDGE).await;
+            give_up(&worker, &table, GIVEN_UP).await;
+            let in_doubt = leave_in_doubt(&stage.run, &worker, &table, after).await;
+            assert_eq!(in_doubt.count(), EDGE + GIVEN_UP - TO_THE_EDGE + 1);
+            let recovered = stage.recover().await;
+            let (worker, table) = stage.client(recovered.last).await;
+            let is_there = stage.fate(in_doubt).await;
+            let (mut is_again, mut committed) = (false, 0);
+            for _ in 0..=GIVEN_UP {
+                let Some(version) = commit(&stage.run, &worker, &table).await else { break };
+                is_again |= version == in_doubt;
+                assert!(mutation.is_some() || stage.fate(version).await == Fate::Committed, "{version}");
+                committed += 1;
+            }
+            assert!(mutation.is_some() || committed > GIVEN_UP, "{committed} commits");
+            let told = stage.fate(in_doubt).await;
+            is_again |= told != is_there && told != Fate::Forgotten;
+            twice.set(twice.get() + u32::from(is_again));
+        });
+    }
+    broken::set(None);
+    twice.get()
+}
+
+#[test]
+fn counts_of_the_next_generation_that_were_given_out_are_not_given_out_again_behind_a_recovery() {
+    assert_eq!(used_twice(None), 0);
+    assert!(used_twice(Some(broken::UNSHOWN_FORGOTTEN)) > 3, "the test notices nothing");
+}
+
+#[test]
+fn a_slot_of_which_nothing_but_given_up_transactions_is_left_shows_so_in_time_for_a_recoverer() {
+    on_stage(async |stage| {
+        let first = EDGE - TO_THE_EDGE;
+        let (worker, table) = stage.client(first).await;
+        for many in 1..=4 * MAX_COUNTS_UNSHOWN {
+            give_up(&worker, &table, 1).await;
+            let shown = stage.run.word(0);
+            assert!(first + many - shown <= MAX_COUNTS_UNSHOWN, "{many} counts used, {shown} shown");
+        }
+        let last = commit(&stage.run, &worker, &table).await;
+        assert_eq!(last.unwrap().count(), first + 4 * MAX_COUNTS_UNSHOWN + 1);
+    });
+}

@@ -1,0 +1,36 @@
+//! Sessions that prepare transactions and give them up: counts of their slot are used, and nothing in far memory tells of it.
+
+use farpool_txn::{CommitError, ReadError, Session, Table, Worker};
+
+use super::broken::Chosen;
+use super::{FAR_TO_THE_EDGE, TIMESTAMP_BITS};
+
+/// Transactions that are given up at most: the edge may be so far, and others of the slot commit meanwhile.
+const MOST: u64 = FAR_TO_THE_EDGE + 20;
+
+/// Prepares transactions and gives each up, until the slot's counts are those of its next generation; where that is far, only one.
+pub(super) async fn use_up_counts(worker: &Worker<Chosen>, table: &Table) -> Result<(), String> {
+    let mut session = Session::new();
+    for _ in 0..MOST {
+        let begun = worker.begin(&mut session).await;
+        let mut transaction = begun.map_err(|error| error.to_string())?;
+        match transaction.write(table, 0, None).await {
+            Ok(_) => {}
+            // It is not read again: as in a transaction that does nothing else.
+            Err(ReadError::Conflict | ReadError::RingFull | ReadError::NoSpace { .. }) => continue,
+            Err(ReadError::SnapshotTooOld | ReadError::Damaged) => return Ok(()),
+            Err(error) => return Err(error.to_string()),
+        }
+        match transaction.prepare() {
+            Ok(Some(prepared)) => {
+                let timestamp = prepared.version().count() % (1 << TIMESTAMP_BITS);
+                if (1 << TIMESTAMP_BITS) - timestamp > FAR_TO_THE_EDGE {
+                    return Ok(());
+                }
+            }
+            Ok(None) | Err(CommitError::Busy) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    Ok(())
+}
