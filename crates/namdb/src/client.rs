@@ -190,7 +190,7 @@ impl Client {
         let place = self.place.as_ref().expect("it is there until the client is dropped");
         self.open.set(self.open.get() + 1);
         let open = Open { client: self };
-        place.wake(&self.worker).await?;
+        place.wake(&self.worker, || self.shared.check()).await?;
         Ok(open)
     }
 

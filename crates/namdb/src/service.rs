@@ -157,8 +157,9 @@ async fn forget_idle(shared: &Shared, memory: &Memory) -> Result<(), DatabaseErr
         let idle = if shared.slot.is_in_doubt() { Vec::new() } else { shared.workers.idle() };
         for idle in idle {
             let place = first + idle.place();
-            // The end comes before the client is told, whose next word might be taken away by what was sent.
-            forget(memory, &at, place..place + 1).await.map_err(|error| failed(shared, error.into()))?;
+            forget(memory, &at, place..place + 1).await?;
+            // Behind the answer: else what was sent might take away the next word there, of this client or another.
+            idle.is_forgotten();
         }
         pause(memory.endpoint(), shared, ROLE_PAUSE).await;
     }

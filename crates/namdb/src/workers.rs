@@ -1,107 +1,76 @@
 //! The process's threads that run transactions, and which of them announce their snapshots at present.
 //!
 //! A client that has nothing to do would pin what its last snapshot needed. So its word is taken away by the service thread, and the
-//! client announces itself again before it begins the next time. The place's state says who may write the word.
+//! client announces itself again before it begins the next time. The [state](place) of a place says who may write its word.
+
+mod place;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use farpool_txn::{Shipped, Worker};
-use parking_lot::Mutex;
 
-use crate::error::TxError;
+use crate::error::{Ended, TxError};
 use crate::plan::MOST_WORKERS;
-
-/// The client begins, or has begun: its word is its own.
-const BUSY: u8 = 0;
-/// The client has nothing to do since a moment ago.
-const RESTING: u8 = 1;
-/// ... and had nothing to do when the service looked last.
-const IDLE: u8 = 2;
-/// The service takes the word away.
-const FORGETTING: u8 = 3;
-/// The client announces itself again; whoever else begins something there waits until it has.
-const WAKING: u8 = 5;
-/// The word is gone, or this process's part in the database is over.
-const FORGOTTEN: u8 = 4;
+use place::{Event, PlaceWord, State};
 
 /// Between two looks at whether the service has taken the word away.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// The places of a process.
-#[derive(Default)]
 pub(crate) struct Workers {
-    places: Mutex<Vec<Option<Arc<AtomicU8>>>>,
+    places: [PlaceWord; MOST_WORKERS as usize],
 }
 
-/// A place that a client has. Dropped, it is free again; its word must be gone by then.
+/// A place that a client has. Dropped, it is the next client's once nothing changes its word any more; the client has taken the word away
+/// by then.
 pub(crate) struct Place {
     workers: Arc<Workers>,
     number: u16,
-    state: Arc<AtomicU8>,
-    is_kept: bool,
 }
 
-/// A client that has nothing to do, and whose word may be taken away: it begins nothing until this is dropped, and then announces itself
-/// again.
-pub(crate) struct Idle {
+/// A client that has nothing to do, and whose word may be taken away: it begins nothing until that is [done](Self::is_forgotten), and then
+/// announces itself again. Dropped before, nobody knows whether the word will go: its place is nobody else's any more.
+pub(crate) struct Idle<'a> {
+    workers: &'a Workers,
     number: u16,
-    state: Arc<AtomicU8>,
+}
+
+impl Default for Workers {
+    fn default() -> Self {
+        Workers { places: std::array::from_fn(|_| PlaceWord::default()) }
+    }
 }
 
 impl Workers {
     /// A place for another client, which is busy; `None`: there is none.
     pub(crate) fn take(self: &Arc<Self>) -> Option<Place> {
-        let mut places = self.places.lock();
-        let free = places.iter().position(Option::is_none);
-        let number = free.unwrap_or_else(|| {
-            places.push(None);
-            places.len() - 1
-        });
-        let state = Arc::new(AtomicU8::new(BUSY));
-        if number >= usize::from(MOST_WORKERS) {
-            places.pop();
-            return None;
-        }
-        places[number] = Some(state.clone());
-        Some(Place { workers: self.clone(), number: number as u16, state, is_kept: false })
+        let taken = self.places.iter().position(|place| place.happens(Event::Taken).1.is_some());
+        taken.map(|number| Place { workers: self.clone(), number: number as u16 })
     }
 
-    /// Whether there is no client.
+    /// Whether there is no client, nor anything under way for one that has left.
     pub(crate) fn is_empty(&self) -> bool {
-        self.places.lock().iter().all(Option::is_none)
+        self.places.iter().all(|place| place.state() == State::Free)
     }
 
     /// The clients that have had nothing to do since the last time this was asked.
-    pub(crate) fn idle(&self) -> Vec<Idle> {
-        let places = self.places.lock();
-        let mut idle = Vec::new();
-        for (number, state) in (0..).zip(places.iter()) {
-            let Some(state) = state else { continue };
-            // Acquire and release, here and below: who has the word hands it over with the state.
-            let change =
-                |from, to| state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-            if change(IDLE, FORGETTING) {
-                idle.push(Idle { number, state: state.clone() });
-            } else {
-                change(RESTING, IDLE);
-            }
-        }
-        idle
+    pub(crate) fn idle(&self) -> Vec<Idle<'_>> {
+        let looks = (0..).zip(&self.places).map(|(number, place)| (number, place.happens(Event::LookedAt).1));
+        let idle = looks.filter(|&(_, state)| state == Some(State::Forgetting));
+        idle.map(|(number, _)| Idle { workers: self, number }).collect()
     }
 }
 
-impl Idle {
+impl Idle<'_> {
     /// Which of the process's places it is.
     pub(crate) fn place(&self) -> u16 {
         self.number
     }
-}
 
-impl Drop for Idle {
-    fn drop(&mut self) {
-        self.state.store(FORGOTTEN, Ordering::Release);
+    /// Its word is gone, and nothing that was sent for that is under way.
+    pub(crate) fn is_forgotten(self) {
+        self.workers.places[usize::from(self.number)].happens(Event::WordGone);
     }
 }
 
@@ -111,70 +80,65 @@ impl Place {
         self.number
     }
 
-    /// The client begins something. It announces itself again if its word was taken away meanwhile.
-    pub(crate) async fn wake(&self, worker: &Worker<Shipped>) -> Result<(), TxError> {
+    fn word(&self) -> &PlaceWord {
+        &self.workers.places[usize::from(self.number)]
+    }
+
+    /// The client begins something. It announces itself again if its word was taken away meanwhile; `check` says whether this process's
+    /// part in the database is over, where the service may never tell that it has.
+    pub(crate) async fn wake(
+        &self,
+        worker: &Worker<Shipped>,
+        check: impl Fn() -> Result<(), Ended>,
+    ) -> Result<(), TxError> {
         loop {
-            match self.state.begin() {
-                FORGETTING | WAKING => worker.memory().endpoint().sleep(PAUSE).await,
-                FORGOTTEN => {
-                    let waking = Waking(&self.state);
+            match self.word().happens(Event::Begins) {
+                (_, Some(State::Waking)) => {
+                    let waking = Waking(self.word());
                     worker.announce_again().await?;
                     waking.succeeded();
                     return Ok(());
                 }
-                _ => return Ok(()),
+                (_, Some(_)) => return Ok(()),
+                (_, None) => {
+                    check().map_err(TxError::Ended)?;
+                    worker.memory().endpoint().sleep(PAUSE).await;
+                }
             }
         }
     }
 
     /// The client has nothing to do for now. If it could not announce itself, its word is gone still.
     pub(crate) fn rest(&self) {
-        let _ = self.state.compare_exchange(BUSY, RESTING, Ordering::AcqRel, Ordering::Relaxed);
+        self.word().happens(Event::Rests);
     }
 
     /// The place is not given to another client: its word may still be there.
-    pub(crate) fn keep(mut self) {
-        self.is_kept = true;
+    pub(crate) fn keep(self) {
+        self.word().happens(Event::LeavesWord);
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if !self.is_kept {
-            self.workers.places.lock()[usize::from(self.number)] = None;
-        }
+        // Where it is kept, this changes nothing.
+        self.word().happens(Event::Leaves);
     }
 }
 
 /// A client announces itself. Dropped before it [is awake](Self::succeeded), its word is gone still.
-struct Waking<'a>(&'a AtomicU8);
+struct Waking<'a>(&'a PlaceWord);
 
 impl Waking<'_> {
     fn succeeded(self) {
-        self.0.store(BUSY, Ordering::Release);
-        std::mem::forget(self);
+        self.0.happens(Event::Awake);
     }
 }
 
 impl Drop for Waking<'_> {
     fn drop(&mut self) {
-        self.0.store(FORGOTTEN, Ordering::Release);
-    }
-}
-
-trait Begin {
-    /// The client begins something, if it may; says what it was at.
-    fn begin(&self) -> u8;
-}
-
-impl Begin for AtomicU8 {
-    fn begin(&self) -> u8 {
-        let next = |found| match found {
-            FORGETTING | WAKING => None,
-            FORGOTTEN => Some(WAKING),
-            _ => Some(BUSY),
-        };
-        self.try_update(Ordering::AcqRel, Ordering::Acquire, next).unwrap_or_else(|found| found)
+        // Where it is awake, this changes nothing.
+        self.0.happens(Event::NotAwake);
     }
 }
 
@@ -186,20 +150,21 @@ mod tests {
     fn a_client_is_forgotten_once_it_has_had_nothing_to_do_from_one_look_to_the_next() {
         let workers = Arc::new(Workers::default());
         let place = workers.take().unwrap();
+        let begin = || place.word().happens(Event::Begins);
         assert!(workers.idle().is_empty() && workers.idle().is_empty(), "it is busy");
         place.rest();
         assert!(workers.idle().is_empty(), "it may have been busy a moment ago");
-        let idle = workers.idle();
+        let mut idle = workers.idle();
         assert_eq!(idle.iter().map(Idle::place).collect::<Vec<_>>(), [0]);
-        assert_eq!(place.state.begin(), FORGETTING, "it waits");
-        drop(idle);
-        assert_eq!(place.state.begin(), FORGOTTEN);
-        assert_eq!(place.state.begin(), WAKING, "others wait until it has announced itself");
-        drop(Waking(&place.state));
+        assert_eq!(begin(), (State::Forgetting, None), "it waits");
+        idle.remove(0).is_forgotten();
+        assert_eq!(begin(), (State::Forgotten, Some(State::Waking)));
+        assert_eq!(begin(), (State::Waking, None), "others wait until it has announced itself");
+        drop(Waking(place.word()));
         place.rest();
-        assert_eq!(place.state.begin(), FORGOTTEN, "it has not");
-        Waking(&place.state).succeeded();
-        assert_eq!(place.state.begin(), BUSY);
+        assert_eq!(begin(), (State::Forgotten, Some(State::Waking)), "it has not");
+        Waking(place.word()).succeeded();
+        assert_eq!(place.word().state(), State::Busy);
         assert!(workers.idle().is_empty());
     }
 
@@ -214,5 +179,33 @@ mod tests {
         assert_eq!(workers.take().unwrap().number(), 0);
         drop(places);
         assert!(!workers.is_empty(), "one was kept");
+    }
+
+    #[test]
+    fn a_place_that_is_left_while_its_word_is_taken_away_is_given_again_only_behind_that() {
+        let workers = Arc::new(Workers::default());
+        let place = workers.take().unwrap();
+        place.rest();
+        assert!(workers.idle().is_empty());
+        let idle = workers.idle();
+        drop(place);
+        let next = workers.take().unwrap();
+        assert_eq!(next.number(), 1, "what takes the word away is under way");
+        assert!(!workers.is_empty());
+        idle.into_iter().for_each(Idle::is_forgotten);
+        assert_eq!(workers.take().unwrap().number(), 0);
+    }
+
+    #[test]
+    fn a_place_whose_word_may_still_be_taken_away_is_nobody_elses() {
+        let workers = Arc::new(Workers::default());
+        let place = workers.take().unwrap();
+        place.rest();
+        assert!(workers.idle().is_empty());
+        drop(workers.idle()); // given up
+        drop(place);
+        assert!(workers.idle().is_empty());
+        assert_eq!(workers.take().unwrap().number(), 1);
+        assert!(!workers.is_empty());
     }
 }

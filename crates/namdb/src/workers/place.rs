@@ -1,0 +1,189 @@
+//! The state of a place, which says who may write its word: the client that has the place, or the service thread.
+//!
+//! P1. A word is written by one side at a time. The service takes the word of an idle client away (`Forgetting`); until it has done so,
+//!     the client begins nothing.
+//! P2. A place is free only once nothing is under way that changes its word. A client that leaves while the service takes its word away
+//!     leaves the place behind (`Leaving`), and the service frees it. So a late write never meets the next client's announcement.
+//!
+//! The rule is a function; the shell around it is one word, generic so that a model runs this very code in every interleaving.
+
+#[cfg(test)]
+mod models;
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// What a place is at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(super) enum State {
+    /// No client has it, and its word is nobody's.
+    Free,
+    /// The client begins, or has begun: its word is its own.
+    Busy,
+    /// The client has nothing to do since a moment ago.
+    Resting,
+    /// ... and had nothing to do when the service looked last.
+    Idle,
+    /// The service takes the word away; for ever, if it could not.
+    Forgetting,
+    /// The word is gone.
+    Forgotten,
+    /// The client announces itself again; its other sessions wait until it has.
+    Waking,
+    /// The client has left, and the service still takes the word away.
+    Leaving,
+    /// Nobody is given it any more: its word may still be there, or come.
+    Kept,
+}
+
+use State::{Busy, Forgetting, Forgotten, Free, Idle, Kept, Leaving, Resting, Waking};
+
+/// In the order of their numbers.
+const STATES: [State; 9] = [Free, Busy, Resting, Idle, Forgetting, Forgotten, Waking, Leaving, Kept];
+
+/// What happens to a place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Event {
+    /// A client takes it.
+    Taken,
+    /// The client begins something.
+    Begins,
+    /// The client has announced itself again.
+    Awake,
+    /// The client could not announce itself again.
+    NotAwake,
+    /// The client has nothing to do.
+    Rests,
+    /// The service looks whether the client has had nothing to do since it looked last.
+    LookedAt,
+    /// The service has taken the word away.
+    WordGone,
+    /// The client goes, and has taken its word away.
+    Leaves,
+    /// The client goes, and its word may still be there, or come.
+    LeavesWord,
+}
+
+impl State {
+    /// What a place is at after an event; `None`: the event changes nothing, or is not for now.
+    pub(super) fn after(self, event: Event) -> Option<State> {
+        match (event, self) {
+            (Event::Taken, Free) => Some(Busy),
+            (Event::Begins, Busy | Resting | Idle) => Some(Busy),
+            (Event::Begins, Forgotten) => Some(Waking),
+            (Event::Awake, Waking) => Some(Busy),
+            (Event::NotAwake, Waking) => Some(Forgotten),
+            (Event::Rests, Busy) => Some(Resting),
+            (Event::LookedAt, Resting) => Some(Idle),
+            (Event::LookedAt, Idle) => Some(Forgetting),
+            (Event::WordGone, Forgetting) => Some(Forgotten),
+            (Event::WordGone, Leaving) => Some(Free),
+            (Event::Leaves, Busy | Resting | Idle | Forgotten) => Some(Free),
+            (Event::Leaves, Forgetting) => Some(Leaving),
+            // Its announcement was given up half-way, and may still land.
+            (Event::Leaves, Waking) => Some(Kept),
+            (Event::LeavesWord, _) => Some(Kept),
+            _ => None,
+        }
+    }
+}
+
+/// A word that threads share.
+pub(super) trait Word {
+    fn new(value: u8) -> Self;
+    fn load(&self, order: Ordering) -> u8;
+    fn compare_exchange(&self, current: u8, new: u8, order: Ordering) -> Result<u8, u8>;
+}
+
+macro_rules! word {
+    ($atomic:ty) => {
+        impl Word for $atomic {
+            fn new(value: u8) -> Self {
+                <$atomic>::new(value)
+            }
+
+            fn load(&self, order: Ordering) -> u8 {
+                self.load(order)
+            }
+
+            fn compare_exchange(&self, current: u8, new: u8, order: Ordering) -> Result<u8, u8> {
+                // Relaxed: who fails looks again.
+                self.compare_exchange(current, new, order, Ordering::Relaxed)
+            }
+        }
+    };
+}
+#[cfg(test)]
+use word;
+
+word!(AtomicU8);
+
+/// A place's state, which the client and the service share.
+#[derive(Debug)]
+pub(super) struct PlaceWord<W = AtomicU8>(W);
+
+impl<W: Word> Default for PlaceWord<W> {
+    fn default() -> Self {
+        PlaceWord(W::new(Free as u8))
+    }
+}
+
+impl<W: Word> PlaceWord<W> {
+    /// What it is at. A hint, but for who alone may change it.
+    pub(super) fn state(&self) -> State {
+        STATES[usize::from(self.0.load(Ordering::Relaxed))]
+    }
+
+    /// Something happens: says what the place was at, and what it is at now, if that has changed.
+    pub(super) fn happens(&self, event: Event) -> (State, Option<State>) {
+        let mut before = self.state();
+        loop {
+            let Some(after) = before.after(event) else { return (before, None) };
+            // Acquire and release: who has the word hands it over with the state, behind its last write of it.
+            match self.0.compare_exchange(before as u8, after as u8, Ordering::AcqRel) {
+                Ok(_) => return (before, Some(after)),
+                Err(found) => before = STATES[usize::from(found)],
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EVENTS: [Event; 9] = [
+        Event::Taken,
+        Event::Begins,
+        Event::Awake,
+        Event::NotAwake,
+        Event::Rests,
+        Event::LookedAt,
+        Event::WordGone,
+        Event::Leaves,
+        Event::LeavesWord,
+    ];
+
+    #[test]
+    fn states_have_their_numbers() {
+        assert!((0..).zip(STATES).all(|(number, state)| state as usize == number));
+    }
+
+    #[test]
+    fn a_place_becomes_free_only_from_states_in_which_nothing_changes_its_word() {
+        for state in STATES {
+            for event in EVENTS {
+                if state.after(event) == Some(Free) {
+                    let is_over = match event {
+                        Event::Leaves => !matches!(state, Forgetting | Waking | Leaving | Kept | Free),
+                        Event::WordGone => state == Leaving,
+                        _ => false,
+                    };
+                    assert!(is_over, "{state:?} {event:?}");
+                }
+            }
+            assert_eq!(state.after(Event::LeavesWord), Some(Kept));
+        }
+        assert!(EVENTS.iter().all(|&event| Kept.after(event).is_none_or(|after| after == Kept)));
+    }
+}
