@@ -12,6 +12,7 @@ mod guarded;
 mod host;
 pub mod limits;
 mod listener;
+pub mod own;
 mod tls;
 
 pub use dial::{CONNECT_TIMEOUT, check_address, dial};
