@@ -4,6 +4,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
+use farpool_control::own;
 use farpool_wire::NodeId;
 use farpool_wire::control::RegisterRequest;
 use prost::Message;
@@ -80,17 +81,21 @@ impl Drop for Store {
 }
 
 impl Store {
-    /// Opens the file, or makes a new one.
+    /// Opens the file, or makes a new one. Nobody else can open it: who can, can lock it, and no broker would start again.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
+        let unusable = |source| StoreError::Io { path: path.to_owned(), source };
+        let file = own::open_file(path).map_err(unusable)?;
+        let private = file.try_clone().map_err(unusable)?;
         contained(path, || {
             let mut builder = Database::builder();
             builder.set_cache_size(CACHE_BYTES);
-            let database = builder.create(path).map_err(|error| match error {
+            let database = builder.create_file(file).map_err(|error| match error {
                 DatabaseError::DatabaseAlreadyOpen => StoreError::InUse { path: path.to_owned() },
                 other => failure(path, other.into()),
             })?;
             let store = Store { database: Some(database), path: path.to_owned() };
             store.claim_format()?;
+            own::keep_private(&private).map_err(unusable)?;
             Ok(store)
         })
     }
@@ -221,6 +226,23 @@ mod tests {
         store.forget(NodeId(2)).unwrap();
         drop(store);
         assert_eq!(Store::open(&path).unwrap().reports().unwrap(), [report(0, 8), report(1, 9)]);
+    }
+
+    #[test]
+    fn nobody_else_can_open_and_so_lock_a_store_and_a_folder_of_others_is_refused() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        let (dir, path) = a_store_file();
+        let set = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap()
+        };
+        let mode = || std::fs::metadata(&path).unwrap().mode() & 0o777;
+        assert_eq!(mode(), 0o600);
+        set(&path, 0o644); // as an earlier release made it
+        drop(Store::open(&path).unwrap());
+        assert_eq!(mode(), 0o600);
+        set(dir.path(), 0o1777);
+        let text = Store::open(&path).err().unwrap().to_string();
+        assert!(text.contains("chmod go-w") && text.contains("--store"), "{text}");
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub struct BrokerArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7117")]
     listen: SocketAddr,
 
-    /// The file in which it keeps the nodes it knows; made if it is not there
+    /// The file in which it keeps the nodes it knows; made if it is not there. In a folder that no other user may change
     #[arg(long, value_name = "FILE")]
     store: PathBuf,
 

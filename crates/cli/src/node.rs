@@ -47,7 +47,8 @@ pub struct NodeArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     data_listen: SocketAddr,
 
-    /// Socket by which processes of this machine get at the memory; without it they use TCP
+    /// Socket by which processes of this machine get at the memory; without it they use TCP. In a folder that no other user
+    /// may change
     #[arg(long, value_name = "PATH")]
     shm_socket: Option<PathBuf>,
 
@@ -61,7 +62,8 @@ pub struct NodeArgs {
     #[arg(long, requires = "listen_rdma")]
     card_atomics: bool,
 
-    /// Folder that keeps the node's identity across restarts; without it each start makes a new node
+    /// Folder that keeps the node's identity across restarts; without it each start makes a new node. No other user may
+    /// change it
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
 

@@ -1,11 +1,23 @@
 use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tonic::codegen::{Service, http};
 use tonic::transport::{Channel, Endpoint};
 
+use crate::fault::Fault;
+use crate::greeting::greet;
+use crate::tls::server_name;
+use crate::version::agent;
 use crate::{ControlError, REQUEST_TIMEOUT, Tls};
 
-/// Longest wait for a connection, and for its TLS handshake: several round trips to the far side of the world.
+/// Longest wait for a connection, and for its greeting: several round trips to the far side of the world.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A connection with requests under way that is silent for so long is asked whether it lives.
@@ -14,25 +26,68 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A channel to `host:port`. It connects at the first request, and again whenever the connection was lost, so that
-/// only a wrong address or unusable certificates are errors here.
+/// only a wrong address or unusable certificates are errors here. [`explain`](crate::explain) says why a request failed.
 pub fn dial(address: &str, tls: Option<&Tls>) -> Result<Channel, ControlError> {
     let malformed = || ControlError::Address { address: address.to_owned() };
     let host = host_of(address).ok_or_else(malformed)?;
-    if tls.is_none() && !is_loopback(host) {
+    if tls.is_none() && !is_loopback_host(host) {
         return Err(ControlError::PlaintextOffLoopback { address: address.to_owned() });
     }
-    let scheme = if tls.is_some() { "https" } else { "http" };
-    let endpoint = Endpoint::from_shared(format!("{scheme}://{address}")).map_err(|_| malformed())?;
-    let endpoint = match tls {
-        Some(tls) => endpoint.tls_config(tls.client()).map_err(|source| tls.unusable(source))?,
-        None => endpoint,
-    };
+    // TLS is the connector's; the scheme would have the endpoint do it a second time.
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|_| malformed())?;
     let endpoint = endpoint
-        .connect_timeout(CONNECT_TIMEOUT)
+        .user_agent(agent())
+        .map_err(|_| malformed())?
         .timeout(REQUEST_TIMEOUT)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT);
-    Ok(endpoint.connect_lazy())
+    let tls = tls.map(Tls::connector).transpose()?;
+    Ok(endpoint.connect_with_connector_lazy(Connector { address: address.to_owned(), tls }))
+}
+
+/// Makes connections, and says in words why one cannot be made.
+#[derive(Clone)]
+struct Connector {
+    address: String,
+    tls: Option<TlsConnector>,
+}
+
+/// A connection of either kind.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+impl Connector {
+    async fn connect(self) -> Result<TokioIo<Box<dyn Stream>>, Fault> {
+        let connecting = timeout(CONNECT_TIMEOUT, TcpStream::connect(&self.address)).await;
+        let stream =
+            connecting.map_err(|_| Fault::Late)?.map_err(|error| Fault::Unreachable(error.to_string()))?;
+        let _ = stream.set_nodelay(true); // fails only when the peer is gone already
+        let greeting = async {
+            let stream: Box<dyn Stream> = match self.tls {
+                Some(tls) => {
+                    let stream = tls.connect(server_name(), stream).await;
+                    Box::new(greet(stream.map_err(|error| Fault::of_dialled(&error))?).await?)
+                }
+                None => Box::new(greet(stream).await?),
+            };
+            Ok(TokioIo::new(stream))
+        };
+        timeout(CONNECT_TIMEOUT, greeting).await.unwrap_or(Err(Fault::Late))
+    }
+}
+
+impl Service<http::Uri> for Connector {
+    type Response = TokioIo<Box<dyn Stream>>;
+    type Error = Fault;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Fault>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: http::Uri) -> Self::Future {
+        Box::pin(self.clone().connect())
+    }
 }
 
 /// Whether an address is one of this machine's own that no other machine reaches.
@@ -43,6 +98,11 @@ pub(crate) fn is_loopback_ip(ip: IpAddr) -> bool {
 /// Whether [`dial`] takes `address` for one, HOST:PORT.
 pub fn check_address(address: &str) -> Result<(), ControlError> {
     host_of(address).map(drop).ok_or_else(|| ControlError::Address { address: address.to_owned() })
+}
+
+/// Whether `host:port` is on this machine for sure.
+pub fn is_loopback(address: &str) -> bool {
+    host_of(address).is_some_and(is_loopback_host)
 }
 
 /// The host of `host:port`; `None` unless it is just that.
@@ -57,8 +117,8 @@ fn host_of(address: &str) -> Option<&str> {
     (named && reachable).then_some(host)
 }
 
-/// A name other than `localhost` may resolve to anything, so it does not count.
-fn is_loopback(host: &str) -> bool {
+/// Whether a host is this machine. A name other than `localhost` may resolve to anything, so it does not count.
+fn is_loopback_host(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     host.eq_ignore_ascii_case("localhost") || bare.parse().is_ok_and(is_loopback_ip)
 }

@@ -26,12 +26,12 @@ pub enum ControlError {
         source: io::Error,
     },
     /// Make the certificates anew.
-    #[error("the certificates in {} are of no use: {source}; make them anew", dir.display())]
+    #[error("the certificates in {} are of no use: {reason}; make them anew", dir.display())]
     Certificates {
         /// Where they are.
         dir: PathBuf,
         /// What is wrong with them.
-        source: tonic::transport::Error,
+        reason: String,
     },
     /// End whoever has the port, or take another.
     #[error("cannot listen on {address}: {source}; choose another address with --listen")]

@@ -2,21 +2,30 @@
 //!
 //! C1. Without TLS nothing leaves the machine: only loopback addresses are listened on or dialled.
 //! C2. With TLS both sides prove themselves by a certificate of the pool's own authority.
-//! C3. Every connection, request and shutdown is bounded in number and time; what a peer sends before it has
-//!     proved to speak HTTP/2 costs one slot for [`PREFACE_DEADLINE`] at most.
+//! C3. Every connection, request and shutdown is bounded in number and time; a peer that has not greeted yet takes no place of
+//!     those that have, and makes room for others (`gate`).
+//! C4. Why two sides do not come to talk is said by both in the same words ([`Fault`]).
 //! Not here: the messages, and what they mean.
 
 mod dial;
 mod error;
-mod guarded;
+mod fault;
+mod gate;
+mod greeting;
 mod host;
 pub mod limits;
 mod listener;
+pub mod own;
+mod peer;
 mod tls;
+mod version;
 
-pub use dial::{CONNECT_TIMEOUT, check_address, dial};
+pub use dial::{CONNECT_TIMEOUT, check_address, dial, is_loopback};
 pub use error::ControlError;
-pub use guarded::PREFACE_DEADLINE;
+pub use fault::{CertificateFault, Fault, explain, is_lost_connection};
+pub use gate::{GREETING_DEADLINE, MAX_CONNECTIONS, MAX_NEWCOMERS, MAX_PLACES_PER_NETWORK};
 pub use host::this_host;
-pub use listener::{Listener, MAX_CONNECTIONS, REQUEST_TIMEOUT, SHUTDOWN_GRACE};
+pub use listener::{Listener, REQUEST_TIMEOUT, SHUTDOWN_GRACE};
+pub use peer::{Identity, Peer};
 pub use tls::{SERVER_NAME, Tls};
+pub use version::CONTROL_VERSION;

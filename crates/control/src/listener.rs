@@ -1,25 +1,27 @@
 use std::convert::Infallible;
 use std::fmt;
-use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream::{self, Stream};
-use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, oneshot};
+use futures_util::future::{AbortHandle, Abortable};
+use futures_util::stream::{self, FuturesUnordered, StreamExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
 use tonic::transport::Server;
 
 use crate::dial::is_loopback_ip;
-use crate::guarded::{Greeting, Guarded, OnRejected};
+use crate::fault::{CertificateFault, Fault};
+use crate::gate::{GREETING_DEADLINE, Gate, Places};
+use crate::greeting::{Begins, await_greeting, begins, turn_away};
+use crate::peer::{Connection, Identity, Peer, Stream};
+use crate::version::{CONTROL_VERSION, Versioned};
 use crate::{ControlError, Tls};
-
-/// Most connections at a time: the largest pool's nodes and as many clients, well below the usual 4,096 descriptors.
-/// Later ones wait in the kernel's queue.
-pub const MAX_CONNECTIONS: usize = 2_048;
 
 /// Longest time for any request: above the longest of those that wait for others.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,7 +32,7 @@ pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 /// Most requests at a time on one connection: a peer has a handful of kinds, and one of each under way.
 const MAX_REQUESTS_PER_CONNECTION: usize = 64;
 
-/// A connection that is silent for so long is asked whether it lives, so that lost peers free their slots.
+/// A connection that is silent for so long is asked whether it lives, so that lost peers free their places.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// A peer that does not answer this question in time is gone.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -38,11 +40,18 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause after a failed accept (descriptors used up): the cause does not pass by trying at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Connections that have greeted and that the server has not taken yet: it takes them at once.
+const GREETED_AT_ONCE: usize = 16;
+
+/// Told of each connection that was closed since its peer did not begin as it must.
+type OnRejected = Arc<dyn Fn() + Send + Sync>;
+
 /// A bound address of the control plane.
 pub struct Listener {
     socket: TcpListener,
     address: SocketAddr,
     tls: Option<Tls>,
+    version: u32,
     on_rejected: OnRejected,
 }
 
@@ -52,16 +61,21 @@ impl Listener {
         if tls.is_none() && !is_loopback_ip(address.ip()) {
             return Err(ControlError::PlaintextOffLoopback { address: address.to_string() });
         }
-        let failed = |source| ControlError::Listen { address, source };
-        let socket = TcpListener::bind(address).await.map_err(failed)?;
-        let address = socket.local_addr().map_err(failed)?;
-        Ok(Listener { socket, address, tls, on_rejected: Arc::new(|| ()) })
+        let listen = |source| ControlError::Listen { address, source };
+        let socket = TcpListener::bind(address).await.map_err(listen)?;
+        let address = socket.local_addr().map_err(listen)?;
+        Ok(Listener { socket, address, tls, version: CONTROL_VERSION, on_rejected: Arc::new(|| {}) })
     }
 
-    /// Has `count` called for each connection that is closed since its peer speaks neither HTTP/2 nor, where it must,
+    /// Calls `count` for each connection that is closed since its peer speaks neither HTTP/2 nor, where it must,
     /// TLS; for a counter.
     pub fn on_rejected(self, count: impl Fn() + Send + Sync + 'static) -> Self {
         Listener { on_rejected: Arc::new(count), ..self }
+    }
+
+    /// Speaks as another release would; for tests.
+    pub fn speaking(self, version: u32) -> Self {
+        Listener { version, ..self }
     }
 
     /// Where it listens, with the real port.
@@ -78,24 +92,27 @@ impl Listener {
             + 'static,
         S::Future: Send,
     {
-        let server = match &self.tls {
-            Some(tls) => Server::builder().tls_config(tls.server()).map_err(|source| tls.unusable(source))?,
-            None => Server::builder(),
-        };
-        let server = server
+        let server = Server::builder()
             .timeout(REQUEST_TIMEOUT)
             .concurrency_limit_per_connection(MAX_REQUESTS_PER_CONNECTION)
             .max_concurrent_streams(MAX_REQUESTS_PER_CONNECTION as u32)
             .load_shed(true)
             .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT));
+        let acceptor = self.tls.as_ref().map(Tls::acceptor).transpose()?;
+        let (greeted, incoming) = mpsc::channel(GREETED_AT_ONCE);
+        let incoming = stream::unfold(incoming, async |mut incoming: mpsc::Receiver<Connection>| {
+            let connection = incoming.recv().await?;
+            Some((Ok::<_, Infallible>(connection), incoming))
+        });
+        let doorway = Doorway { acceptor, places: Places::default(), greeted, on_rejected: self.on_rejected };
         let (stop, stopped) = oneshot::channel::<()>();
         let stopped = async { stopped.await.unwrap_or_default() };
-        let greeting = if self.tls.is_some() { Greeting::Tls } else { Greeting::Http2 };
-        let incoming = incoming(self.socket, greeting, self.on_rejected);
+        let service = Versioned::new(service, self.version);
         let mut serving = pin!(server.serve_with_incoming_shutdown(service, incoming, stopped));
         let ended = tokio::select! {
             ended = &mut serving => ended,
+            never = let_in(&self.socket, &doorway) => match never {},
             () = shutdown => {
                 let _ = stop.send(()); // the receiver lives in `serving`
                 tokio::time::timeout(SHUTDOWN_GRACE, serving).await.unwrap_or(Ok(()))
@@ -114,27 +131,85 @@ impl fmt::Debug for Listener {
     }
 }
 
-/// Accepted connections, at most [`MAX_CONNECTIONS`] at a time.
-fn incoming(
-    socket: TcpListener,
-    greeting: Greeting,
-    on_rejected: OnRejected,
-) -> impl Stream<Item = io::Result<Guarded>> {
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    stream::unfold((socket, slots, on_rejected), move |(socket, slots, on_rejected)| async move {
-        let slot = slots.clone().acquire_owned().await.ok()?;
-        loop {
-            match socket.accept().await {
-                Ok((stream, _)) => {
+/// Accepts connections, and lets in those whose peers greet as they must.
+async fn let_in(socket: &TcpListener, doorway: &Doorway) -> Infallible {
+    let mut gate = Gate::default();
+    let mut greetings = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            accepted = socket.accept() => match accepted {
+                Ok((stream, address)) => {
                     let _ = stream.set_nodelay(true); // fails only when the peer is gone already
-                    let guarded = Guarded::new(stream, greeting, on_rejected.clone(), slot);
-                    return Some((Ok(guarded), (socket, slots, on_rejected)));
+                    let (handle, registration) = AbortHandle::new_pair();
+                    let number = gate.arrives(address.ip(), handle);
+                    greetings.push(async move {
+                        let _ = Abortable::new(doorway.receive(stream, address), registration).await;
+                        number
+                    });
                 }
                 Err(error) => {
                     tracing::debug!(%error, "accept failed");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
+            },
+            Some(number) = greetings.next() => drop(gate.leaves(number)),
+        }
+    }
+}
+
+/// What a connection passes on its way in.
+struct Doorway {
+    acceptor: Option<TlsAcceptor>,
+    places: Places,
+    greeted: mpsc::Sender<Connection>,
+    on_rejected: OnRejected,
+}
+
+impl Doorway {
+    async fn receive(&self, stream: TcpStream, address: SocketAddr) {
+        match timeout(GREETING_DEADLINE, self.greet(stream, address)).await {
+            Ok(Ok(connection)) => {
+                let _ = self.greeted.send(connection).await; // the server stops
+            }
+            Ok(Err(fault)) => self.refuse(address, &fault),
+            Err(_) => self.refuse(address, &Fault::Late),
+        }
+    }
+
+    async fn greet(&self, stream: TcpStream, address: SocketAddr) -> Result<Connection, Fault> {
+        let plain = Peer { address, identity: Identity::Address(address.ip().to_canonical()) };
+        let begins = begins(&stream).await.map_err(|error| Fault::of_stream(&error))?;
+        let (stream, peer) = match (begins, &self.acceptor) {
+            (Begins::Tls, Some(acceptor)) => {
+                let stream = acceptor.accept(stream).await.map_err(|error| Fault::of_accepted(&error))?;
+                let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+                let certificate = certificate.ok_or(Fault::ItsCertificate(CertificateFault::Missing))?;
+                let identity = Identity::Certificate(certificate.as_ref().into());
+                (Stream::Tls(Box::new(await_greeting(stream).await?)), Peer { address, identity })
+            }
+            (Begins::Http2, None) => (Stream::Plain(await_greeting(stream).await?), plain),
+            (Begins::Http2, Some(_)) => return turn_away(stream, Fault::SpokePlainText).await,
+            (Begins::Tls, None) => return turn_away(stream, Fault::SpokeTls).await,
+            (Begins::Otherwise, _) => return Err(Fault::NotFarpool),
+            (Begins::Not, _) => return Err(Fault::Closed),
+        };
+        Ok(Connection { stream, peer, _place: self.places.take(address.ip())? })
+    }
+
+    /// Says why a peer was not let in. One that only looked whether somebody listens is none of anybody's business.
+    fn refuse(&self, address: SocketAddr, fault: &Fault) {
+        match fault {
+            Fault::Closed | Fault::Late | Fault::Unreachable(_) => {
+                tracing::debug!(%address, %fault, "a peer went without a greeting");
+            }
+            Fault::NotFarpool => {
+                tracing::debug!(%address, %fault, "a peer was refused");
+                (self.on_rejected)();
+            }
+            _ => {
+                tracing::warn!(%address, %fault, "a peer was refused");
+                (self.on_rejected)();
             }
         }
-    })
+    }
 }

@@ -1,21 +1,30 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::ControlError;
-use crate::dial::CONNECT_TIMEOUT;
 
 /// The name that every certificate of a pool must carry as a DNS name: peers prove that they belong to the pool,
 /// not which machine they run on. `.internal` is reserved for private use.
 pub const SERVER_NAME: &str = "farpool.internal";
 
+/// What both sides speak within TLS (RFC 7301).
+const HTTP2: &[u8] = b"h2";
+
 /// The pool's authority and this process's certificate and key.
 #[derive(Clone)]
 pub struct Tls {
     dir: PathBuf,
-    authority: Certificate,
-    identity: Identity,
+    authority: Vec<u8>,
+    certificate: Vec<u8>,
+    key: Arc<[u8]>,
 }
 
 impl Tls {
@@ -25,29 +34,87 @@ impl Tls {
             let path = dir.join(name);
             std::fs::read(&path).map_err(|source| ControlError::TlsFile { path, source })
         };
-        let authority = Certificate::from_pem(read("ca.pem")?);
-        let identity = Identity::from_pem(read("cert.pem")?, read("key.pem")?);
-        Ok(Tls { dir: dir.to_owned(), authority, identity })
+        Ok(Tls {
+            dir: dir.to_owned(),
+            authority: read("ca.pem")?,
+            certificate: read("cert.pem")?,
+            key: read("key.pem")?.into(),
+        })
     }
 
-    pub(crate) fn client(&self) -> ClientTlsConfig {
-        ClientTlsConfig::new()
-            .domain_name(SERVER_NAME)
-            .ca_certificate(self.authority.clone())
-            .identity(self.identity.clone())
-            .timeout(CONNECT_TIMEOUT)
+    pub(crate) fn connector(&self) -> Result<TlsConnector, ControlError> {
+        let config = || {
+            let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+            let builder =
+                builder.with_safe_default_protocol_versions()?.with_root_certificates(self.roots()?);
+            let mut config = builder.with_client_auth_cert(self.chain()?, self.private_key()?)?;
+            config.alpn_protocols = vec![HTTP2.to_vec()];
+            Ok(TlsConnector::from(Arc::new(config)))
+        };
+        config().map_err(|reason| self.unusable(reason))
     }
 
-    pub(crate) fn server(&self) -> ServerTlsConfig {
-        ServerTlsConfig::new()
-            .client_ca_root(self.authority.clone())
-            .identity(self.identity.clone())
-            .timeout(CONNECT_TIMEOUT)
+    pub(crate) fn acceptor(&self) -> Result<TlsAcceptor, ControlError> {
+        let config = || {
+            let provider = Arc::new(ring::default_provider());
+            let roots = Arc::new(self.roots()?);
+            let peers = WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build();
+            let peers = peers.map_err(Unusable::of)?;
+            let builder =
+                ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+            let builder = builder.with_client_cert_verifier(peers);
+            let mut config = builder.with_single_cert(self.chain()?, self.private_key()?)?;
+            config.alpn_protocols = vec![HTTP2.to_vec()];
+            Ok(TlsAcceptor::from(Arc::new(config)))
+        };
+        config().map_err(|reason| self.unusable(reason))
     }
 
-    pub(crate) fn unusable(&self, source: tonic::transport::Error) -> ControlError {
-        ControlError::Certificates { dir: self.dir.clone(), source }
+    fn roots(&self) -> Result<RootCertStore, Unusable> {
+        let mut roots = RootCertStore::empty();
+        for authority in certificates(&self.authority, "ca.pem")? {
+            roots.add(authority)?;
+        }
+        Ok(roots)
     }
+
+    fn chain(&self) -> Result<Vec<CertificateDer<'static>>, Unusable> {
+        certificates(&self.certificate, "cert.pem")
+    }
+
+    fn private_key(&self) -> Result<PrivateKeyDer<'static>, Unusable> {
+        PrivateKeyDer::from_pem_slice(&self.key).map_err(|error| Unusable(format!("key.pem: {error}")))
+    }
+
+    fn unusable(&self, reason: Unusable) -> ControlError {
+        ControlError::Certificates { dir: self.dir.clone(), reason: reason.0 }
+    }
+}
+
+/// What is wrong with the files.
+struct Unusable(String);
+
+impl Unusable {
+    fn of(error: impl fmt::Display) -> Self {
+        Unusable(error.to_string())
+    }
+}
+
+impl From<rustls::Error> for Unusable {
+    fn from(error: rustls::Error) -> Self {
+        Unusable::of(error)
+    }
+}
+
+fn certificates(pem: &[u8], file: &str) -> Result<Vec<CertificateDer<'static>>, Unusable> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let found = found.map_err(|error| Unusable(format!("{file}: {error}")))?;
+    if found.is_empty() { Err(Unusable(format!("{file} holds no certificate"))) } else { Ok(found) }
+}
+
+/// The name that the other side must prove.
+pub(crate) fn server_name() -> ServerName<'static> {
+    ServerName::try_from(SERVER_NAME).expect("it is a DNS name")
 }
 
 impl fmt::Debug for Tls {

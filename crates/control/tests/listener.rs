@@ -1,104 +1,24 @@
 //! What a listener of the control plane lets in.
 
+mod support;
+
+use std::collections::VecDeque;
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use farpool_control::{ControlError, Listener, SERVER_NAME, SHUTDOWN_GRACE, Tls, dial};
 use farpool_wire::control::node_client::NodeClient;
-use farpool_wire::control::node_server::{Node, NodeServer};
-use farpool_wire::control::{
-    AddGrantRequest, AddGrantResponse, FenceGrantRequest, FenceGrantResponse, GrantRequest, GrantResponse,
-    RegionsRequest, RegionsResponse, ReleaseRequest, ReleaseResponse, RenewRequest, RenewResponse,
-    RevokeRequest, RevokeResponse,
-};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use tempfile::TempDir;
+use farpool_wire::control::node_server::NodeServer;
+use farpool_wire::control::{RegionsRequest, RenewRequest};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
-use tonic::{Request, Response, Status};
 
-/// Answers `Regions`; a `Renew` says that it began and never ends.
-#[derive(Default)]
-struct FakeNode {
-    renewing: Arc<Notify>,
-}
-
-#[tonic::async_trait]
-impl Node for FakeNode {
-    async fn grant(&self, _: Request<GrantRequest>) -> Result<Response<GrantResponse>, Status> {
-        Err(Status::unimplemented(""))
-    }
-
-    async fn renew(&self, _: Request<RenewRequest>) -> Result<Response<RenewResponse>, Status> {
-        self.renewing.notify_one();
-        std::future::pending().await
-    }
-
-    async fn add_grant(&self, _: Request<AddGrantRequest>) -> Result<Response<AddGrantResponse>, Status> {
-        Err(Status::unimplemented(""))
-    }
-
-    async fn fence_grant(
-        &self,
-        _: Request<FenceGrantRequest>,
-    ) -> Result<Response<FenceGrantResponse>, Status> {
-        Err(Status::unimplemented(""))
-    }
-
-    async fn revoke(&self, _: Request<RevokeRequest>) -> Result<Response<RevokeResponse>, Status> {
-        Err(Status::unimplemented(""))
-    }
-
-    async fn release(&self, _: Request<ReleaseRequest>) -> Result<Response<ReleaseResponse>, Status> {
-        Err(Status::unimplemented(""))
-    }
-
-    async fn regions(&self, _: Request<RegionsRequest>) -> Result<Response<RegionsResponse>, Status> {
-        Ok(Response::new(RegionsResponse { regions_total: 7, ..Default::default() }))
-    }
-}
-
-async fn start(tls: Option<Tls>) -> String {
-    let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), tls).await.unwrap();
-    let address = listener.address().to_string();
-    tokio::spawn(listener.serve(NodeServer::new(FakeNode::default()), std::future::pending()));
-    address
-}
-
-async fn regions_total(address: &str, tls: Option<&Tls>) -> Result<u32, Status> {
-    let mut node = NodeClient::new(dial(address, tls).unwrap());
-    node.regions(RegionsRequest {}).await.map(|answer| answer.into_inner().regions_total)
-}
-
-struct Authority(CertifiedIssuer<'static, KeyPair>);
-
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
-    }
-
-    /// A TLS directory of a process that trusts this authority, with a certificate from `issuer`.
-    fn directory(&self, issuer: &Authority) -> TempDir {
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec![SERVER_NAME.to_owned()]).unwrap();
-        let certificate = params.signed_by(&key, &issuer.0).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("ca.pem"), self.0.pem()).unwrap();
-        std::fs::write(dir.path().join("cert.pem"), certificate.pem()).unwrap();
-        std::fs::write(dir.path().join("key.pem"), key.serialize_pem()).unwrap();
-        dir
-    }
-}
-
-fn load(dir: &TempDir) -> Tls {
-    Tls::load(dir.path()).unwrap()
-}
+use support::{Authority, FakeNode, PATIENCE, load, regions_total, start};
 
 #[tokio::test]
 async fn two_processes_of_one_authority_talk_over_tls() {
@@ -111,10 +31,11 @@ async fn two_processes_of_one_authority_talk_over_tls() {
 #[tokio::test]
 async fn a_client_without_a_certificate_is_refused() {
     let authority = Authority::new();
-    let address = start(Some(load(&authority.directory(&authority)))).await;
+    let dir = authority.directory(&authority);
+    let address = start(Some(load(&dir))).await;
     let tls = ClientTlsConfig::new()
         .domain_name(SERVER_NAME)
-        .ca_certificate(Certificate::from_pem(authority.0.pem()));
+        .ca_certificate(Certificate::from_pem(std::fs::read(dir.path().join("ca.pem")).unwrap()));
     let endpoint = Endpoint::from_shared(format!("https://{address}")).unwrap().tls_config(tls).unwrap();
     let mut node = NodeClient::new(endpoint.connect_lazy());
     node.regions(RegionsRequest {}).await.unwrap_err();
@@ -204,7 +125,67 @@ async fn a_silent_connection_is_closed() {
     let mut stream = TcpStream::connect(&address).await.unwrap();
     let began = tokio::time::Instant::now();
     let _ = stream.read_to_end(&mut Vec::new()).await;
-    assert!(began.elapsed() < 2 * farpool_control::PREFACE_DEADLINE);
+    assert!(began.elapsed() < 2 * farpool_control::GREETING_DEADLINE);
+}
+
+/// Half-open handshakes that a flood keeps: more than any listener has places, with the kernel's queue of 1,024.
+const HALF_OPEN: usize = 3_500;
+
+/// They come from so many threads: an honest peer is one of many that knock.
+const FLOODERS: usize = 8;
+
+/// Opens connections that begin a TLS handshake and say no more, as fast as it can, until told to stop.
+fn flood(address: &str, stop: &AtomicBool, opened: &AtomicU64) {
+    let mut held = VecDeque::new();
+    while !stop.load(Ordering::Acquire) {
+        let timeout = Duration::from_millis(100); // the kernel's queue is full
+        if let Ok(mut stream) = std::net::TcpStream::connect_timeout(&address.parse().unwrap(), timeout) {
+            let _ = stream.write_all(&[&[22, 3, 1, 2, 0][..], &[1; 40]].concat()); // it may be closed already
+            held.push_back(stream);
+            opened.fetch_add(1, Ordering::Release);
+        }
+        if held.len() > HALF_OPEN / FLOODERS {
+            held.pop_front();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn honest_peers_get_through_a_flood_of_half_open_handshakes_from_their_own_address() {
+    let wanted = 3 * HALF_OPEN as u64;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    assert!(
+        limit.maximum.is_none_or(|most| most >= wanted),
+        "raise the hard limit on open files: ulimit -Hn {wanted}"
+    );
+    let raised = rustix::process::Rlimit { current: Some(wanted), ..limit };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
+
+    let authority = Authority::new();
+    let address = start(Some(load(&authority.directory(&authority)))).await;
+    let client = load(&authority.directory(&authority));
+    let (stop, opened) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let flooding: Vec<_> = (0..FLOODERS)
+        .map(|_| {
+            let (address, stop, opened) = (address.clone(), stop.clone(), opened.clone());
+            std::thread::spawn(move || flood(&address, &stop, &opened))
+        })
+        .collect();
+    let full = async {
+        while opened.load(Ordering::Acquire) < HALF_OPEN as u64 {
+            tokio::task::yield_now().await;
+        }
+    };
+    let full = tokio::time::timeout(PATIENCE, full).await;
+    let mut answers = Vec::new();
+    for _ in 0..5 {
+        answers.push(
+            regions_total(&address, Some(&client)).await.map_err(|status| farpool_control::explain(&status)),
+        );
+    }
+    stop.store(true, Ordering::Release);
+    flooding.into_iter().for_each(|flooder| flooder.join().unwrap());
+    assert!(answers.iter().all(|answer| *answer == Ok(7)), "{answers:?} beside {full:?}");
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::Path;
 
+use farpool_control::own;
 use farpool_wire::NodeId;
 
 const FILE: &str = "node";
@@ -34,7 +35,7 @@ pub(crate) fn fresh() -> io::Result<Identity> {
 /// The name kept in `directory`, in its next life, or a fresh one that is kept there from now on. It is this process's
 /// for as long as it holds the folder: two processes under one name would answer for each other's leases.
 pub(crate) fn next_life(directory: &Path) -> io::Result<(Identity, Held)> {
-    fs::create_dir_all(directory)?;
+    own::make_folder(directory)?;
     let held = hold(directory)?;
     let path = directory.join(FILE);
     let identity = match fs::read_to_string(&path) {
@@ -56,9 +57,12 @@ pub(crate) fn next_life(directory: &Path) -> io::Result<(Identity, Held)> {
 }
 
 fn hold(directory: &Path) -> io::Result<Held> {
-    let lock = File::options().create(true).truncate(false).write(true).open(directory.join(LOCK))?;
+    let lock = own::open_file(&directory.join(LOCK))?;
     match lock.try_lock() {
-        Ok(()) => Ok(Held { _lock: lock }),
+        Ok(()) => {
+            own::keep_private(&lock)?;
+            Ok(Held { _lock: lock })
+        }
         Err(TryLockError::WouldBlock) => {
             let text = "another node uses this folder; end that one, or choose another folder with --state";
             Err(io::Error::new(io::ErrorKind::ResourceBusy, text))
@@ -70,7 +74,8 @@ fn hold(directory: &Path) -> io::Result<Held> {
 /// Written before it is used, and durably: a life that could be lived twice would bring epochs back.
 fn keep(directory: &Path, path: &Path, identity: Identity) -> io::Result<()> {
     let draft = directory.join(format!("{FILE}.new"));
-    let mut file = File::create(&draft)?;
+    let mut file = own::open_file(&draft)?;
+    file.set_len(0)?;
     writeln!(file, "{HEADER}\n{} {}", identity.node, identity.incarnation)?;
     file.sync_all()?;
     fs::rename(&draft, path)?;
@@ -106,6 +111,23 @@ mod tests {
         let error = next_life(directory.path()).unwrap_err().to_string();
         assert!(error.contains("another node") && error.contains("--state"), "{error}");
         assert_eq!(fs::read_to_string(directory.path().join(FILE)).unwrap(), kept);
+    }
+
+    #[test]
+    fn nobody_else_can_open_and_so_lock_what_a_node_keeps() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        let parent = tempfile::tempdir().unwrap();
+        let directory = parent.path().join("state");
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        drop(next_life(&directory).unwrap());
+        assert_eq!(mode(&directory), 0o700);
+        // As an earlier release made it.
+        fs::set_permissions(directory.join(LOCK), fs::Permissions::from_mode(0o644)).unwrap();
+        drop(next_life(&directory).unwrap());
+        assert_eq!([mode(&directory.join(LOCK)), mode(&directory.join(FILE))], [0o600, 0o600]);
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
+        let error = next_life(&directory).unwrap_err().to_string();
+        assert!(error.contains("chmod go-w"), "{error}");
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod lending;
 mod memory;
 mod register;
 mod run;
+mod socket;
 
 pub use control::{ControlService, control_service};
 pub use lender::{FenceError, Lender};

@@ -4,7 +4,6 @@ use std::any::Any;
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -23,12 +22,10 @@ use crate::identity::{self, Held, Identity};
 use crate::keeper::Keeper;
 use crate::memory::{available_memory, lockable_memory};
 use crate::register::Registration;
+use crate::socket::bind_unix;
 
 /// Smallest region: one extent of a client's file, several times over.
 pub const LEAST_REGION_BYTES: u64 = 1 << 20;
-
-/// Longest path of a Unix socket without its final zero (unix(7)).
-const SOCKET_PATH_MAX: usize = 107;
 
 /// Serves a node's memory by network card. It lives in a crate of its own, and whoever makes a program brings it.
 pub trait CardService: fmt::Debug + Send + Sync {
@@ -277,26 +274,6 @@ fn listen(config: &NodeConfig) -> Result<Listeners, NodeError> {
     Ok(Listeners { tcp: Some(tcp), unix: unix.transpose()? })
 }
 
-/// Binds a socket path, over a socket that nobody listens on any more. Anyone on the host may connect: regions open
-/// only to their keys.
-fn bind_unix(path: &Path) -> io::Result<UnixListener> {
-    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-    if std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
-        if UnixStream::connect(path).is_ok() {
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another node listens there"));
-        }
-        std::fs::remove_file(path)?;
-    }
-    let bytes = path.as_os_str().len();
-    if bytes > SOCKET_PATH_MAX {
-        let text = format!("a socket's path has at most {SOCKET_PATH_MAX} bytes, and this one {bytes}");
-        return Err(io::Error::new(io::ErrorKind::InvalidFilename, text));
-    }
-    let listener = UnixListener::bind(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
-    Ok(listener)
-}
-
 /// Takes the socket's path away again where the data plane, whose it would have been, was not started.
 fn leave_socket(config: &NodeConfig) {
     if let Some(path) = &config.shm_socket
@@ -398,19 +375,5 @@ mod tests {
         let config = NodeConfig { shm_socket: Some(path.clone()), ..config(1 << 20, 1 << 20) };
         run(config, |_| panic!("it was to end"), std::future::ready(())).await.unwrap();
         assert!(!path.exists());
-    }
-
-    #[test]
-    fn a_socket_left_by_a_dead_node_is_taken_over_and_a_living_one_is_not() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("node.sock");
-        drop(UnixListener::bind(&path).unwrap());
-        let living = bind_unix(&path).unwrap();
-        assert!(bind_unix(&path).is_err());
-        drop(living);
-        std::fs::write(directory.path().join("file"), "precious").unwrap();
-        assert!(bind_unix(&directory.path().join("file")).is_err());
-        let error = bind_unix(&directory.path().join("n".repeat(108))).unwrap_err().to_string();
-        assert!(error.contains("107"), "{error}");
     }
 }

@@ -1,0 +1,167 @@
+use std::error::Error;
+use std::io;
+
+use rustls::{AlertDescription, CertificateError};
+use tonic::{Code, Status};
+
+use crate::SERVER_NAME;
+
+/// Why a peer and this process do not come to talk, in the words that both sides use. Each is for a person to mend.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Fault {
+    /// Start it, or mend the address.
+    #[error("{0}")]
+    Unreachable(String),
+    /// Start it, or look why it is held up.
+    #[error("no answer in time")]
+    Late,
+    /// Pass `--tls-dir`.
+    #[error("it wants TLS, and this side spoke plain text: pass the pool's certificates with --tls-dir DIR")]
+    WantsTls,
+    /// Leave `--tls-dir` out.
+    #[error("it does not speak TLS, and this side does: start it with --tls-dir DIR, or leave that out here")]
+    NoTls,
+    /// Make its certificate anew.
+    #[error("its certificate {0}")]
+    ItsCertificate(CertificateFault),
+    /// Make our certificate anew.
+    #[error("it refuses this side's certificate, which {0}")]
+    OurCertificate(CertificateFault),
+    /// Give it `--tls-dir`.
+    #[error(
+        "it spoke plain text, and this side wants TLS: give it the pool's certificates with --tls-dir DIR"
+    )]
+    SpokePlainText,
+    /// Start this side with TLS, or that one without.
+    #[error("it spoke TLS, and this side does not: start this side with --tls-dir DIR, or that one without")]
+    SpokeTls,
+    /// Close connections there, or raise the bound.
+    #[error("this side has as many connections as it can serve")]
+    NoPlace,
+    /// Name another address.
+    #[error("it does not speak as brokers and nodes of Farpool do")]
+    NotFarpool,
+    /// Try again: it was ended, or has too many connections.
+    #[error("it closed the connection before it had greeted")]
+    Closed,
+}
+
+/// What is wrong with a certificate.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CertificateFault {
+    /// Make it anew.
+    #[error("has expired: make it anew")]
+    Expired,
+    /// Set the clocks.
+    #[error("is not valid yet: compare the clocks of the two machines")]
+    NotYetValid,
+    /// Have it signed by the pool's authority.
+    #[error("is not of this pool's authority: cert.pem must be signed by the ca.pem of the other side")]
+    Stranger,
+    /// Make it with that name.
+    #[error("does not carry the name {SERVER_NAME}: make it anew")]
+    Name,
+    /// Pass one.
+    #[error("is missing: put cert.pem and key.pem into the --tls-dir")]
+    Missing,
+    /// Make it anew.
+    #[error("is of no use ({0}): make it anew")]
+    Unusable(String),
+}
+
+impl Fault {
+    /// What a failed handshake means to the side that dialled.
+    pub(crate) fn of_dialled(error: &io::Error) -> Fault {
+        match tls_cause(error) {
+            Some(rustls::Error::InvalidMessage(_)) => Fault::NoTls,
+            Some(rustls::Error::InvalidCertificate(wrong)) => {
+                Fault::ItsCertificate(CertificateFault::of(wrong))
+            }
+            Some(rustls::Error::AlertReceived(alert)) => {
+                Fault::OurCertificate(CertificateFault::told_by(*alert))
+            }
+            Some(other) => Fault::ItsCertificate(CertificateFault::Unusable(other.to_string())),
+            None => Fault::of_stream(error),
+        }
+    }
+
+    /// What a failed handshake means to the side that listens.
+    pub(crate) fn of_accepted(error: &io::Error) -> Fault {
+        match tls_cause(error) {
+            Some(rustls::Error::NoCertificatesPresented) => Fault::ItsCertificate(CertificateFault::Missing),
+            Some(rustls::Error::AlertReceived(alert)) => {
+                Fault::OurCertificate(CertificateFault::told_by(*alert))
+            }
+            Some(rustls::Error::InvalidCertificate(wrong)) => {
+                Fault::ItsCertificate(CertificateFault::of(wrong))
+            }
+            Some(_) => Fault::NotFarpool,
+            None => Fault::of_stream(error),
+        }
+    }
+
+    /// What a connection that failed without a word means.
+    pub(crate) fn of_stream(error: &io::Error) -> Fault {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                Fault::Closed
+            }
+            io::ErrorKind::TimedOut => Fault::Late,
+            _ => Fault::Unreachable(error.to_string()),
+        }
+    }
+}
+
+impl CertificateFault {
+    fn of(wrong: &CertificateError) -> Self {
+        use CertificateError as Wrong;
+        match wrong {
+            Wrong::Expired | Wrong::ExpiredContext { .. } => CertificateFault::Expired,
+            Wrong::NotValidYet | Wrong::NotValidYetContext { .. } => CertificateFault::NotYetValid,
+            Wrong::UnknownIssuer | Wrong::BadSignature => CertificateFault::Stranger,
+            Wrong::NotValidForName | Wrong::NotValidForNameContext { .. } => CertificateFault::Name,
+            other => CertificateFault::Unusable(other.to_string()),
+        }
+    }
+
+    /// The alerts by which rustls refuses a certificate (RFC 8446, section 6.2).
+    fn told_by(alert: AlertDescription) -> Self {
+        match alert {
+            AlertDescription::CertificateExpired => CertificateFault::Expired,
+            AlertDescription::UnknownCA | AlertDescription::DecryptError => CertificateFault::Stranger,
+            AlertDescription::CertificateRequired => CertificateFault::Missing,
+            other => CertificateFault::Unusable(format!("TLS alert {other:?}")),
+        }
+    }
+}
+
+/// What TLS says about a failed handshake.
+fn tls_cause(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref()?.downcast_ref()
+}
+
+/// Why a request got no answer, in words for people: what was wrong with the connection, else what the peer says.
+pub fn explain(status: &Status) -> String {
+    let mut innermost: Option<&dyn Error> = None;
+    let mut source = status.source();
+    while let Some(error) = source {
+        if let Some(fault) = error.downcast_ref::<Fault>() {
+            return fault.to_string();
+        }
+        innermost = Some(error);
+        source = error.source();
+    }
+    match (status.code(), innermost) {
+        (Code::Unimplemented, _) => {
+            "it does not know this request: it is not what it was taken for, or of another release".to_owned()
+        }
+        (Code::ResourceExhausted, _) if status.message().is_empty() => "it has too much to do".to_owned(),
+        (_, Some(cause)) => format!("the connection was lost ({cause})"),
+        _ => status.message().to_owned(),
+    }
+}
+
+/// Whether a request failed with its connection, so that the same request may go well on another.
+pub fn is_lost_connection(status: &Status) -> bool {
+    status.source().is_some()
+}

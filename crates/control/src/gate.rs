@@ -1,0 +1,176 @@
+//! Who of those that connect is let in.
+//!
+//! G1. A connection counts as a newcomer until its peer has greeted: proved by TLS that it belongs to the pool, if there is TLS, and
+//!     sent HTTP/2's preface. That takes an honest peer a few round trips.
+//! G2. There are at most [`MAX_NEWCOMERS`] newcomers, for [`GREETING_DEADLINE`] at most. One too many is never refused: the oldest of
+//!     the network that has most of them makes room, so that a flood from elsewhere shuts nobody out, and one from the same machine
+//!     only who needs longer than it takes to send that many connections.
+//! G3. Newcomers take no place of those that have greeted, of whom one network has at most [`MAX_PLACES_PER_NETWORK`].
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::AbortHandle;
+use parking_lot::Mutex;
+
+use crate::dial::is_loopback_ip;
+use crate::fault::Fault;
+
+/// Most connections at a time that have not greeted yet. At 1,400 new ones a second each has 0.7 s, ten times what a handshake to the
+/// far side of the world takes.
+pub const MAX_NEWCOMERS: usize = 1_024;
+
+/// A peer must have greeted within this time: several round trips to the far side of the world, and a lost packet.
+pub const GREETING_DEADLINE: Duration = Duration::from_secs(3);
+
+/// Most connections at a time that have greeted: the largest pool's nodes and as many clients, and with the newcomers well below the
+/// usual 4,096 descriptors.
+pub const MAX_CONNECTIONS: usize = 2_048;
+
+/// Most of them from one machine, or one network of IPv6 (RFC 6177: a site has a /64 at least). A machine's own processes are not
+/// bounded by this: a whole pool may run on one machine.
+pub const MAX_PLACES_PER_NETWORK: usize = MAX_CONNECTIONS / 2;
+
+/// Those at the gate.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    newcomers: BTreeMap<u64, (IpAddr, AbortHandle)>,
+    by_network: HashMap<IpAddr, BTreeSet<u64>>,
+    next: u64,
+}
+
+impl Gate {
+    /// Notes a newcomer, which `handle` sends away. It is known by the number from now on.
+    pub(crate) fn arrives(&mut self, address: IpAddr, handle: AbortHandle) -> u64 {
+        if self.newcomers.len() >= MAX_NEWCOMERS {
+            self.make_room();
+        }
+        let network = network_of(address);
+        let number = self.next;
+        self.next += 1;
+        self.newcomers.insert(number, (network, handle));
+        self.by_network.entry(network).or_default().insert(number);
+        number
+    }
+
+    /// It has greeted, or has gone.
+    pub(crate) fn leaves(&mut self, number: u64) -> Option<AbortHandle> {
+        let (network, handle) = self.newcomers.remove(&number)?;
+        if let Some(numbers) = self.by_network.get_mut(&network) {
+            numbers.remove(&number);
+            if numbers.is_empty() {
+                self.by_network.remove(&network);
+            }
+        }
+        Some(handle)
+    }
+
+    fn make_room(&mut self) {
+        // At most as many networks as newcomers, and one of those goes each time.
+        let most = self.by_network.values().max_by_key(|numbers| numbers.len());
+        if let Some(oldest) = most.and_then(|numbers| numbers.first().copied())
+            && let Some(handle) = self.leaves(oldest)
+        {
+            handle.abort();
+        }
+    }
+}
+
+/// Places for connections that have greeted.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Places(Arc<Mutex<HashMap<IpAddr, usize>>>);
+
+impl Places {
+    /// A place for a connection; given back when dropped.
+    pub(crate) fn take(&self, address: IpAddr) -> Result<Place, Fault> {
+        let network = network_of(address);
+        let mut inside = self.0.lock();
+        let all: usize = inside.values().sum();
+        let of_network = inside.get(&network).copied().unwrap_or(0);
+        if all >= MAX_CONNECTIONS || (of_network >= MAX_PLACES_PER_NETWORK && !is_loopback_ip(network)) {
+            return Err(Fault::NoPlace);
+        }
+        *inside.entry(network).or_default() += 1;
+        drop(inside);
+        Ok(Place { network, places: self.clone() })
+    }
+}
+
+/// One connection's place.
+#[derive(Debug)]
+pub(crate) struct Place {
+    network: IpAddr,
+    places: Places,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut inside = self.places.0.lock();
+        if let Some(count) = inside.get_mut(&self.network) {
+            *count -= 1;
+            if *count == 0 {
+                inside.remove(&self.network);
+            }
+        }
+    }
+}
+
+/// What counts as one machine: an address of IPv4, or the network of one of IPv6, which has as many addresses as it likes.
+fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) if !address.is_loopback() => {
+            IpAddr::V6(Ipv6Addr::from(u128::from(address) & !u128::from(u64::MAX)))
+        }
+        address => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arrive(gate: &mut Gate, address: &str) -> (u64, AbortHandle) {
+        let (handle, _) = AbortHandle::new_pair();
+        (gate.arrives(address.parse().unwrap(), handle.clone()), handle)
+    }
+
+    #[test]
+    fn the_oldest_newcomer_makes_room_and_the_newest_is_let_in() {
+        let mut gate = Gate::default();
+        let arrived: Vec<_> = (0..=MAX_NEWCOMERS).map(|_| arrive(&mut gate, "127.0.0.1")).collect();
+        let sent_away: Vec<_> = arrived.iter().map(|(_, handle)| handle.is_aborted()).collect();
+        assert!(sent_away[0] && !sent_away[1..].contains(&true));
+        for (number, _) in arrived {
+            gate.leaves(number);
+        }
+        assert!(gate.newcomers.is_empty() && gate.by_network.is_empty());
+    }
+
+    #[test]
+    fn a_flood_from_elsewhere_sends_nobody_else_away() {
+        let mut gate = Gate::default();
+        let honest: Vec<_> = (1..9).map(|host| arrive(&mut gate, &format!("10.0.0.{host}"))).collect();
+        for at in 0..3 * MAX_NEWCOMERS {
+            // One machine has a whole network of IPv6 addresses.
+            arrive(&mut gate, &format!("2001:db8::{:x}", at % 0xFFFF));
+        }
+        assert!(honest.iter().all(|(_, handle)| !handle.is_aborted()));
+        assert_eq!(gate.newcomers.len(), MAX_NEWCOMERS);
+    }
+
+    #[test]
+    fn one_machine_has_half_of_the_places_and_gives_them_back() {
+        let places = Places::default();
+        let take = |address: &str| places.take(address.parse().unwrap());
+        let held: Vec<_> = (0..MAX_PLACES_PER_NETWORK).map(|_| take("10.0.0.1").unwrap()).collect();
+        assert_eq!(take("10.0.0.1").unwrap_err(), Fault::NoPlace);
+        let own: Vec<_> = (held.len()..MAX_CONNECTIONS).map(|_| take("127.0.0.1").unwrap()).collect();
+        assert_eq!(take("10.0.0.2").unwrap_err(), Fault::NoPlace);
+        drop(held);
+        take("10.0.0.1").unwrap();
+        drop(own);
+        assert!(places.0.lock().is_empty());
+    }
+}

@@ -1,0 +1,218 @@
+//! How a connection begins, on either side: TLS where there is to be TLS, then HTTP/2's preface and its answer. Both sides look at the
+//! first bytes themselves, since an HTTP/2 library that meets anything else says `http2 error`.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::TcpStream;
+
+use crate::fault::Fault;
+
+/// HTTP/2's connection preface (RFC 9113, section 3.4).
+pub(crate) const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// A frame's header (RFC 9113, section 4.1): length, type, flags, stream. The first frame of either side is of type SETTINGS.
+const FRAME_HEADER_BYTES: usize = 9;
+const TYPE_AT: usize = 3;
+const SETTINGS: u8 = 4;
+
+/// How a TLS record with a client's greeting starts: type 22, version 3.x (RFC 8446, section 5.1).
+const TLS_GREETING: &[u8; 2] = &[22, 3];
+/// How an alert starts.
+const TLS_ALERT: u8 = 21;
+
+/// A fatal alert, `unexpected_message`: what a client that spoke plain text to an endpoint with TLS is answered.
+const ANSWER_TO_PLAIN_TEXT: &[u8; 7] = &[TLS_ALERT, 3, 3, 0, 2, 2, 10];
+/// The frame GOAWAY with INADEQUATE_SECURITY (RFC 9113, section 6.8): what a client that spoke TLS to an endpoint without is
+/// answered. It is no TLS record, which is what tells the client.
+const ANSWER_TO_TLS: &[u8; 17] = &[0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xC];
+
+/// A stream that bytes were taken from already, and written to already.
+#[derive(Debug)]
+pub(crate) struct Greeted<S> {
+    stream: S,
+    /// Read before; given out first.
+    read: Vec<u8>,
+    /// So many of the bytes that are to be written next were written before.
+    written: usize,
+}
+
+/// As the side that dialled: greets, and looks at the answer.
+pub(crate) async fn greet<S>(mut stream: S) -> Result<Greeted<S>, Fault>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let failed = |error: io::Error| Fault::of_dialled(&error);
+    stream.write_all(PREFACE).await.map_err(failed)?;
+    stream.flush().await.map_err(failed)?;
+    let mut header = [0; FRAME_HEADER_BYTES];
+    let mut heard = 0;
+    while heard < header.len() {
+        match stream.read(&mut header[heard..]).await.map_err(failed)? {
+            0 if heard == 0 => return Err(Fault::Closed),
+            0 => break,
+            more => heard += more,
+        }
+        if header[0] == TLS_ALERT {
+            return Err(Fault::WantsTls); // a frame of 1.3 MiB would be too long for a first one
+        }
+    }
+    if heard < header.len() || header[TYPE_AT] != SETTINGS {
+        return Err(Fault::NotFarpool);
+    }
+    Ok(Greeted { stream, read: header.to_vec(), written: PREFACE.len() })
+}
+
+/// How the side that dialled begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Begins {
+    Tls,
+    Http2,
+    /// With neither.
+    Otherwise,
+    /// It said nothing, and has gone.
+    Not,
+}
+
+/// Looks at the first bytes; they stay to be read.
+pub(crate) async fn begins(stream: &TcpStream) -> io::Result<Begins> {
+    let mut first = [0; TLS_GREETING.len()];
+    let heard = stream.peek(&mut first).await?;
+    Ok(Begins::of(&first[..heard]))
+}
+
+impl Begins {
+    fn of(first: &[u8]) -> Begins {
+        match first {
+            [] => Begins::Not,
+            _ if TLS_GREETING.starts_with(first) => Begins::Tls,
+            _ if PREFACE.starts_with(first) => Begins::Http2,
+            _ => Begins::Otherwise,
+        }
+    }
+}
+
+/// As the side that listens: waits for the greeting.
+pub(crate) async fn await_greeting<S>(mut stream: S) -> Result<Greeted<S>, Fault>
+where
+    S: AsyncRead + Unpin,
+{
+    let mut read = Vec::with_capacity(PREFACE.len());
+    while read.len() < PREFACE.len() {
+        let room = PREFACE.len() - read.len();
+        let heard = (&mut stream).take(room as u64).read_buf(&mut read).await;
+        if heard.map_err(|error| Fault::of_accepted(&error))? == 0 {
+            return Err(if read.is_empty() { Fault::Closed } else { Fault::NotFarpool });
+        }
+        if !PREFACE.starts_with(&read) {
+            return Err(Fault::NotFarpool);
+        }
+    }
+    Ok(Greeted { stream, read, written: 0 })
+}
+
+/// What a client may have sent before it knew: a greeting, and some.
+const MOST_READ_AFTER_ANSWER: u64 = 64 << 10;
+
+/// Tells a client that it speaks what this endpoint does not.
+pub(crate) async fn turn_away<T>(mut stream: TcpStream, fault: Fault) -> Result<T, Fault> {
+    let answer: &[u8] = match fault {
+        Fault::SpokePlainText => ANSWER_TO_PLAIN_TEXT,
+        Fault::SpokeTls => ANSWER_TO_TLS,
+        _ => &[],
+    };
+    let told = async {
+        stream.write_all(answer).await?;
+        stream.shutdown().await?;
+        // Bytes that nobody has read would make the kernel throw the answer away.
+        tokio::io::copy(&mut (&mut stream).take(MOST_READ_AFTER_ANSWER), &mut tokio::io::sink()).await
+    };
+    // It may have gone, or say nothing for long: its fault is the same.
+    let _ = tokio::time::timeout(TOLD_WITHIN, told).await;
+    Err(fault)
+}
+
+/// How long a client may take to hear what is wrong: a round trip to the far side of the world, and some.
+const TOLD_WITHIN: Duration = Duration::from_millis(500);
+
+impl<S: AsyncRead + Unpin> AsyncRead for Greeted<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.read.is_empty() {
+            let now = self.read.len().min(buffer.remaining());
+            buffer.put_slice(&self.read[..now]);
+            self.read.drain(..now);
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Greeted<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let skipped = self.written.min(bytes.len());
+        if skipped == 0 {
+            return Pin::new(&mut self.stream).poll_write(cx, bytes);
+        }
+        self.written -= skipped;
+        if skipped == bytes.len() {
+            return Poll::Ready(Ok(skipped));
+        }
+        // Pending is no answer now: some of the bytes count as written. The rest is tried again by the caller.
+        match Pin::new(&mut self.stream).poll_write(cx, &bytes[skipped..]) {
+            Poll::Ready(Ok(more)) => Poll::Ready(Ok(skipped + more)),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => Poll::Ready(Ok(skipped)),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_a_peer_begins_is_known_from_its_first_byte_on() {
+        assert_eq!(Begins::of(b""), Begins::Not);
+        assert_eq!((Begins::of(b"P"), Begins::of(b"PR")), (Begins::Http2, Begins::Http2));
+        assert_eq!((Begins::of(&[22]), Begins::of(&[22, 3])), (Begins::Tls, Begins::Tls));
+        for other in [&b"GE"[..], &[22, 4], &[0xFF]] {
+            assert_eq!(Begins::of(other), Begins::Otherwise);
+        }
+    }
+
+    #[tokio::test]
+    async fn both_sides_greet_and_lose_no_byte_by_it() {
+        let (near, far) = tokio::io::duplex(64);
+        let settings = [0, 0, 0, SETTINGS, 0, 0, 0, 0, 0];
+        let listening = tokio::spawn(async move {
+            let mut greeted = await_greeting(far).await.unwrap();
+            greeted.write_all(&settings).await.unwrap();
+            let mut heard = [0; PREFACE.len() + 4];
+            greeted.read_exact(&mut heard).await.unwrap();
+            heard
+        });
+        let mut greeted = greet(near).await.unwrap();
+        for byte in PREFACE.iter().chain(b"more") {
+            greeted.write_all(&[*byte]).await.unwrap();
+        }
+        let mut answer = [0; FRAME_HEADER_BYTES];
+        greeted.read_exact(&mut answer).await.unwrap();
+        assert_eq!(answer, settings);
+        assert_eq!(listening.await.unwrap(), *b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nmore");
+    }
+}

@@ -1,0 +1,72 @@
+use std::convert::Infallible;
+use std::task::{Context, Poll};
+
+use futures_util::future::{Either, Ready, ready};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
+
+/// Version of the control plane's messages. Fields may join without raising it; it is raised when a release would misunderstand
+/// another's requests or answers.
+pub const CONTROL_VERSION: u32 = 1;
+
+/// What a client calls itself, in the header `user-agent`: this and its version.
+const AGENT: &str = "farpool-control/";
+
+/// As the header says it.
+pub(crate) fn agent() -> String {
+    format!("{AGENT}{CONTROL_VERSION}")
+}
+
+/// A service that refuses clients of another version. Those that say nothing of a version (tools) are served.
+#[derive(Clone, Debug)]
+pub(crate) struct Versioned<S> {
+    inner: S,
+    version: u32,
+}
+
+impl<S> Versioned<S> {
+    pub(crate) fn new(inner: S, version: u32) -> Self {
+        Versioned { inner, version }
+    }
+
+    fn check(&self, headers: &http::HeaderMap) -> Result<(), Status> {
+        let agent = headers.get(http::header::USER_AGENT).and_then(|agent| agent.to_str().ok());
+        let theirs = agent.and_then(|agent| agent.strip_prefix(AGENT)?.split(' ').next());
+        let ours = self.version;
+        match theirs {
+            Some(theirs) if theirs.parse() != Ok(ours) => {
+                let theirs: String = theirs.chars().take(LONGEST_VERSION).collect();
+                tracing::warn!(theirs, ours, "a peer of another version of the control plane was refused");
+                Err(Status::failed_precondition(format!(
+                    "it speaks version {ours} of the control plane, and this side version {theirs}: run the same release of \
+                     Farpool on both"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What is quoted of a version that a peer claims.
+const LONGEST_VERSION: usize = 10;
+
+impl<S> Service<http::Request<Body>> for Versioned<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Either<S::Future, Ready<Result<http::Response<Body>, Infallible>>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        match self.check(request.headers()) {
+            Ok(()) => Either::Left(self.inner.call(request)),
+            Err(status) => Either::Right(ready(Ok(status.into_http()))),
+        }
+    }
+}

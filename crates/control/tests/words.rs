@@ -1,0 +1,156 @@
+//! What each side says when the two do not come to talk: the same words, that name what is wrong and what mends it.
+
+mod support;
+
+use std::sync::{Arc, Mutex};
+
+use farpool_control::{CONTROL_VERSION, Listener, SERVER_NAME, Tls, explain};
+use farpool_wire::control::node_server::NodeServer;
+use rcgen::{CertificateParams, date_time_ymd};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tonic::Code;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+use support::{Authority, FakeNode, PATIENCE, load, regions_total, start};
+
+/// Keeps what is said at the level that operators see.
+#[derive(Clone, Default)]
+struct Said(Arc<Mutex<String>>);
+
+impl Visit for Said {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.0.lock().unwrap().push_str(&format!("{}={value:?} ", field.name()));
+    }
+}
+
+impl Subscriber for Said {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut self.clone());
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// What the client is told, and what the listener logs, when one dials the other.
+async fn words(listener: Option<Tls>, client: Option<Tls>) -> (String, String) {
+    let said = Said::default();
+    // The tests' runtime has one thread, on which all of this runs.
+    let _guard = tracing::subscriber::set_default(said.clone());
+    let address = start(listener).await;
+    let status = regions_total(&address, client.as_ref()).await.unwrap_err();
+    let heard = async {
+        while said.0.lock().unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    let _ = tokio::time::timeout(PATIENCE, heard).await;
+    let said = said.0.lock().unwrap().clone();
+    (explain(&status), said)
+}
+
+#[tokio::test]
+async fn plain_text_to_an_endpoint_with_tls_is_told_so_by_both() {
+    let authority = Authority::new();
+    let (client, listener) = words(Some(load(&authority.directory(&authority))), None).await;
+    assert!(client.contains("wants TLS") && client.contains("--tls-dir"), "{client}");
+    assert!(listener.contains("spoke plain text") && listener.contains("--tls-dir"), "{listener}");
+}
+
+#[tokio::test]
+async fn tls_to_an_endpoint_without_is_told_so_by_both() {
+    let authority = Authority::new();
+    let (client, listener) = words(None, Some(load(&authority.directory(&authority)))).await;
+    assert!(client.contains("does not speak TLS"), "{client}");
+    assert!(listener.contains("spoke TLS"), "{listener}");
+}
+
+#[tokio::test]
+async fn a_certificate_of_another_authority_is_told_by_both_whichever_side_has_it() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let good = || Some(load(&authority.directory(&authority)));
+    let (client, listener) = words(good(), Some(load(&authority.directory(&other)))).await;
+    assert!(client.contains("refuses this side's certificate") && client.contains("authority"), "{client}");
+    assert!(listener.contains("its certificate is not of this pool's authority"), "{listener}");
+    let (client, listener) = words(Some(load(&authority.directory(&other))), good()).await;
+    assert!(client.contains("its certificate is not of this pool's authority"), "{client}");
+    assert!(listener.contains("refuses this side's certificate"), "{listener}");
+}
+
+#[tokio::test]
+async fn a_certificate_that_has_expired_is_told_by_both_whichever_side_has_it() {
+    let authority = Authority::new();
+    let good = || Some(load(&authority.directory(&authority)));
+    let expired = || {
+        let mut params = CertificateParams::new(vec![SERVER_NAME.to_owned()]).unwrap();
+        (params.not_before, params.not_after) = (date_time_ymd(2001, 1, 1), date_time_ymd(2002, 1, 1));
+        Some(load(&authority.directory_with(&authority, params)))
+    };
+    let (client, listener) = words(good(), expired()).await;
+    assert!(client.contains("refuses this side's certificate, which has expired"), "{client}");
+    assert!(listener.contains("its certificate has expired"), "{listener}");
+    let (client, listener) = words(expired(), good()).await;
+    assert!(client.contains("its certificate has expired"), "{client}");
+    assert!(listener.contains("refuses this side's certificate, which has expired"), "{listener}");
+}
+
+#[tokio::test]
+async fn a_certificate_without_the_name_of_the_pool_is_told() {
+    let authority = Authority::new();
+    let params = CertificateParams::new(vec!["elsewhere.internal".to_owned()]).unwrap();
+    let other = load(&authority.directory_with(&authority, params));
+    let (client, _) = words(Some(other), Some(load(&authority.directory(&authority)))).await;
+    assert!(client.contains(SERVER_NAME), "{client}");
+}
+
+#[tokio::test]
+async fn another_version_is_told_by_both_with_both_numbers() {
+    let said = Said::default();
+    let _guard = tracing::subscriber::set_default(said.clone());
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), None).await.unwrap();
+    let listener = listener.speaking(CONTROL_VERSION + 1);
+    let address = listener.address().to_string();
+    tokio::spawn(listener.serve(NodeServer::new(FakeNode::default()), std::future::pending()));
+    let status = regions_total(&address, None).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    let (client, ours, theirs) = (explain(&status), CONTROL_VERSION, CONTROL_VERSION + 1);
+    assert!(client.contains(&format!("speaks version {theirs}")), "{client}");
+    assert!(
+        client.contains(&format!("this side version {ours}")) && client.contains("same release"),
+        "{client}"
+    );
+    let listener = said.0.lock().unwrap().clone();
+    assert!(listener.contains("another version"), "{listener}");
+}
+
+#[tokio::test]
+async fn a_peer_that_is_no_farpool_and_one_that_is_not_there_are_told_apart() {
+    let other = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = other.local_addr().unwrap().to_string();
+    let answering = tokio::spawn(async move {
+        for answer in [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], b""] {
+            let (mut stream, _) = other.accept().await.unwrap();
+            stream.read_exact(&mut [0; 24]).await.unwrap();
+            stream.write_all(answer).await.unwrap();
+        }
+    });
+    let mut told = Vec::new();
+    for _ in 0..2 {
+        told.push(explain(&regions_total(&address, None).await.unwrap_err()));
+    }
+    answering.await.unwrap();
+    told.push(explain(&regions_total(&address, None).await.unwrap_err()));
+    assert!(told[0].contains("does not speak as brokers and nodes"), "{told:?}");
+    assert!(told[1].contains("closed the connection"), "{told:?}");
+    assert!(told[2].contains("refused"), "{told:?}");
+}
