@@ -6,6 +6,7 @@ mod oracle;
 mod paper;
 mod paper_databases;
 mod paper_queries;
+mod paper_range_scan;
 mod txn_table;
 
 use std::os::fd::AsFd;

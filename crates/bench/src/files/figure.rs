@@ -24,6 +24,8 @@ pub enum Figure {
     Sigmod5,
     /// Several clients on one node.
     Sigmod6,
+    /// RangeScan by where the whole database lies.
+    RangeScan,
     /// What lending costs the lender.
     Sigmod13,
     /// Hash+Sort, and its traffic.
@@ -36,7 +38,7 @@ pub enum Figure {
 
 impl Figure {
     /// In the order of the document.
-    pub const ALL: [Figure; 13] = [
+    pub const ALL: [Figure; 14] = [
         Figure::Damon2,
         Figure::Damon3,
         Figure::DamonTable1,
@@ -46,6 +48,7 @@ impl Figure {
         Figure::Sigmod4,
         Figure::Sigmod5,
         Figure::Sigmod6,
+        Figure::RangeScan,
         Figure::Sigmod13,
         Figure::Sigmod14,
         Figure::Interposer,
@@ -64,6 +67,7 @@ impl Figure {
             Figure::Sigmod4 => "latency under load",
             Figure::Sigmod5 => "one client, one to eight nodes",
             Figure::Sigmod6 => "one node, one to eight clients",
+            Figure::RangeScan => "RangeScan by where the database lies",
             Figure::Sigmod13 => "what lending costs the lender",
             Figure::Sigmod14 => "Hash+Sort by where temporary files lie",
             Figure::Interposer => "files without a system call",
@@ -84,6 +88,7 @@ impl fmt::Display for Figure {
             Figure::Sigmod4 => "sigmod4",
             Figure::Sigmod5 => "sigmod5",
             Figure::Sigmod6 => "sigmod6",
+            Figure::RangeScan => "range-scan",
             Figure::Sigmod13 => "sigmod13",
             Figure::Sigmod14 => "sigmod14",
             Figure::Interposer => "interposer",

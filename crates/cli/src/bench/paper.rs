@@ -51,7 +51,7 @@ Examples:
   farpool bench paper files --figure all --out docs/bench
   farpool bench paper files --figure damon2,damon3 --out /tmp/bench --rounds 3 --seconds 0.2")]
 struct FilesArgs {
-    /// all, or which: damon2, damon3, damon-table1, damon4, damon5, sigmod3, sigmod4, sigmod5, sigmod6, sigmod13, sigmod14, interposer, checksum
+    /// all, or which: damon2, damon3, damon-table1, damon4, damon5, sigmod3, sigmod4, sigmod5, sigmod6, range-scan, sigmod13, sigmod14, interposer, checksum
     #[arg(long, value_name = "NAME", value_delimiter = ',', required = true)]
     figure: Vec<Wanted>,
 

@@ -1,4 +1,4 @@
-//! The papers' figures for which a database runs: sigmod13 and sigmod14 are written down here.
+//! The papers' figures for which a database runs: sigmod13 and sigmod14 are written down here, the others beside this file.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use farpool_workload::paper::hash_sort::{self, HashSortOptions, HashSortReport, 
 use farpool_workload::paper::lending::{self, LendingOptions, Slice, Use};
 use farpool_workload::paper::{Sample, Spot};
 
-use super::paper_queries;
+use super::{paper_queries, paper_range_scan};
 
 /// How much to measure, and where.
 pub struct Effort<'a> {
@@ -34,7 +34,7 @@ const LENDING_SCALE_MAX: f64 = 0.05;
 
 /// Whether [`measure`] gives this figure.
 pub fn has(figure: Figure) -> bool {
-    matches!(figure, Figure::Sigmod13 | Figure::Sigmod14) || paper_queries::has(figure)
+    matches!(figure, Figure::RangeScan | Figure::Sigmod13 | Figure::Sigmod14) || paper_queries::has(figure)
 }
 
 /// Measures the figures that are wanted.
@@ -42,6 +42,9 @@ pub fn measure(figures: &[Figure], effort: &Effort<'_>, stop: &StopFlag) -> Resu
     let mut sections = Vec::new();
     if figures.iter().any(|&figure| paper_queries::has(figure)) {
         sections.extend(paper_queries::measure(figures, effort, stop)?);
+    }
+    if figures.contains(&Figure::RangeScan) {
+        sections.push(paper_range_scan::measure(effort, stop)?);
     }
     if figures.contains(&Figure::Sigmod13) {
         let scale = effort.scale.min(LENDING_SCALE_MAX);

@@ -126,12 +126,12 @@ fn figures_with_a_database_are_whole_and_leave_nothing() {
     // The server's own user must get there.
     let work =
         tempfile::Builder::new().permissions(Permissions::from_mode(0o711)).tempdir_in("/var/tmp").unwrap();
-    let mut command = scene.command("sigmod13,sigmod14", "0.02");
+    let mut command = scene.command("range-scan,sigmod13,sigmod14", "0.02");
     command.args(["--database-rounds", "1", "--scale", "0.05", "--work-dir"]).arg(work.path());
     let output = run_command(command);
     assert!(output.status.success(), "{}", output.stderr);
     let document = std::fs::read_to_string(scene.out.path().join("files.md")).unwrap();
-    for figure in ["sigmod13", "sigmod14"] {
+    for figure in ["range-scan", "sigmod13", "sigmod14"] {
         assert_whole(&document, figure);
     }
     for row in ["borrowed over tcp", "tmpfs", "mount alone, 2 nodes, shm", "the machine's disk"] {

@@ -115,7 +115,7 @@ impl Stage {
         let volume = noted(volume, "there was no throttled disk", &mut notes);
         let mut far = Vec::new();
         for spot in [Spot::InterposedShm, Spot::FarShm, Spot::FarTcp] {
-            far.push((spot, start_pool(options, work.path(), spot, stop)?));
+            far.push((spot, start_pool(options.farpool, work.path(), spot, node_mib(options.scale), stop)?));
         }
         let dir = &subfolder(work.path(), "postgres")?;
         let log = &work.path().join("postgres.log");
@@ -187,7 +187,7 @@ pub fn noted<T>(result: Result<T>, consequence: &str, notes: &mut Vec<String>) -
     result.map_err(|error| notes.push(format!("{consequence}: {error:#}"))).ok()
 }
 
-fn subfolder(work: &Path, name: &str) -> Result<std::path::PathBuf> {
+pub(super) fn subfolder(work: &Path, name: &str) -> Result<std::path::PathBuf> {
     let dir = work.join(name);
     fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     Ok(dir)
@@ -206,8 +206,14 @@ pub fn node_mib(scale: f64) -> u64 {
     share.max(NODE_MIN_MIB).next_multiple_of(REGION_MIB)
 }
 
-/// A pool with a mount.
-fn start_pool(options: &StageOptions<'_>, work: &Path, spot: Spot, stop: &StopFlag) -> Result<FarMemory> {
+/// A pool of two nodes with a mount, in a folder of its own.
+pub(super) fn start_pool(
+    farpool: &Path,
+    work: &Path,
+    spot: Spot,
+    memory_per_node_mib: u64,
+    stop: &StopFlag,
+) -> Result<FarMemory> {
     let dir = subfolder(work, spot.tablespace())?;
     let guests = match (spot, Server::user()?) {
         (Spot::InterposedShm, Some(user)) => Guests::Of(user),
@@ -215,12 +221,12 @@ fn start_pool(options: &StageOptions<'_>, work: &Path, spot: Spot, stop: &StopFl
         _ => Guests::None,
     };
     let pool = PoolOptions {
-        farpool: options.farpool,
+        farpool,
         run_dir: &dir.join("pool"),
         mount_point: &subfolder(&dir, "far")?,
         log_dir: &dir,
         nodes: NODES,
-        memory_per_node_mib: node_mib(options.scale),
+        memory_per_node_mib,
         transport: if spot == Spot::FarTcp { Transport::Tcp } else { Transport::Shm },
         allow_other: Server::is_other_user(),
         guests,

@@ -1,0 +1,230 @@
+//! RangeScan of paper 1 (section 5.2.1), read-only, with a whole database in each place: its tables, its index, its log.
+//!
+//! A scan is planned anew each time, as most programs have it. For that PostgreSQL asks how long each file is, so what
+//! `lseek(SEEK_END)` costs shows here, beside what a page costs that is not among the server's buffers.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::stage::{Spot, start_pool, subfolder};
+use crate::child::run;
+use crate::machine;
+use crate::pool::{FarMemory, interposer};
+use crate::postgres::{Server, ServerOptions};
+use crate::progress::Progress;
+use crate::stop::StopFlag;
+
+/// Where the database lies.
+pub const SPOTS: [Spot; 4] = [Spot::Tmpfs, Spot::InterposedShm, Spot::FarShm, Spot::Disk];
+/// Sessions at a time: a few for each of two processors, and many. (The paper's figures 7 and 8 have 80 on 20 processors.)
+pub const SESSIONS: [u32; 2] = [8, 32];
+/// Rows at scale 1: 280 MB, twice PostgreSQL's own buffers, so that about half of all pages are read from their place.
+const ROWS_PER_SCALE: f64 = 1_000_000.0;
+/// Fewer rows than a scan reads make no table.
+const LEAST_ROWS: u64 = 10_000;
+/// Keys of a scan.
+const RANGE: u64 = 100;
+/// Bytes of text in a row that has 245 with its key and its value.
+const PADDING: usize = 229;
+/// What each of two nodes lends: the table, its index, a cluster, and the log of loading.
+const NODE_MIB: u64 = 1024;
+/// Threads of the program that asks.
+const ASKERS: &str = "2";
+/// Beyond the time that it measures.
+const SURPLUS: Duration = Duration::from_secs(60);
+
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct RangeScanOptions<'a> {
+    /// 1 is a million rows.
+    pub scale: f64,
+    /// How often each place is measured.
+    pub rounds: usize,
+    /// How long each time.
+    pub slice: Duration,
+    /// Where the database on disk lives meanwhile.
+    pub work_dir: &'a Path,
+    /// The `farpool` binary.
+    pub farpool: &'a Path,
+}
+
+/// What a place gave in a slice.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scanned {
+    /// Where the database lay.
+    pub spot: Spot,
+    /// How many sessions asked at a time.
+    pub sessions: u32,
+    /// Counted from 0.
+    pub round: usize,
+    /// Scans per second.
+    pub per_second: f64,
+}
+
+/// All slices.
+#[derive(Clone, Debug)]
+pub struct RangeScanReport {
+    /// Each place once per round and number of sessions.
+    pub slices: Vec<Scanned>,
+    /// Rows of the table.
+    pub rows: u64,
+    /// The server's version.
+    pub postgres: String,
+}
+
+/// A database in a place. Fields are dropped in this order.
+struct Scene {
+    spot: Spot,
+    server: Server,
+    far: Option<FarMemory>,
+}
+
+/// Measures.
+pub fn measure(options: &RangeScanOptions<'_>, stop: &StopFlag) -> Result<RangeScanReport> {
+    let progress = Progress::on_stderr();
+    let work = machine::scratch_dir(options.work_dir, "farpool-paper-")?;
+    let tmpfs = machine::scratch_dir(Path::new("/dev/shm"), "farpool-paper-")?;
+    let rows = LEAST_ROWS.max((ROWS_PER_SCALE * options.scale) as u64);
+    let script = &work.path().join("scan.sql");
+    std::fs::write(script, scan(rows)).context("cannot write the scan")?;
+    let mut scenes = Vec::new();
+    for spot in SPOTS {
+        let step = progress.step(format!("loading {rows} rows: {}", spot.name()));
+        scenes.push(Scene::set_up(spot, options, (work.path(), tmpfs.path()), rows, stop)?);
+        step.done("loaded");
+    }
+    let mut slices = Vec::new();
+    for round in 0..options.rounds {
+        let step = progress.step(format!("round {}", round + 1));
+        for sessions in SESSIONS {
+            for turn in 0..scenes.len() {
+                stop.check()?;
+                let scene = &mut scenes[(turn + round) % SPOTS.len()];
+                let per_second = scene.scan(script, sessions, options.slice)?;
+                slices.push(Scanned { spot: scene.spot, sessions, round, per_second });
+            }
+        }
+        step.done("measured");
+    }
+    let postgres = scenes[0].server.version()?;
+    let ended: Vec<Result<()>> = scenes.into_iter().map(Scene::tear_down).collect();
+    ended.into_iter().collect::<Result<()>>()?;
+    Ok(RangeScanReport { slices, rows, postgres })
+}
+
+/// What pgbench is told to do again and again.
+fn scan(rows: u64) -> String {
+    let (last, further) = (rows - RANGE + 1, RANGE - 1);
+    format!(
+        "\\set first random(1, {last})\n\
+         SELECT sum(value) FROM ranges WHERE id BETWEEN :first AND :first + {further};\n"
+    )
+}
+
+impl Scene {
+    fn set_up(
+        spot: Spot,
+        options: &RangeScanOptions<'_>,
+        (work, tmpfs): (&Path, &Path),
+        rows: u64,
+        stop: &StopFlag,
+    ) -> Result<Self> {
+        let is_far = matches!(spot, Spot::InterposedShm | Spot::FarShm);
+        let far = is_far.then(|| start_pool(options.farpool, work, spot, NODE_MIB, stop)).transpose()?;
+        let dir = match (&far, spot) {
+            (Some(far), _) => subfolder(far.mount_point(), "postgres")?,
+            (None, Spot::Tmpfs) => subfolder(tmpfs, "postgres")?,
+            (None, _) => subfolder(work, "postgres")?,
+        };
+        let wrapper = if spot == Spot::InterposedShm { interposer(options.farpool) } else { Vec::new() };
+        let log: PathBuf = work.join(format!("{}.log", spot.name().replace([' ', ','], "-")));
+        let of_server = ServerOptions { wrapper: &wrapper, ..ServerOptions::new(&dir, &log) };
+        let server = Server::start(&of_server, stop)?;
+        // Rows are frozen, statistics are there, and nothing is left to write.
+        let table = format!(
+            "CREATE TABLE ranges AS SELECT id, (id * 7919 % 1000003)::bigint AS value, repeat('x', {PADDING}) AS padding \
+             FROM generate_series(1, {rows}) AS id"
+        );
+        let mut client = server.connect()?;
+        for statement in
+            [&table, "CREATE UNIQUE INDEX ON ranges (id)", "VACUUM (FREEZE, ANALYZE) ranges", "CHECKPOINT"]
+        {
+            client.batch_execute(statement).with_context(|| format!("cannot load: {statement}"))?;
+        }
+        Ok(Scene { spot, server, far })
+    }
+
+    /// Scans per second of so many sessions.
+    fn scan(&mut self, script: &Path, sessions: u32, slice: Duration) -> Result<f64> {
+        let (program, mut args) = self.server.client_program("pgbench")?;
+        let seconds = slice.as_secs().max(1).to_string();
+        let sessions = sessions.to_string();
+        args.extend(["-n", "-j", ASKERS, "-c", &sessions, "-T", &seconds, "-f"].map(Into::into));
+        args.extend([script.into(), "postgres".into()]);
+        let args: Vec<_> = args.iter().map(std::ffi::OsString::as_os_str).collect();
+        let said = run(&program, &args, slice + SURPLUS).or_else(|error| {
+            self.server.check_alive()?;
+            Err(error)
+        })?;
+        per_second(&said).with_context(|| format!("cannot understand what pgbench gave: {said}"))
+    }
+
+    fn tear_down(mut self) -> Result<()> {
+        let ended = [self.server.stop(), self.far.as_mut().map_or(Ok(()), FarMemory::stop)];
+        ended.into_iter().collect()
+    }
+}
+
+/// The line "tps = 1234.5 (without initial connection time)"; nothing if a session failed.
+fn per_second(said: &str) -> Option<f64> {
+    let line = said.lines().find_map(|line| line.strip_prefix("tps = "))?;
+    line.split(' ').next()?.parse().ok().filter(|&per_second: &f64| per_second > 0.0)
+}
+
+impl RangeScanReport {
+    /// Scans per second of a place, round by round.
+    pub fn per_second(&self, spot: Spot, sessions: u32) -> Vec<f64> {
+        let of_it = self.slices.iter().filter(|slice| slice.spot == spot && slice.sessions == sessions);
+        of_it.map(|slice| slice.per_second).collect()
+    }
+
+    /// Scans per second of a place by those of another, round by round.
+    pub fn ratios(&self, spot: Spot, other: Spot, sessions: u32) -> Vec<f64> {
+        let pairs = self.per_second(spot, sessions).into_iter().zip(self.per_second(other, sessions));
+        pairs.map(|(one, other)| one / other).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scans_per_second_are_what_pgbench_says_last() {
+        let said = "number of failed transactions: 0 (0.000%)\ntps = 1234.5 (without initial connection time)\n";
+        assert_eq!(per_second(said), Some(1234.5));
+        assert_eq!([per_second("tps = 0.000 (x)"), per_second("pgbench: error: no")], [None; 2]);
+    }
+
+    #[test]
+    fn a_scan_never_reaches_behind_the_last_row() {
+        let script = scan(1000);
+        assert!(script.contains("random(1, 901)") && script.contains(":first + 99;"), "{script}");
+    }
+
+    #[test]
+    fn ratios_pair_the_slices_of_a_round() {
+        let slice = |spot, round, per_second| Scanned { spot, sessions: 8, round, per_second };
+        let slices = vec![
+            slice(Spot::Tmpfs, 0, 100.0),
+            slice(Spot::FarShm, 0, 80.0),
+            slice(Spot::FarShm, 1, 45.0),
+            slice(Spot::Tmpfs, 1, 50.0),
+        ];
+        let report = RangeScanReport { slices, rows: 1, postgres: "15".into() };
+        assert_eq!(report.ratios(Spot::FarShm, Spot::Tmpfs, 8), [0.8, 0.9]);
+        assert!(report.ratios(Spot::FarShm, Spot::Tmpfs, 32).is_empty());
+    }
+}
