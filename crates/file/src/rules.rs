@@ -39,6 +39,11 @@ pub trait Rules: Send + Sync + 'static {
         is_open
     }
 
+    /// Whether guests stop making a file longer once that was taken back.
+    fn takes_growth_back() -> bool {
+        true
+    }
+
     /// Whether a write changes the parity of what it writes.
     fn updates_parity() -> bool {
         true

@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime};
 
 use farpool_file::FarFile;
 use fuser::Errno;
+use parking_lot::Mutex;
 
-use crate::guests::Doors;
+use crate::guests::{Doors, Growth};
 
 /// Shared by the namespace and the open handles of one file, so that reads and writes need no look-up there.
 pub(crate) struct Body {
@@ -23,6 +24,10 @@ pub(crate) struct Body {
     writers: AtomicU32,
     /// Who has it open, where processes work on files directly.
     pub(crate) doors: Doors,
+    /// Who makes it longer.
+    pub(crate) growth: Growth,
+    /// Kept while the kernel is told of the size.
+    pub(crate) telling: Mutex<()>,
 }
 
 impl Body {
@@ -36,6 +41,8 @@ impl Body {
             failure: AtomicI32::new(0),
             writers: AtomicU32::new(0),
             doors: Doors::default(),
+            growth: Growth::default(),
+            telling: Mutex::default(),
         }
     }
 

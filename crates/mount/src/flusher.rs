@@ -1,4 +1,4 @@
-//! Having the kernel write back what it has collected for a file.
+//! Having the kernel write back what it has collected for a file, and telling it how long a file is.
 //!
 //! The kernel asks for data and holes without writing back first, so the daemon may not know of the newest data. It can
 //! ask for them by declaring the kernel's pages of the file invalid; the call that does so returns when they are
@@ -9,20 +9,32 @@
 //!     descriptor with the others but the device's, and the watcher ends the connection, and with it the wait. The
 //!     second has all descriptors: a request is answered where it was read.
 //! F3. Where the watcher could not end the connection, there is no flusher: a killed daemon must not hang anybody.
+//!
+//! The kernel is told of a size by storing the file's last byte in its pages, which are then forgotten again: that lets the file
+//! reach so far at once, and makes answers void that were under way. It takes the lock of that page, and no other. A process
+//! may have that lock while a worker reads the page for it (read-ahead) or writes it: hence F1 for this as well. Nobody who waits for
+//! such an answer may have it: openings and ioctls have no page, nor have `SEEK_END` and reads that are about to begin,
+//! nor a direct write, which is why of failed writes only those are answered like this.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::thread;
 
 use fuser::INodeNo;
 
+use crate::body::Body;
+
 /// Most calls that wait; each is a system call of some process on the mount, and more than this many is an attack.
 const MAX_WAITING: usize = 1024;
 /// `FUSE_NOTIFY_INVAL_INODE` of `linux/fuse.h`.
 const INVALIDATE_INODE: i32 = 2;
-/// A header (length, code, no request), then inode, first byte and length.
+/// `FUSE_NOTIFY_STORE`.
+const STORE: i32 = 4;
+/// A header (length, code, no request), then inode, first byte and length; that of what is stored has four bytes, and four
+/// follow for nothing.
 const MESSAGE_BYTES: usize = 40;
 /// Length of the range that ends where the file does.
 const TO_THE_END: i64 = 0;
@@ -34,8 +46,14 @@ pub(crate) struct Flusher {
 
 struct Job {
     node: INodeNo,
-    from: i64,
+    work: Work,
     then: Then,
+}
+
+enum Work {
+    /// Writing back, and forgetting, from a byte on.
+    Flush(i64),
+    Tell(Arc<Body>),
 }
 
 type Then = Box<dyn FnOnce() + Send>;
@@ -76,14 +94,25 @@ impl Flusher {
         from: i64,
         then: impl FnOnce() + Send + 'static,
     ) -> Result<(), Crowded> {
-        self.jobs.try_send(Job { node, from, then: Box::new(then) }).map_err(|_| Crowded)
+        self.jobs.try_send(Job { node, work: Work::Flush(from), then: Box::new(then) }).map_err(|_| Crowded)
+    }
+
+    /// Tells the kernel how long a file is, and then calls `then`. Guests do not make it longer any more.
+    pub(crate) fn tell(
+        &self,
+        node: INodeNo,
+        body: Arc<Body>,
+        then: impl FnOnce() + Send + 'static,
+    ) -> Result<(), Crowded> {
+        self.jobs.try_send(Job { node, work: Work::Tell(body), then: Box::new(then) }).map_err(|_| Crowded)
     }
 }
 
 fn flush_all(device: &OwnedFd, queue: &Receiver<Job>, flushed: &SyncSender<Then>) {
-    for Job { node, from, then } in queue {
-        if let Err(error) = rustix::io::write(device, &message(node, from)) {
-            tracing::debug!(%error, "the kernel knows nothing of the file that it has not written");
+    for Job { node, work, then } in queue {
+        match work {
+            Work::Flush(from) => forget(device, node, from, TO_THE_END),
+            Work::Tell(body) => tell(device, node, &body),
         }
         if flushed.send(then).is_err() {
             return; // the other thread cannot end first
@@ -100,13 +129,40 @@ fn answer_all(answers: Receiver<Then>) {
     }
 }
 
-fn message(node: INodeNo, from: i64) -> [u8; MESSAGE_BYTES] {
-    let mut bytes = [0; MESSAGE_BYTES];
-    bytes[0..4].copy_from_slice(&(MESSAGE_BYTES as u32).to_ne_bytes());
-    bytes[4..8].copy_from_slice(&INVALIDATE_INODE.to_ne_bytes());
-    bytes[16..24].copy_from_slice(&node.0.to_ne_bytes());
-    bytes[24..32].copy_from_slice(&from.to_ne_bytes());
-    bytes[32..40].copy_from_slice(&TO_THE_END.to_ne_bytes());
+fn forget(device: &OwnedFd, node: INodeNo, from: i64, length: i64) {
+    if let Err(error) =
+        rustix::io::write(device, &message(INVALIDATE_INODE, node, from, length.to_ne_bytes(), &[]))
+    {
+        tracing::debug!(%error, "the kernel knows nothing of the file that it has not written");
+    }
+}
+
+fn tell(device: &OwnedFd, node: INodeNo, body: &Body) {
+    let _telling = body.telling.lock();
+    let (end, size) = (body.growth.last_end(), body.far.size());
+    if let Some(last) = size.checked_sub(1).and_then(|last| i64::try_from(last).ok()) {
+        // Whatever the byte: the page is not used before it is forgotten, since whoever might use it has no answer yet.
+        let [a, b, c, d] = 1_u32.to_ne_bytes();
+        let stored = rustix::io::write(device, &message(STORE, node, last, [a, b, c, d, 0, 0, 0, 0], &[0]));
+        // It may know nothing of the file; or have had no memory for the page, which it wants once it has noted the size.
+        if let Err(error) = stored {
+            tracing::debug!(%error, "the kernel has not stored the last byte of a file");
+        }
+        forget(device, node, last, 1);
+    }
+    body.growth.told(end);
+}
+
+fn message(code: i32, node: INodeNo, from: i64, length: [u8; 8], data: &[u8]) -> Vec<u8> {
+    let total = MESSAGE_BYTES + data.len();
+    let mut bytes = Vec::with_capacity(total);
+    bytes.extend_from_slice(&(total as u32).to_ne_bytes());
+    bytes.extend_from_slice(&code.to_ne_bytes());
+    bytes.extend_from_slice(&[0; 8]);
+    bytes.extend_from_slice(&node.0.to_ne_bytes());
+    bytes.extend_from_slice(&from.to_ne_bytes());
+    bytes.extend_from_slice(&length);
+    bytes.extend_from_slice(data);
     bytes
 }
 

@@ -98,7 +98,7 @@ pub(crate) struct FarFs {
     bell: Bell,
     kernel: Kernel,
     /// `None`: data and holes are for the kernel to make up (F3).
-    flusher: Option<Flusher>,
+    pub(crate) flusher: Option<Flusher>,
     /// Extended attributes are kept only if that does not make every write slower (M7).
     keeps_xattrs: bool,
     /// Where processes are received that work on files directly, if any may.
@@ -145,14 +145,14 @@ impl FarFs {
 
     fn send_entry(&self, reply: ReplyEntry, result: Outcome<Stat>) {
         match result {
-            Ok(stat) => reply.entry(&CACHED, &stat.complete(), GENERATION),
+            Ok(stat) => reply.entry(&stat.lifetime(), &stat.complete(), GENERATION),
             Err(Failure(errno)) => reply.error(errno),
         }
     }
 
     fn send_attributes(&self, reply: ReplyAttr, result: Outcome<Stat>) {
         match result {
-            Ok(stat) => reply.attr(&CACHED, &stat.complete()),
+            Ok(stat) => reply.attr(&stat.lifetime(), &stat.complete()),
             Err(Failure(errno)) => reply.error(errno),
         }
     }
@@ -266,7 +266,10 @@ impl Filesystem for FarFs {
         if let Some(errno) = handle.and_then(|handle| self.handles.get_writable(handle.0)?.failure()) {
             return reply.error(errno); // M4: asked on behalf of a `write`
         }
-        self.on_names(|| self.send_attributes(reply, self.stat(ino(node))));
+        self.on_names(|| match handle.and_then(|handle| self.handles.get(handle.0)) {
+            Some(body) => self.send_size(node, &body, reply),
+            None => self.send_attributes(reply, self.stat(ino(node))),
+        });
     }
 
     fn setattr(
@@ -363,7 +366,7 @@ impl Filesystem for FarFs {
 
     fn open(&self, _request: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.on_names(|| match self.open_file(ino(node), flags.0) {
-            Ok(handle) => reply.opened(FileHandle(handle), OPENED),
+            Ok(handle) => self.once_opened(node, handle, move || reply.opened(FileHandle(handle), OPENED)),
             Err(Failure(errno)) => reply.error(errno),
         });
     }
@@ -381,8 +384,10 @@ impl Filesystem for FarFs {
         let own = ownership(request, mode);
         self.on_names(|| match self.create_file(ino(parent), name, own, flags) {
             Ok((stat, handle)) => {
-                let flags = OPENED;
-                reply.created(&CACHED, &stat.complete(), GENERATION, FileHandle(handle), flags);
+                let (node, fh) = (INodeNo(stat.ino().0), FileHandle(handle));
+                let answer =
+                    move || reply.created(&stat.lifetime(), &stat.complete(), GENERATION, fh, OPENED);
+                self.once_opened(node, handle, answer);
             }
             Err(Failure(errno)) => reply.error(errno),
         });
@@ -411,7 +416,7 @@ impl Filesystem for FarFs {
         data: &[u8],
         origin: WriteFlags,
         _flags: OpenFlags,
-        _owner: Option<LockOwner>,
+        owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
         let accepted = origin.contains(WriteFlags::FUSE_WRITE_CACHE);
@@ -420,6 +425,8 @@ impl Filesystem for FarFs {
         }
         self.on_file(handle, || match self.write_file(handle.0, offset, data, accepted) {
             Ok(written) => reply.written(written),
+            // A direct write: the kernel will cut the file off where it believes that it ends.
+            Err(Failure(errno)) if owner.is_some() => self.send_failed_write(node, handle, errno, reply),
             Err(Failure(errno)) => {
                 if accepted {
                     // First: `fsync` returns with the reply, and a `write` that follows it is to be told. The kernel writes all

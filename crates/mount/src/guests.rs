@@ -8,13 +8,14 @@
 //!     user who mounted, and whom he named.
 //! H4. What a guest leaves is looked after once its process is dead, by its descriptor: a connection that ends says nothing.
 
+mod growth;
 mod hall;
 mod server;
 mod undertaker;
 
 use std::sync::Arc;
 
-use fuser::{Errno, ReplyIoctl};
+use fuser::{Errno, INodeNo, ReplyIoctl};
 use parking_lot::Mutex;
 
 use farpool_file::FileError;
@@ -23,11 +24,13 @@ use farpool_wire::{GUEST_VERSION, REGISTER, Registered, UNREGISTER};
 use crate::body::Body;
 use crate::errno::Failure;
 use crate::fs::{FarFs, Outcome};
-use crate::handles::Standing;
+use crate::handles::{Handle, Standing};
 use crate::namespace::Ino;
 use crate::worker::with_session;
 
-pub(crate) use hall::{Hall, Opener};
+pub(crate) use growth::Growth;
+use growth::Until;
+pub(crate) use hall::{Growing, Hall, Opener};
 pub(crate) use server::Server;
 
 /// Bits of a mode that a write by others takes away: that is for the kernel's path.
@@ -64,6 +67,7 @@ impl FarFs {
         // Kept while guests end their operations: others who open the file wait for that as well.
         let mut doors = body.doors.lock();
         doors.made += 1;
+        body.growth.end(&body.far, Until::Allowed);
         self.close_to_guests(body, &mut doors)?;
         doors.all += 1;
         Ok(())
@@ -78,11 +82,39 @@ impl FarFs {
             doors.registered = doors.registered.saturating_sub(1);
         }
         if doors.all == 0 {
+            body.growth.end(&body.far, Until::Allowed);
             // Nobody waits for the guests here: what they might still be at work on is kept for them.
             let _ = self.close_to_guests(body, &mut doors);
         } else if doors.all_registered() && !doors.is_open {
             hall.wants_open(ino, body);
         }
+    }
+
+    /// Calls `answer` once the kernel knows how long a file is: at once if it does, else when it was told (S2, S3). An answer
+    /// that is never called says EIO.
+    pub(crate) fn once_size_is_known(
+        &self,
+        node: INodeNo,
+        body: &Arc<Body>,
+        answer: impl FnOnce() + Send + 'static,
+    ) -> Outcome<()> {
+        match &self.flusher {
+            Some(flusher) if !body.growth.is_known() => {
+                flusher.tell(node, body.clone(), answer).map_err(|_| {
+                    tracing::warn!("the kernel has to be told the sizes of too many files at a time");
+                    Errno::EIO.into()
+                })
+            }
+            _ => {
+                answer();
+                Ok(())
+            }
+        }
+    }
+
+    /// The kernel is about to go by its own idea of an open file's size, or to set it: from now on it alone makes it longer.
+    pub(crate) fn end_growth(&self, body: &Body) {
+        body.growth.end(&body.far, Until::Ever);
     }
 
     fn close_to_guests(&self, body: &Body, doors: &mut Openings) -> Outcome<()> {
@@ -102,7 +134,14 @@ impl FarFs {
     pub(crate) fn answer_ioctl(&self, handle: u64, command: u32, uid: u32, reply: ReplyIoctl) {
         let answered = match command {
             REGISTER => self.register(handle, uid).map(|registered| registered.encode().to_vec()),
-            UNREGISTER => self.unregister(handle).map(|()| Vec::new()),
+            UNREGISTER => match self.unregister(handle) {
+                Ok(Handle { ino, body, .. }) => {
+                    // That it could not be told is the answer already.
+                    let _ = self.once_size_is_known(INodeNo(ino.0), &body, move || reply.ioctl(0, &[]));
+                    return;
+                }
+                Err(failure) => Err(failure),
+            },
             _ => Err(Errno::ENOTTY.into()),
         };
         match answered {
@@ -137,7 +176,7 @@ impl FarFs {
     }
 
     /// An opening says that from now on it goes by the kernel's rules, for good.
-    fn unregister(&self, number: u64) -> Outcome<()> {
+    fn unregister(&self, number: u64) -> Outcome<Handle> {
         if self.hall.is_none() {
             return Err(Errno::ENOTTY.into());
         }
@@ -147,6 +186,9 @@ impl FarFs {
             doors.registered = doors.registered.saturating_sub(1);
         }
         doors.made += 1;
-        self.close_to_guests(&handle.body, &mut doors)
+        handle.body.growth.end(&handle.body.far, Until::Allowed);
+        self.close_to_guests(&handle.body, &mut doors)?;
+        drop(doors);
+        Ok(handle)
     }
 }

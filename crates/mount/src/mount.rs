@@ -16,7 +16,7 @@ use crate::attach::{Attached, attach};
 use crate::error::MountError;
 use crate::flusher::Flusher;
 use crate::fs::{FarFs, Kernel};
-use crate::guests::{Hall, Opener, Server};
+use crate::guests::{Growing, Hall, Opener, Server};
 use crate::keeping::{KeptMount, Names};
 use crate::mountpoint::{check_allow_other, check_mountpoint, resolve};
 use crate::namespace::{MODE_MASK, Ownership};
@@ -98,7 +98,9 @@ pub fn run(
     }
     let flusher = attached.can_be_ended().then(|| Flusher::start(device.as_fd()));
     let flusher = flusher.transpose().map_err(MountError::Broken)?;
-    let hall = config.acceleration.as_ref().map(|acceleration| open_hall(acceleration, &kernel, &store));
+    let growing = if flusher.is_some() && kept.is_none() { Growing::ByGuests } else { Growing::ByKernel };
+    let hall =
+        config.acceleration.as_ref().map(|acceleration| open_hall(acceleration, &kernel, &store, growing));
     let hall = hall.transpose().map_err(MountError::Broken)?;
     let (hall, guests) = hall.unzip();
     let names = Names::of(root, kept);
@@ -147,10 +149,11 @@ fn open_hall(
     acceleration: &Acceleration,
     kernel: &Kernel,
     store: &FileStore,
+    growing: Growing,
 ) -> io::Result<(Arc<Hall>, (Opener, Server))> {
     let mut trusted = acceleration.trusted_uids.clone();
     trusted.push(rustix::process::geteuid().as_raw());
-    let (hall, opener) = Hall::open(trusted, kernel.clone())?;
+    let (hall, opener) = Hall::open(trusted, kernel.clone(), growing)?;
     let server = Server::start(hall.clone(), store.clone())?;
     Ok((hall, (opener, server)))
 }

@@ -3,7 +3,7 @@
 mod support;
 
 use std::fs::{File, OpenOptions};
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{IoSlice, IoSliceMut, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
@@ -79,9 +79,7 @@ fn what_is_written_directly_and_through_the_kernel_is_one_file() {
     direct.until_open();
     assert_eq!(direct.write(0, &[1; BLOCK]), None, "only the daemon takes extents");
     direct.file.write_all_at(&[1; BLOCK], 0).unwrap();
-    direct.file.write_all_at(&[0], 100 + 3 * BLOCK as u64 - 1).unwrap();
-    assert_eq!(direct.write(100, &[2; 3 * BLOCK]), Some(3 * BLOCK));
-    assert_eq!(direct.write(101, &[2; 3 * BLOCK]), None, "only the kernel makes files longer");
+    assert_eq!(direct.write(100, &[2; 3 * BLOCK]), Some(3 * BLOCK), "the file grows");
     assert_eq!(direct.file.metadata().unwrap().len(), 100 + 3 * BLOCK as u64);
     let mut through_the_kernel = vec![0; 4 * BLOCK];
     let read = direct.file.read_at(&mut through_the_kernel, 0).unwrap();
@@ -91,6 +89,121 @@ fn what_is_written_directly_and_through_the_kernel_is_one_file() {
     assert_eq!(direct.read(4, 12).unwrap(), [1, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 1]);
     direct.file.set_len(50).unwrap();
     assert_eq!(direct.read(0, BLOCK).unwrap().len(), 50);
+}
+
+/// How far a file reaches that has a single opening, asked for in some way that makes the kernel use what it knows.
+type Question = (&'static str, fn(&Direct, &Path) -> u64);
+
+/// Where the file begins to grow, and how far it does: to the middle of a page.
+const START: u64 = 3 * BLOCK as u64;
+const END: u64 = START + 2 * BLOCK as u64 + 100;
+
+const QUESTIONS: [Question; 8] = [
+    ("seek", |direct, _| (&direct.file).seek(SeekFrom::End(0)).unwrap()),
+    ("read", |direct, _| {
+        let mut bytes = vec![0; 2 * BLOCK];
+        START + direct.file.read_at(&mut bytes, START).unwrap() as u64 + 100
+    }),
+    ("read at the end", |direct, _| {
+        END - 100 + direct.file.read_at(&mut [0; BLOCK], END - 100).unwrap() as u64
+    }),
+    ("stat", |_, path| path.metadata().unwrap().len()),
+    ("fstat of a child's copy", |direct, _| direct.file.try_clone().unwrap().metadata().unwrap().len()),
+    ("map", |direct, _| {
+        control(direct.file.as_raw_fd(), UNREGISTER, std::ptr::null_mut()).unwrap();
+        let mapped = support::mapped::Mapped::new(&direct.file, END as usize, rustix::mm::MapFlags::SHARED);
+        assert_eq!(mapped.read(END as usize - 1, 1), [7]); // or SIGBUS
+        END
+    }),
+    ("another opening's map", |_, path| {
+        let other = open(path);
+        let mapped = support::mapped::Mapped::new(&other, END as usize, rustix::mm::MapFlags::SHARED);
+        assert_eq!(mapped.read(END as usize - 1, 1), [7]);
+        END
+    }),
+    ("appended to", |_, path| {
+        let mut other = OpenOptions::new().append(true).open(path).unwrap();
+        other.write_all(&[8; 100]).unwrap();
+        let mut bytes = vec![0; 200];
+        open(path).read_exact_at(&mut bytes, END - 100).unwrap();
+        assert_eq!((bytes[99], bytes[100]), (7, 8));
+        path.metadata().unwrap().len() - 100
+    }),
+];
+
+#[test]
+fn a_file_that_one_process_makes_longer_is_as_long_for_whoever_asks() {
+    let mount = TestMount::with_guests(64 * MIB);
+    for (name, ask) in QUESTIONS {
+        let path = mount.path().join(name.replace(' ', "-"));
+        let direct = Direct::open(&path);
+        direct.file.write_all_at(&[1; START as usize], 0).unwrap();
+        direct.until_open();
+        for (at, bytes) in [(START, BLOCK), (START + BLOCK as u64, BLOCK + 100)] {
+            assert_eq!(direct.write(at, &vec![7; bytes]), Some(bytes), "{name}: it grows without the kernel");
+        }
+        assert_eq!(ask(&direct, &path), END, "{name}");
+        assert_eq!(path.metadata().unwrap().len() / 1000, END / 1000, "{name}");
+    }
+}
+
+#[test]
+fn a_file_of_which_the_kernel_wants_to_know_how_long_it_is_grows_by_the_kernel_from_then_on() {
+    let mount = TestMount::with_guests(64 * MIB);
+    let path = mount.path().join("asked");
+    let direct = Direct::open(&path);
+    direct.file.write_all_at(&[1; BLOCK], 0).unwrap();
+    direct.until_open();
+    assert_eq!(path.metadata().unwrap().len(), BLOCK as u64);
+    assert_eq!(
+        direct.write(BLOCK as u64, &[2; BLOCK]),
+        Some(BLOCK),
+        "a look at its attributes changes nothing"
+    );
+    assert_eq!((&direct.file).seek(SeekFrom::End(0)).unwrap(), 2 * BLOCK as u64);
+    assert_eq!(direct.write(2 * BLOCK as u64, &[3; BLOCK]), None);
+    assert_eq!(direct.write(BLOCK as u64, &[3; BLOCK]), Some(BLOCK), "what it has is still written directly");
+    drop(direct);
+    let direct = Direct::open(&path);
+    direct.until_open();
+    assert_eq!(direct.write(2 * BLOCK as u64, &[4; BLOCK]), None, "nor when it is opened again");
+}
+
+#[test]
+fn files_with_several_openings_grow_by_the_kernel() {
+    let mount = TestMount::with_guests(64 * MIB);
+    let path = mount.path().join("several");
+    let one = Direct::open(&path);
+    one.file.write_all_at(&[1; BLOCK], 0).unwrap();
+    one.until_open();
+    assert_eq!(one.write(BLOCK as u64, &[2; 100]), Some(100));
+    let other = Direct::open(&path);
+    assert_eq!(
+        (&other.file).seek(SeekFrom::End(0)).unwrap(),
+        BLOCK as u64 + 100,
+        "it was told before it was open"
+    );
+    other.until_open();
+    for direct in [&one, &other] {
+        assert_eq!(direct.write(2 * BLOCK as u64, &[3; BLOCK]), None);
+        assert_eq!(direct.write(0, &[3; BLOCK]), Some(BLOCK));
+    }
+}
+
+#[test]
+fn a_file_that_was_made_longer_by_a_process_that_is_gone_is_as_long_when_it_is_opened_again() {
+    let mount = TestMount::with_guests(64 * MIB);
+    let path = mount.path().join("left");
+    let direct = Direct::open(&path);
+    direct.file.write_all_at(&[1; BLOCK], 0).unwrap();
+    direct.until_open();
+    assert_eq!(direct.write(BLOCK as u64, &[7; 5000]), Some(5000));
+    drop(direct); // nobody has asked
+    let mut other = OpenOptions::new().append(true).read(true).open(&path).unwrap();
+    other.write_all(&[8; 10]).unwrap();
+    let mut bytes = [0; 20];
+    other.read_exact_at(&mut bytes, BLOCK as u64 + 4990).unwrap();
+    assert_eq!((bytes[9], bytes[10]), (7, 8));
 }
 
 #[test]

@@ -147,14 +147,13 @@ impl Engine {
     }
 
     /// Gives acceleration of a description up for good: first here, then with the mount, which waits for operations
-    /// in flight; then the kernel hears of the size to which they have brought the file.
+    /// in flight, and tells the kernel to which size they have brought the file.
     pub(crate) fn give_up(&self, fd: RawFd, pin: &Pin<'_>) {
         if pin.has(flag::GIVEN_UP) {
             return;
         }
         pin.set(flag::ENDING);
         self.backend().unregister(fd);
-        sys::refresh(fd);
         if !pin.has(flag::WANTS_DIRECT)
             && let Some(status) = sys::status_flags(fd)
         {

@@ -137,14 +137,6 @@ fn number(entry: &[u8]) -> Option<RawFd> {
     std::str::from_utf8(name).ok()?.parse().ok()
 }
 
-/// Makes the kernel ask the mount for the file's size, where its own may be stale.
-pub fn refresh(fd: RawFd) {
-    let mut stat = std::mem::MaybeUninit::<libc::statx>::uninit();
-    let how = libc::AT_EMPTY_PATH | libc::AT_STATX_FORCE_SYNC;
-    // SAFETY: as in `facts`; what is filled in is not looked at.
-    unsafe { libc::syscall(libc::SYS_statx, fd, c"".as_ptr(), how, libc::STATX_SIZE, stat.as_mut_ptr()) };
-}
-
 /// The calling process, as the kernel says now.
 pub fn process_id() -> i32 {
     // SAFETY: takes nothing.

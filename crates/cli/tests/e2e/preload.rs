@@ -166,6 +166,23 @@ fn positional_calls_on_a_mount_need_no_kernel() {
     }
 }
 
+/// How many questions `sizes.c` asks each way, if no other number is asked for: ten millions take a quarter of an hour.
+const SIZES_ASKED: &str = "40000";
+const ASK_SIZES: &str = "FARPOOL_TEST_SIZES";
+
+#[test]
+fn no_answer_about_a_growing_file_is_older_than_what_was_acknowledged() {
+    let dir = TempDir::new().unwrap();
+    let (library, program) = (interposer(), test_program("sizes", dir.path()));
+    let pool = Pool::start(PoolOptions::default());
+    let mount = Mount::of(&pool, &["--accelerate"]);
+    let asked = std::env::var(ASK_SIZES).unwrap_or(SIZES_ASKED.to_owned());
+    for way in ["apart", "together"] {
+        let said = seen_in(mount.path(), &program, &[&asked, way], Some(&library));
+        assert!(said.trim_end().ends_with("asked, 0 wrong"), "{said}");
+    }
+}
+
 /// More files at a time than a mount with few descriptors can let others work on.
 const MANY: &str = "
     #define _GNU_SOURCE

@@ -70,7 +70,7 @@ impl<R: Rules> GuestFileCore<R> {
         Ok((Some(whole), skipped as usize..(skipped + bytes) as usize))
     }
 
-    /// Writes all of `data` at `offset`, over what the file has there: making it longer is the owner's (G7).
+    /// Writes all of `data` at `offset`, making the file longer if need be and allowed (G7).
     pub async fn write(
         &self,
         core: &SessionCore,
@@ -82,13 +82,16 @@ impl<R: Rules> GuestFileCore<R> {
         self.check_open()?;
         let end =
             offset.checked_add(data.len() as u64).filter(|&end| end <= MAX_FILE_BYTES).ok_or(AskOwner)?;
-        if end > self.layout.size() {
+        if end > self.layout.size() && !self.layout.may_grow() {
             return Err(AskOwner);
         }
         let writes = pieces_of(offset, data).map(|(piece, own)| self.write_piece(core, piece, own));
         // All of them to their end: a write given up half-way would be in doubt. What was stored is stored once more, by the
         // owner, if it has to be asked.
         join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
+        if !self.layout.grow_as_guest(R::size_after_write(self.layout.size(), end)) {
+            return Err(AskOwner);
+        }
         at_work.note(DirectBytes { read: 0, written: data.len() as u64 });
         Ok(())
     }

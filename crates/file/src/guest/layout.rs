@@ -2,7 +2,8 @@
 //!
 //! L1. The owner alone changes where extents lie. An entry that changes was true before, and what it named is not used
 //!     again while an operation is under way that may have seen it.
-//! L2. The size is here and nowhere else. The owner changes it.
+//! L2. The size is here and nowhere else. The owner changes it; guests make it larger while the same word says that they may,
+//!     so that none does any more once the owner has taken that back.
 //! L3. A guest touches nothing of the file unless it finds it open to guests within its operation.
 
 use std::io;
@@ -28,6 +29,9 @@ const LOSSES: u64 = 192;
 const WRITTEN_NS: u64 = 256;
 /// Zero unless guests may write.
 const WRITABLE: u64 = 320;
+
+/// In the word of the size: guests may make the file longer. No file reaches so far.
+const MAY_GROW: u64 = 1 << 63;
 
 const OPEN: u64 = 1;
 const PAUSE: u64 = 2;
@@ -81,21 +85,51 @@ impl Layout {
     }
 
     pub(crate) fn size(&self) -> u64 {
-        self.load(SIZE)
+        self.load(SIZE) & !MAY_GROW
     }
 
     pub(crate) fn set_size(&self, size: u64) {
-        self.store(SIZE, size);
+        self.change_size(|word| Some(word & MAY_GROW | size));
     }
 
     /// Lets the file reach at least as far as `size`.
     pub(crate) fn grow(&self, size: u64) {
-        let mut known = self.size();
-        while known < size {
-            let found = self.mapping.compare_and_swap(SIZE, known, size);
+        self.change_size(|word| Some(word & MAY_GROW | size.max(word & !MAY_GROW)));
+    }
+
+    /// As [`grow`](Self::grow), by a guest; false: it reaches less far, and only the owner may change that.
+    pub(crate) fn grow_as_guest(&self, size: u64) -> bool {
+        self.change_size(|word| {
+            if word & !MAY_GROW >= size {
+                Some(word)
+            } else {
+                (word & MAY_GROW != 0).then_some(MAY_GROW | size)
+            }
+        })
+    }
+
+    /// Whether guests may make the file longer.
+    pub(crate) fn may_grow(&self) -> bool {
+        self.load(SIZE) & MAY_GROW != 0
+    }
+
+    /// Lets guests make the file longer, or no longer: then its size is what it is now until the owner changes it.
+    pub(crate) fn let_grow(&self, may_grow: bool) {
+        self.change_size(|word| Some(word & !MAY_GROW | if may_grow { MAY_GROW } else { 0 }));
+    }
+
+    /// Changes the word of the size as `change` says, whatever others make of it meanwhile; false: it says that it stays.
+    fn change_size(&self, change: impl Fn(u64) -> Option<u64>) -> bool {
+        let mut known = self.load(SIZE);
+        loop {
+            let Some(new) = change(known) else { return false };
+            if new == known {
+                return true;
+            }
+            let found = self.mapping.compare_and_swap(SIZE, known, new);
             let found = found.expect("a place of the layout lies within it");
             if found == known {
-                return;
+                return true;
             }
             known = found;
         }
@@ -180,6 +214,20 @@ mod tests {
         assert_eq!(layout.size(), 10);
         layout.set_size(3);
         assert_eq!(layout.size(), 3);
+    }
+
+    #[test]
+    fn guests_make_a_file_longer_only_while_they_may() {
+        let (layout, _memory) = Layout::create().unwrap();
+        layout.grow(10);
+        assert!(layout.grow_as_guest(10) && !layout.grow_as_guest(11), "that far it reaches already");
+        layout.let_grow(true);
+        assert!(layout.may_grow() && layout.grow_as_guest(20));
+        layout.grow(30);
+        layout.set_size(25);
+        assert!(layout.grow_as_guest(27), "what the owner does takes it from nobody");
+        layout.let_grow(false);
+        assert_eq!((layout.may_grow(), layout.grow_as_guest(28), layout.size()), (false, false, 27));
     }
 
     #[test]

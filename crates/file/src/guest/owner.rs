@@ -231,6 +231,23 @@ impl<R: Rules> FileCore<R> {
         Ok(Some(alone))
     }
 
+    /// Lets guests make the file longer (G7). They are let in already.
+    pub fn let_guests_grow(&self) {
+        if let Some(shared) = self.map.read().shared() {
+            shared.layout.let_grow(true);
+        }
+    }
+
+    /// Takes that back: from now on the file is as long as it is, until the owner changes it. Nobody is waited for: a guest
+    /// that comes too late with a longer size has not acknowledged it yet, and asks the owner.
+    pub fn end_growth_by_guests(&self) {
+        if let Some(shared) = self.map.read().shared()
+            && R::takes_growth_back()
+        {
+            shared.layout.let_grow(false);
+        }
+    }
+
     /// When a guest last wrote, in nanoseconds since 1970, if that was not asked for since.
     pub fn take_guests_written_ns(&self) -> Option<u64> {
         let written = self.map.read().shared().map(|shared| shared.layout.take_written());

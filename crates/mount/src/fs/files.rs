@@ -2,10 +2,10 @@
 
 use std::ffi::OsStr;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use farpool_file::{MAX_FILE_BYTES, Session};
-use fuser::{Errno, ReplyData};
+use fuser::{Errno, FileHandle, INodeNo, ReplyAttr, ReplyData, ReplyWrite};
 
 use super::stat::Stat;
 use super::{FarFs, Outcome};
@@ -14,6 +14,10 @@ use crate::errno::Failure;
 use crate::handles::{Handle, Standing};
 use crate::namespace::{Ino, Kind, Ownership};
 use crate::worker::{contained, with_session};
+
+/// How long whoever has cut a file off waits if the kernel is just being told how long it was: that takes the lock of a page, which may
+/// have to be read.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 impl FarFs {
     /// A file's body, for one that is made in a directory.
@@ -29,19 +33,16 @@ impl FarFs {
             }
             names.open(ino)?.clone()
         };
-        let truncated = if flags & libc::O_TRUNC != 0 {
-            self.resize(&body, 0).map(|()| body.mark_written(SystemTime::now()))
-        } else {
-            Ok(())
-        };
         let writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
         if writable {
             body.add_writer();
         }
         let handle = Handle { ino, body: body.clone(), writable, standing: Standing::Plain };
-        let opened = truncated.and_then(|()| self.admit(&body)).and_then(|()| {
-            let inserted = self.handles.insert(handle);
-            Ok(inserted.inspect_err(|_| self.dismiss(ino, &body, Standing::Plain))?)
+        let opened = self.admit(&body).and_then(|()| {
+            // No guest makes the file longer any more: the kernel will take it for empty.
+            let emptied = if flags & libc::O_TRUNC != 0 { self.empty(&body) } else { Ok(()) };
+            let inserted = emptied.and_then(|()| Ok(self.handles.insert(handle)?));
+            inserted.inspect_err(|_| self.dismiss(ino, &body, Standing::Plain))
         });
         if opened.is_err() {
             if writable {
@@ -85,6 +86,43 @@ impl FarFs {
             drop(body);
             self.close_inode(ino);
         }
+    }
+
+    fn empty(&self, body: &Body) -> Outcome<()> {
+        self.resize(body, 0).map(|()| body.mark_written(SystemTime::now()))
+    }
+
+    /// Answers who has opened a file, once the kernel knows how long it is (S3).
+    pub(super) fn once_opened(&self, node: INodeNo, handle: u64, answer: impl FnOnce() + Send + 'static) {
+        let Some(body) = self.handles.get(handle) else { return };
+        if self.once_size_is_known(node, &body, answer).is_err() {
+            self.close_file(handle); // the kernel does not hear of it
+        }
+    }
+
+    /// Attributes, for a kernel that goes on with the size that it knows then (S2).
+    pub(super) fn send_size(&self, node: INodeNo, body: &Arc<Body>, reply: ReplyAttr) {
+        self.end_growth(body);
+        let stat = match self.stat(Ino(node.0)) {
+            Ok(stat) => stat,
+            Err(Failure(errno)) => return reply.error(errno),
+        };
+        // That it could not be told is the answer already.
+        let _ = self.once_size_is_known(node, body, move || reply.attr(&stat.lifetime(), &stat.complete()));
+    }
+
+    /// A direct write has failed, and the kernel is about to cut off what it takes for part of it: what lies behind the size
+    /// that it knows. So it is told first (S3).
+    pub(super) fn send_failed_write(
+        &self,
+        node: INodeNo,
+        handle: FileHandle,
+        errno: Errno,
+        reply: ReplyWrite,
+    ) {
+        let Some(body) = self.handles.get(handle.0) else { return reply.error(errno) };
+        self.end_growth(&body);
+        let _ = self.once_size_is_known(node, &body, move || reply.error(errno));
     }
 
     fn close_inode(&self, ino: Ino) {
@@ -131,6 +169,7 @@ impl FarFs {
         let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
         let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
         let far = &body.far;
+        self.end_growth(&body); // a size that is looked at here must not change until it is set
         let work = |session: &Session| -> Outcome<()> {
             match mode & !libc::FALLOC_FL_KEEP_SIZE {
                 0 => far.reserve(session, offset, length)?,
@@ -155,7 +194,10 @@ impl FarFs {
     pub(super) fn resize(&self, body: &Body, size: u64) -> Outcome<()> {
         check_usable(body)?;
         let resize = || with_session(&self.store, |session| body.far.set_size(session, size));
-        match contained(&self.bell, resize) {
+        let resized = contained(&self.bell, resize);
+        // Whoever tells the kernel from here on finds the new size; a larger one is not told once this is answered.
+        drop(body.telling.try_lock_for(PATIENCE).ok_or(Errno::EIO)?);
+        match resized {
             Some(resized) => {
                 resized?;
                 if size == 0 {

@@ -8,7 +8,7 @@ use fuser::{Errno, INodeNo, RenameFlags, ReplyDirectory, ReplyDirectoryPlus, Rep
 
 use super::stat::{Stat, file_type};
 use super::volume::{inherit, is_directory};
-use super::{CACHED, FarFs, GENERATION, Outcome};
+use super::{FarFs, GENERATION, Outcome};
 use crate::body::Body;
 use crate::errno::Failure;
 use crate::namespace::{Change, Ino, Kind, MAX_INODES, MAX_NAME_BYTES, Namespace, Ownership, RenameMode};
@@ -45,6 +45,9 @@ impl FarFs {
         now: SystemTime,
     ) -> Outcome<Stat> {
         let body = self.stat(ino)?.body().cloned();
+        if let Some(body) = &body {
+            self.end_growth(body);
+        }
         if let Some(size) = size {
             let body = body.as_ref().ok_or(Errno::EINVAL)?;
             self.resize(body, size)?;
@@ -92,6 +95,9 @@ impl FarFs {
     }
 
     pub(super) fn add_link(&self, ino: Ino, parent: Ino, name: &OsStr) -> Outcome<Stat> {
+        if let Some(body) = self.stat(ino)?.body() {
+            self.end_growth(body);
+        }
         let mut names = self.names_mut()?;
         names.link(ino, parent, name, SystemTime::now())?;
         names.remember(ino)?;
@@ -162,7 +168,8 @@ impl FarFs {
         let mut left_out = Vec::new();
         let mut full = false;
         for Listed { ino, cookie, name, stat, remembered } in batch {
-            full = full || reply.add(INodeNo(ino.0), cookie, &name, &CACHED, &stat.complete(), GENERATION);
+            let cached = stat.lifetime();
+            full = full || reply.add(INodeNo(ino.0), cookie, &name, &cached, &stat.complete(), GENERATION);
             if full && remembered {
                 left_out.push((ino, 1));
             }

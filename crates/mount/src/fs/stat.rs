@@ -1,10 +1,12 @@
 //! Attributes as `stat` shows them: from the namespace, and from a file's body once its lock is released (M3).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use farpool_wire::BLOCK_BYTES;
 use fuser::{FileAttr, FileType, INodeNo};
 
+use super::CACHED;
 use crate::body::Body;
 use crate::namespace::{Attributes, Ino, Kind};
 
@@ -47,6 +49,12 @@ impl Stat {
             flags: 0,
         };
         Stat { attributes, body }
+    }
+
+    /// How long the kernel may use them without asking. To be asked before they are complete.
+    pub(crate) fn lifetime(&self) -> Duration {
+        let is_lasting = self.body.as_ref().is_none_or(|body| body.growth.is_known());
+        if is_lasting { CACHED } else { Duration::ZERO }
     }
 
     /// Asks the body. To be called without the namespace's lock.

@@ -18,6 +18,15 @@ const MAX_TICKETS: usize = 4096;
 /// Files that wait to be opened to guests; a further one stays the kernel's until it is registered again.
 const MAX_WISHES: usize = 4096;
 
+/// Who may make a file longer that has a single opening.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Growing {
+    /// The kernel: it cannot be told of sizes, or a successor is to find them.
+    ByKernel,
+    /// The guest.
+    ByGuests,
+}
+
 type Ticket = [u8; TICKET_BYTES];
 type Wish = (Ino, Weak<Body>);
 
@@ -36,13 +45,17 @@ pub(crate) struct Opener(
 
 impl Hall {
     /// Trusts these users. Files are opened to guests once the kernel, as it is known by then, has forgotten their pages.
-    pub(crate) fn open(trusted: Vec<u32>, kernel: Kernel) -> std::io::Result<(Arc<Hall>, Opener)> {
+    pub(crate) fn open(
+        trusted: Vec<u32>,
+        kernel: Kernel,
+        growing: Growing,
+    ) -> std::io::Result<(Arc<Hall>, Opener)> {
         let mut name = [0; 16];
         getrandom::fill(&mut name).map_err(std::io::Error::other)?;
         let name = name.iter().fold("farpool-".to_owned(), |name, byte| format!("{name}{byte:02x}"));
         let (wishes, wished) = sync_channel(MAX_WISHES);
         let opener = std::thread::Builder::new().name("guests-opener".into());
-        let opener = Opener(opener.spawn(move || open_files(&wished, &kernel))?);
+        let opener = Opener(opener.spawn(move || open_files(&wished, &kernel, growing))?);
         Ok((Arc::new(Hall { name, trusted, tickets: Mutex::default(), wishes }), opener))
     }
 
@@ -85,11 +98,11 @@ impl Hall {
 }
 
 /// In a thread of its own: forgetting pages may wait for requests that other workers answer.
-fn open_files(wished: &Receiver<Wish>, kernel: &Kernel) {
+fn open_files(wished: &Receiver<Wish>, kernel: &Kernel, growing: Growing) {
     let mut said = false;
     while let Ok((ino, body)) = wished.recv() {
         if let Some(body) = body.upgrade()
-            && let Err(error) = open_file(ino, &body, kernel)
+            && let Err(error) = open_file(ino, &body, kernel, growing)
             && !std::mem::replace(&mut said, true)
         {
             tracing::warn!(%error, "some files cannot be worked on directly; the kernel does it all for them");
@@ -97,12 +110,15 @@ fn open_files(wished: &Receiver<Wish>, kernel: &Kernel) {
     }
 }
 
-fn open_file(ino: Ino, body: &Body, kernel: &Kernel) -> std::io::Result<()> {
+fn open_file(ino: Ino, body: &Body, kernel: &Kernel, growing: Growing) -> std::io::Result<()> {
     let Some(kernel) = kernel.get() else { return Ok(()) };
     let before = {
         let doors = body.doors.lock();
         if !doors.all_registered() || doors.is_open {
             return Ok(());
+        }
+        if growing == Growing::ByGuests && doors.all == 1 {
+            body.growth.begin(); // before the kernel forgets the attributes that it has
         }
         doors.made
     };
@@ -115,6 +131,7 @@ fn open_file(ino: Ino, body: &Body, kernel: &Kernel) -> std::io::Result<()> {
     if doors.made == before && doors.all_registered() && !doors.is_open {
         body.far.core().open_to_guests()?;
         doors.is_open = true;
+        body.growth.allow(&body.far);
     }
     Ok(())
 }

@@ -106,6 +106,8 @@ next! {
             let at = unsafe { libc::syscall(libc::SYS_mmap, at, bytes, access, flags, fd, offset) };
             std::ptr::with_exposed_provenance_mut(at as usize)
         };
+    copy_file_range(from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, bytes: size_t,
+        flags: c_uint) -> ssize_t, else missing();
     sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t, else missing();
     sendmmsg(socket: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int, else missing() as c_int;
     execv(path: *const c_char, arguments: *const *const c_char) -> c_int, else missing() as c_int;
