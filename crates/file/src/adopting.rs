@@ -8,6 +8,8 @@
 //! D3. A parity whose word was locked is right if it is the sum of its column as it is now; or if a member is missing,
 //!     nothing else in the column was being written, and it is what its word says. Else it is lost, and made anew.
 //! D4. A file that was being cut off is cut off.
+//! D5. Kept memory that is not what was last stored there costs contents, and never gives others: words are believed only beside
+//!     their witness (`blocks/witness.rs`), and a file that ends nobody knows where is not read before it is emptied.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -68,12 +70,20 @@ impl<R: Rules> StoreCore<R> {
 
     fn take_extents(&self, file: &FileCore<R>, found: &FoundFile, adoption: &mut Adoption) {
         let mut map = file.map.write();
-        let (size, _) = self.words.file_size(found.slot);
+        let size = self.words.file_size(found.slot).map(|size| size.bytes);
+        if size.is_none() {
+            tracing::error!(
+                "what was kept of a file's size is damaged: the file gives errors until it is emptied"
+            );
+        }
         map.found(size, found.lost.clone());
+        let mut disbelieved = 0;
         for (&stripe, &number) in found.extents.iter().filter(|(stripe, _)| **stripe < MAX_STRIPES) {
             match self.stock.adopt_extent(adoption, number).filter(|extent| self.words.covers(extent)) {
                 Some(extent) => {
-                    if self.is_left_in_doubt(number) {
+                    let is_in_doubt = self.is_left_in_doubt(number);
+                    disbelieved += self.words.examine(&extent);
+                    if is_in_doubt || self.is_left_in_doubt(number) {
                         extent.doubt();
                     }
                     map.found_extent(stripe, extent);
@@ -88,6 +98,12 @@ impl<R: Rules> StoreCore<R> {
                     }
                 }
             }
+        }
+        if disbelieved > 0 {
+            tracing::error!(
+                blocks = disbelieved,
+                "what was kept of a file's blocks is damaged: these are lost"
+            );
         }
     }
 
@@ -272,6 +288,9 @@ impl<R: Rules> FileCore<R> {
         let rows = self.rows();
         let map = self.map.read();
         let is_over = |stripe: u64| map.extent(stripe).is_some_and(|extent| extent.region().is_over());
+        if map.check_end().is_err() {
+            return map.size();
+        }
         let mut lost = map.lost_blocks();
         for stripe in map.stripes(0, crate::redundancy::END_OF_DATA) {
             let Some(extent) = map.extent(stripe) else { continue };

@@ -12,6 +12,13 @@ use farpool_wire::{BLOCK_BYTES, BlockWord};
 
 use crate::guest::table;
 
+mod slots;
+mod witness;
+
+pub(crate) use slots::KeptSize;
+use slots::SLOT_BYTES;
+use witness::WITNESS_BYTES;
+
 /// Blocks of an extent.
 pub(crate) const BLOCKS_PER_EXTENT: u64 = EXTENT_BYTES / BLOCK_BYTES as u64;
 /// Far memory that one store can describe: 4 TiB. The table is sparse: a word takes memory once it is touched.
@@ -21,14 +28,14 @@ const WORD_BYTES: u64 = 8;
 const TABLE_BYTES: u64 = MAX_EXTENTS * (BLOCKS_PER_EXTENT + 1) * WORD_BYTES;
 /// Files whose sizes and times have a place behind that, where they are kept: as many as a mount has inodes.
 pub(crate) const KEPT_FILES: u64 = 1 << 20;
-/// A size and a time.
-const SLOT_BYTES: u64 = 16;
-/// Room for so many is found at a time.
-const SLOTS_AT_ONCE: u64 = 4_096;
+/// Sizes and times,
+pub(crate) const SLOTS: u64 = TABLE_BYTES;
+/// the sizes once more,
+pub(crate) const ECHOES: u64 = SLOTS + KEPT_FILES * SLOT_BYTES;
+/// and what the words of blocks are checked against.
+pub(crate) const WITNESSES: u64 = ECHOES + KEPT_FILES * WORD_BYTES;
 /// Bytes of the table where it outlives the process that made it.
-pub const KEPT_WORDS_BYTES: u64 = TABLE_BYTES + KEPT_FILES * SLOT_BYTES;
-/// Of a file's size: what lies behind it is not cleared yet.
-const CUT: u64 = 1 << 63;
+pub const KEPT_WORDS_BYTES: u64 = WITNESSES + MAX_EXTENTS * WITNESS_BYTES;
 const EXTENT_WORDS: u64 = MAX_EXTENTS * BLOCKS_PER_EXTENT * WORD_BYTES;
 /// Of an extent's word: a dead write may still land there.
 const DOUBTED: u64 = 1;
@@ -117,14 +124,16 @@ impl BlockWords {
     /// Forgets all of an extent's blocks: it was just taken, and nobody else knows it.
     pub(crate) fn clear(&self, extent: &Extent) {
         for block in 0..BLOCKS_PER_EXTENT {
-            self.store(self.place(extent, block), BlockWord::EMPTY);
+            self.put(self.place(extent, block), BlockWord::EMPTY);
         }
+        self.begin_witness(extent);
         self.set_extent_word(extent, 0);
     }
 
     /// Notes that a write may still land on an extent of which nobody knows.
     pub(crate) fn doubt(&self, extent: &Extent) {
         self.set_extent_word(extent, DOUBTED);
+        self.witness_doubt(extent);
     }
 
     /// Whether a write may still land there.
@@ -146,47 +155,15 @@ impl BlockWords {
         let (first, count) = (extents.start, extents.end - extents.start);
         let bytes = BLOCKS_PER_EXTENT * WORD_BYTES;
         memory.reserve(first * bytes, count * bytes)?;
-        memory.reserve(EXTENT_WORDS + first * WORD_BYTES, count * WORD_BYTES)
-    }
-
-    /// As [`reserve`](Self::reserve), for the size of a file and what is beside it.
-    pub(crate) fn reserve_slot(&self, slot: u64) -> bool {
-        let Some(memory) = &self.memory else { return true };
-        let first = slot / SLOTS_AT_ONCE * SLOTS_AT_ONCE;
-        let place = TABLE_BYTES + first * SLOT_BYTES;
-        memory.reserve(place, SLOTS_AT_ONCE * SLOT_BYTES).is_ok()
-    }
-
-    /// Where a kept file ends, and whether it was being cut off there.
-    pub(crate) fn file_size(&self, slot: u64) -> (u64, bool) {
-        let word = self.table.load(TABLE_BYTES + slot * SLOT_BYTES).unwrap_or(0);
-        ((word & !CUT).min(crate::file_core::MAX_FILE_BYTES), word & CUT != 0)
-    }
-
-    pub(crate) fn set_file_size(&self, slot: u64, size: u64, is_being_cut: bool) {
-        self.store_in_slot(slot, 0, size | if is_being_cut { CUT } else { 0 });
-    }
-
-    /// When a kept file was written to.
-    pub(crate) fn file_written_ns(&self, slot: u64) -> u64 {
-        self.table.load(TABLE_BYTES + slot * SLOT_BYTES + WORD_BYTES).unwrap_or(0)
-    }
-
-    pub(crate) fn set_file_written_ns(&self, slot: u64, ns: u64) {
-        self.store_in_slot(slot, WORD_BYTES, ns);
-    }
-
-    fn store_in_slot(&self, slot: u64, at: u64, value: u64) {
-        if !self.is_abandoned() && self.memory.is_some() {
-            let stored = self.table.store(TABLE_BYTES + slot * SLOT_BYTES + at, value);
-            stored.expect("a slot has its place in kept memory");
-        }
+        memory.reserve(EXTENT_WORDS + first * WORD_BYTES, count * WORD_BYTES)?;
+        memory.reserve(WITNESSES + first * WITNESS_BYTES, count * WITNESS_BYTES)
     }
 
     /// Whether a process that died may have been writing there: it has left a lock, or a mark.
     pub(crate) fn may_be_written(&self, number: u64) -> bool {
         let mark = self.table.load(EXTENT_WORDS + number * WORD_BYTES).unwrap_or(0);
-        number < MAX_EXTENTS && (mark & DOUBTED != 0 || self.has_locks_at(number))
+        let is_marked = mark & DOUBTED != 0 || self.is_witness_in_doubt(number);
+        number < MAX_EXTENTS && (is_marked || self.has_locks_at(number))
     }
 
     /// Whether some block of an extent is locked.
@@ -219,6 +196,14 @@ impl BlockWords {
 
     /// Stores a word and with it gives up its lock, after all that was done before.
     pub(crate) fn store(&self, place: BlockPlace, word: BlockWord) {
+        if !self.is_abandoned() {
+            self.bear_witness(place, word);
+        }
+        self.put(place, word);
+    }
+
+    /// As [`store`](Self::store), where the witness knows already.
+    fn put(&self, place: BlockPlace, word: BlockWord) {
         if !self.is_abandoned() {
             self.table.store(place.0, word.0).expect("a place lies within the table");
         }

@@ -102,6 +102,7 @@ impl<R: Rules> FileCore<R> {
     /// written, but the file is not longer than before.
     pub async fn write(&self, core: &SessionCore, offset: u64, data: &[u8]) -> Result<(), FileError> {
         let end = end_of(offset, data.len() as u64)?;
+        self.map.read().check_end()?;
         if let Err(error) = self.write_blocks(core, offset, data).await {
             // What was stored behind the end must not show when the file grows; failing that, it is lost. Others may be
             // at work there as well: only what this write has touched goes, and nothing if a guest does not stand back, who
@@ -123,6 +124,9 @@ impl<R: Rules> FileCore<R> {
     /// Cuts the file off at `size`, giving extents behind it back, or makes it longer by a hole.
     pub async fn set_size(&self, core: &SessionCore, size: u64) -> Result<(), FileError> {
         end_of(size, 0)?;
+        if size > 0 {
+            self.map.read().check_end()?;
+        }
         let _alone = self.without_guests(core).await?;
         let old = {
             let mut map = self.map.write();
@@ -183,6 +187,7 @@ impl<R: Rules> FileCore<R> {
         if length == 0 {
             return Ok(());
         }
+        self.map.read().check_end()?;
         let _alone = self.without_guests(core).await?;
         self.punch_alone(core, offset, length).await
     }

@@ -18,7 +18,7 @@ use farpool_keep::{Change, Journal, Kept, tables};
 use parking_lot::Mutex;
 use prost::Message;
 
-use crate::blocks::{BlockWords, KEPT_FILES};
+use crate::blocks::{BlockWords, KEPT_FILES, KeptSize};
 use crate::file_core::MAX_FILE_BYTES;
 use crate::map::Loss;
 use crate::redundancy::Redundancy;
@@ -157,7 +157,7 @@ impl Keeping {
             }
         };
         let id = self.next_file.fetch_add(1, Ordering::Relaxed); // only has to differ
-        self.words.set_file_size(slot, 0, false);
+        self.words.set_file_size(slot, KeptSize { bytes: 0, is_being_cut: false });
         self.words.set_file_written_ns(slot, 0);
         let file = KeptFile { keeping: self.clone(), id, start, slot, journals_frees, cuts: 0 };
         file.is(redundancy);
@@ -223,12 +223,13 @@ impl KeptFile {
 
     /// Where the file ends.
     pub(crate) fn ends_at(&self, size: u64) {
-        self.keeping.words.set_file_size(self.slot, size, self.cuts > 0);
+        let size = KeptSize { bytes: size, is_being_cut: self.cuts > 0 };
+        self.keeping.words.set_file_size(self.slot, size);
     }
 
     /// Whether an earlier process was cutting it off when it died.
     pub(crate) fn was_being_cut(&self) -> bool {
-        self.keeping.words.file_size(self.slot).1
+        self.keeping.words.file_size(self.slot).is_some_and(|size| size.is_being_cut)
     }
 
     /// The file is being cut off: behind its end it is not cleared yet.

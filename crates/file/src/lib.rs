@@ -46,6 +46,7 @@ mod row_zero;
 mod rows;
 mod rules;
 mod scrub;
+mod seal;
 mod seek;
 mod split;
 mod staging;

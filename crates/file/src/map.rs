@@ -10,7 +10,7 @@ use crate::error::FileError;
 use crate::file_core::MAX_FILE_BYTES;
 use crate::guest::Shared;
 use crate::keeping::KeptFile;
-use crate::redundancy::{END_OF_DATA, Redundancy};
+use crate::redundancy::{END_OF_DATA, Redundancy, is_parity};
 use crate::split::Piece;
 
 /// Why the contents of a block are not to be had.
@@ -47,6 +47,8 @@ pub(crate) struct Map {
     size: u64,
     redundancy: Redundancy,
     extents: BTreeMap<u64, Arc<Extent>>,
+    /// Where it ends is not known.
+    is_endless: bool,
     /// Blocks whose last contents could not be stored.
     lost: BTreeMap<u64, Loss>,
     /// Where all this is written down for a successor, if it is.
@@ -68,14 +70,25 @@ impl Map {
         self.kept.as_ref()
     }
 
-    /// What an earlier process has left of it, but for its extents.
-    pub(crate) fn found(&mut self, size: u64, lost: BTreeSet<u64>) {
-        (self.size, self.lost) = (size, lost);
+    /// What an earlier process has left of it, but for its extents. Where a file ends nobody knows where, it shows a block, of which
+    /// reading tells.
+    pub(crate) fn found(&mut self, size: Option<u64>, lost: BTreeMap<u64, Loss>) {
+        self.is_endless = size.is_none();
+        (self.size, self.lost) = (size.unwrap_or(BLOCK_BYTES as u64), lost);
+    }
+
+    /// Whether it is known where the file ends. Else nothing of it is given out or changed until it is emptied: bytes behind its
+    /// end are not its contents, and an end too early is no better.
+    pub(crate) fn check_end(&self) -> Result<(), FileError> {
+        if self.is_endless { Err(FileError::Damaged { offset: 0 }) } else { Ok(()) }
     }
 
     /// An extent that an earlier process had there.
     pub(crate) fn found_extent(&mut self, stripe: u64, extent: Extent) {
         self.extents.insert(stripe, Arc::new(extent));
+        if self.is_endless && !is_parity(stripe) {
+            self.size = self.size.max(((stripe + 1) * EXTENT_BYTES).min(MAX_FILE_BYTES));
+        }
     }
 
     /// Blocks that are lost wherever they lie.
@@ -153,6 +166,7 @@ impl Map {
     /// Lets the file end at `size`. No guest is at work.
     pub(crate) fn set_size(&mut self, size: u64) {
         self.size = size;
+        self.is_endless = false;
         self.write_size_down();
         if let Some(shared) = &self.shared {
             shared.layout.set_size(size);
@@ -161,6 +175,9 @@ impl Map {
 
     /// Lets the file reach at least as far as `size`.
     pub(crate) fn grow(&mut self, size: u64) {
+        if self.is_endless {
+            return;
+        }
         if size > self.size {
             self.size = size;
             self.write_size_down();

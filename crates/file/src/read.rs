@@ -27,7 +27,11 @@ impl<R: Rules> FileCore<R> {
         offset: u64,
         length: usize,
     ) -> Result<(Option<ArenaBuf>, Range<usize>), FileError> {
-        let size = self.map.read().size();
+        let size = {
+            let map = self.map.read();
+            map.check_end()?;
+            map.size()
+        };
         let bytes = (length as u64).min(size.saturating_sub(offset));
         if bytes == 0 {
             return Ok((None, 0..0));

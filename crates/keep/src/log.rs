@@ -23,7 +23,7 @@ use crate::kept::Kept;
 
 const MAGIC: &[u8; 8] = b"FPKEEP\r\n";
 /// Of the log, and of what its users write into it.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 pub(crate) const BOOT_ID_BYTES: usize = 36;
 const HEAD_BYTES: usize = 128;
 const SUMMED: usize = 64;

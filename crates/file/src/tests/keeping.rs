@@ -1,15 +1,19 @@
 //! Files that outlive their owner.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use farpool_fabric::create_sealed;
 use farpool_keep::{Kept, MemoryJournal};
 use farpool_pool::{EXTENT_BYTES, Pool, PoolConfig};
-use farpool_wire::BlockWord;
+use farpool_wire::{BLOCK_BYTES, BlockWord};
+use rustix::fs::SeekFrom;
 
 use super::{BLOCK, Rig, pattern, read};
-use crate::{FarFile, FileStore, KEPT_WORDS_BYTES, Redundancy};
+use crate::blocks::{ECHOES, SLOTS, WITNESSES};
+use crate::{FarFile, FileError, FileStore, KEPT_WORDS_BYTES, Redundancy, Session};
 
 /// What outlives an owner, and how the next one comes by it.
 struct Keep {
@@ -157,4 +161,184 @@ fn what_lay_on_a_node_that_ended_meanwhile_is_lost_unless_others_have_it() {
         assert_eq!(file.core().lost_bytes(), 0);
         assert!(read(file, &session, 0, data.len()).unwrap() == data, "{}", file.redundancy());
     }
+}
+
+const PAGE: usize = 4096;
+/// Parts of the kept memory, which are not what was last stored there when a successor comes.
+const WORDS: Range<u64> = 0..SLOTS;
+const SIZES: Range<u64> = SLOTS..ECHOES;
+const SIZES_AGAIN: Range<u64> = ECHOES..WITNESSES;
+const WITNESS: Range<u64> = WITNESSES..KEPT_WORDS_BYTES;
+
+/// Pages of kept memory in which there is something, by where they begin.
+type Pages = BTreeMap<u64, Vec<u8>>;
+
+fn pages(words: &OwnedFd, within: &Range<u64>) -> Pages {
+    let mut found = Pages::new();
+    let mut at = within.start;
+    while let Ok(data) = rustix::fs::seek(words, SeekFrom::Data(at)) {
+        at = data / PAGE as u64 * PAGE as u64;
+        if at >= within.end {
+            break;
+        }
+        let mut page = vec![0; PAGE];
+        assert_eq!(rustix::io::pread(words, &mut page, at).unwrap(), PAGE);
+        if page.iter().any(|byte| *byte != 0) {
+            found.insert(at, page);
+        }
+        at += PAGE as u64;
+    }
+    assert!(!found.is_empty(), "nothing lies in {within:?}");
+    found
+}
+
+fn put(words: &OwnedFd, at: u64, page: &[u8]) {
+    assert_eq!(rustix::io::pwrite(words, page, at).unwrap(), PAGE);
+}
+
+/// Blocks that were read as they should be, and blocks that gave errors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Tally {
+    right: u64,
+    errors: u64,
+}
+
+/// Reads a file block by block. Whatever is not an error must be right.
+fn tally(file: &FarFile, session: &Session, right: &[u8]) -> Tally {
+    let mut tally = Tally::default();
+    for (block, right) in right.chunks(BLOCK as usize).enumerate() {
+        // Asks for more than there is: an end that comes late shows, as one that comes early.
+        let at = block as u64 * BLOCK;
+        let wanted = if right.len() < BLOCK as usize { 2 * BLOCK as usize } else { right.len() };
+        match read(file, session, at, wanted) {
+            Ok(found) => {
+                assert!(found == right, "{}, block {block}: other bytes", file.redundancy());
+                tally.right += 1;
+            }
+            Err(FileError::Lost { .. } | FileError::Damaged { .. }) => tally.errors += 1,
+            Err(error) => panic!("{}, block {block}: {error}", file.redundancy()),
+        }
+    }
+    tally
+}
+
+/// What comes of files if kept memory changes between one owner and the next. `change` gets what was there half-way, too.
+fn read_after(change: impl Fn(&OwnedFd, &Pages)) -> Tally {
+    let rig = Rig::new(3, 16);
+    let mut keep = Keep::new();
+    let (store, _) = keep.store(&rig, &[]);
+    let session = store.session();
+    let files: Vec<FarFile> = KINDS.iter().map(|kind| store.create_as(*kind)).collect();
+    let mut model = pattern(2 * EXTENT_BYTES as usize + 12_345, 7);
+    files.iter().for_each(|file| file.write(&session, 0, &model).unwrap());
+    let half_way = pages(&keep.words, &(0..KEPT_WORDS_BYTES));
+    // Written anew, punched, behind a hole, and longer.
+    let (again, end) = (pattern(9 * BLOCK_BYTES, 8), model.len());
+    model[3 * BLOCK_BYTES..12 * BLOCK_BYTES].copy_from_slice(&again);
+    model[20 * BLOCK_BYTES..24 * BLOCK_BYTES].fill(0);
+    model.resize(end + EXTENT_BYTES as usize, 0);
+    model.extend(&again);
+    for file in &files {
+        file.write(&session, 3 * BLOCK, &again).unwrap();
+        file.punch(&session, 20 * BLOCK, 4 * BLOCK).unwrap();
+        for (part, bytes) in (0..).zip(again.chunks(3 * BLOCK_BYTES)) {
+            file.write(&session, end as u64 + EXTENT_BYTES + part * 3 * BLOCK, bytes).unwrap();
+        }
+    }
+    drop(session);
+    let mut ids = kill(store.clone(), files);
+    let mut _before = store;
+    change(&keep.words, &half_way);
+    let mut sum = Tally::default();
+    // What is an error stays one for those who come later, too.
+    for round in 0..2 {
+        let (store, files) = keep.store(&rig, &ids);
+        let session = store.session();
+        let mut now = Tally::default();
+        for file in &files {
+            let Tally { right, errors } = tally(file, &session, &model);
+            (now.right, now.errors) = (now.right + right, now.errors + errors);
+        }
+        assert!(round == 0 || now.right <= sum.right, "{now:?} after {sum:?}");
+        sum = now;
+        if round == 1 {
+            for file in &files {
+                file.set_size(&session, 0).unwrap();
+                file.write(&session, 5, &model[..3 * BLOCK_BYTES]).unwrap();
+                assert!(read(file, &session, 5, 1 << 20).unwrap() == model[..3 * BLOCK_BYTES]);
+            }
+        }
+        drop(session);
+        ids = kill(store.clone(), files);
+        _before = store;
+    }
+    sum
+}
+
+fn zero(words: &OwnedFd, within: &Range<u64>) {
+    pages(words, within).keys().for_each(|at| put(words, *at, &[0; PAGE]));
+}
+
+#[test]
+fn kept_memory_that_nobody_has_changed_costs_nothing() {
+    assert_eq!(read_after(|_, _| {}).errors, 0);
+}
+
+#[test]
+fn words_that_have_become_zeros_are_errors_and_never_holes() {
+    let Tally { right, errors } = read_after(|words, _| zero(words, &WORDS));
+    // Blocks that are holes, and have extents or not, are all that can be read.
+    assert!(errors > right && right > 0, "{right} right, {errors} errors");
+}
+
+#[test]
+fn a_witness_that_has_become_zeros_costs_only_what_no_checksum_proves() {
+    let Tally { right, errors } = read_after(|words, _| zero(words, &WITNESS));
+    assert!(right > errors && errors > 0, "{right} right, {errors} errors");
+}
+
+#[test]
+fn kept_memory_that_is_all_zeros_gives_errors_alone() {
+    let all = read_after(|words, _| zero(words, &(0..KEPT_WORDS_BYTES)));
+    assert_eq!(all.right, 0);
+    let words = read_after(|words, _| [WORDS, WITNESS].iter().for_each(|part| zero(words, part)));
+    assert_eq!(words.right, 0);
+}
+
+#[test]
+fn sizes_are_found_while_one_copy_is_and_a_file_without_gives_errors_until_it_is_emptied() {
+    for part in [SIZES, SIZES_AGAIN] {
+        assert_eq!(read_after(|words, _| zero(words, &part)).errors, 0);
+    }
+    let none = read_after(|words, _| [SIZES, SIZES_AGAIN].iter().for_each(|part| zero(words, part)));
+    assert_eq!(none.right, 0);
+}
+
+#[test]
+fn old_words_old_witnesses_and_old_sizes_are_noticed() {
+    for part in [WORDS, SIZES, SIZES_AGAIN, WITNESS] {
+        let tally = read_after(|words, half_way| {
+            half_way.range(part.clone()).for_each(|(at, page)| put(words, *at, page));
+        });
+        assert!(tally.errors > 0, "{part:?}: {tally:?}");
+    }
+}
+
+#[test]
+fn words_that_are_anything_give_no_other_bytes() {
+    let garbage = read_after(|words, _| {
+        for (at, page) in pages(words, &WORDS) {
+            let seed = (at / PAGE as u64) as u8;
+            let garbage: Vec<u8> =
+                page.iter().zip(pattern(PAGE, seed.into())).map(|(a, b)| a ^ b | 1).collect();
+            put(words, at, &garbage);
+        }
+    });
+    assert!(garbage.errors > 0, "{garbage:?}");
+    let swapped = read_after(|words, _| {
+        let pages = pages(words, &WORDS);
+        let contents: Vec<_> = pages.values().cycle().skip(1).take(pages.len()).collect();
+        pages.keys().zip(contents).for_each(|(at, page)| put(words, *at, page));
+    });
+    assert!(swapped.errors > 0, "{swapped:?}");
 }

@@ -1,0 +1,130 @@
+//! Sizes and times of kept files, beside the words.
+//!
+//! A size is stored twice, on two pages, one after the other. Each copy carries a check that is bound to its place, and a count, by which a
+//! copy that is older than a kill explains is known. So one page that is damaged costs nothing, and two cost the file: where
+//! it ends is not guessed.
+
+use super::{BlockWords, ECHOES, KEPT_FILES, SLOTS, WORD_BYTES};
+use crate::file_core::MAX_FILE_BYTES;
+use crate::seal::{open, seal};
+
+/// A size and a time.
+pub(super) const SLOT_BYTES: u64 = 16;
+/// Room for so many is found at a time.
+const SLOTS_AT_ONCE: u64 = 4_096;
+/// Of what a copy says: the size,
+const SIZE_BITS: u32 = 43;
+/// that what lies behind it is not cleared yet,
+const CUT: u64 = 1 << SIZE_BITS;
+/// and how often it was stored, modulo 16.
+const COUNT_SHIFT: u32 = SIZE_BITS + 1;
+const COUNT_MASK: u64 = 15;
+const SAID_BITS: u32 = COUNT_SHIFT + 4;
+
+/// Where a kept file ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct KeptSize {
+    pub(crate) bytes: u64,
+    /// It was being cut off there.
+    pub(crate) is_being_cut: bool,
+}
+
+fn size_of(said: u64) -> KeptSize {
+    KeptSize { bytes: (said & (CUT - 1)).min(MAX_FILE_BYTES), is_being_cut: said & CUT != 0 }
+}
+
+fn count_of(said: u64) -> u64 {
+    said >> COUNT_SHIFT & COUNT_MASK
+}
+
+fn size_at(slot: u64) -> u64 {
+    SLOTS + slot * SLOT_BYTES
+}
+
+fn echo_at(slot: u64) -> u64 {
+    ECHOES + slot * WORD_BYTES
+}
+
+/// What two copies say together, the first of which is stored first.
+fn agreed(first: Option<u64>, second: Option<u64>) -> Option<KeptSize> {
+    match (first, second) {
+        // Killed between the two: the first is the newer one.
+        (Some(first), Some(second)) => {
+            let ahead = count_of(first).wrapping_sub(count_of(second)) & COUNT_MASK;
+            (first == second || ahead == 1).then(|| size_of(first))
+        }
+        (Some(one), None) | (None, Some(one)) => Some(size_of(one)),
+        (None, None) => None,
+    }
+}
+
+impl BlockWords {
+    /// Finds room for the size of a file and what is beside it, so that touching it cannot fail.
+    pub(crate) fn reserve_slot(&self, slot: u64) -> bool {
+        let Some(memory) = &self.memory else { return true };
+        let first = slot / SLOTS_AT_ONCE * SLOTS_AT_ONCE;
+        let echoes = (echo_at(first), SLOTS_AT_ONCE * WORD_BYTES);
+        [(size_at(first), SLOTS_AT_ONCE * SLOT_BYTES), echoes]
+            .iter()
+            .all(|(from, bytes)| memory.reserve(*from, *bytes).is_ok())
+    }
+
+    /// Where a kept file ends; `None`: what says so is not what was stored.
+    pub(crate) fn file_size(&self, slot: u64) -> Option<KeptSize> {
+        let said = |at: u64| open(at, self.table.load(at).ok()?, SAID_BITS);
+        agreed(said(size_at(slot)), said(echo_at(slot)))
+    }
+
+    /// Stores where a kept file ends. One process at a time does so for a file.
+    pub(crate) fn set_file_size(&self, slot: u64, size: KeptSize) {
+        let before = self.table.load(size_at(slot)).unwrap_or(0);
+        let count = (count_of(before) + 1) & COUNT_MASK;
+        let said = size.bytes | if size.is_being_cut { CUT } else { 0 } | count << COUNT_SHIFT;
+        self.store_in_slot(size_at(slot), seal(size_at(slot), said, SAID_BITS));
+        self.store_in_slot(echo_at(slot), seal(echo_at(slot), said, SAID_BITS));
+    }
+
+    /// When a kept file was written to.
+    pub(crate) fn file_written_ns(&self, slot: u64) -> u64 {
+        self.table.load(size_at(slot) + WORD_BYTES).unwrap_or(0)
+    }
+
+    pub(crate) fn set_file_written_ns(&self, slot: u64, ns: u64) {
+        self.store_in_slot(size_at(slot) + WORD_BYTES, ns);
+    }
+
+    fn store_in_slot(&self, at: u64, value: u64) {
+        if !self.is_abandoned() && self.memory.is_some() {
+            self.table.store(at, value).expect("a slot has its place in kept memory");
+        }
+    }
+}
+
+const _: () = assert!(MAX_FILE_BYTES < 1 << SIZE_BITS && KEPT_FILES.is_multiple_of(SLOTS_AT_ONCE));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(bytes: u64, count: u64) -> u64 {
+        bytes | (count & COUNT_MASK) << COUNT_SHIFT
+    }
+
+    #[test]
+    fn one_copy_that_is_damaged_costs_nothing_and_two_copies_that_contradict_each_other_are_not_believed() {
+        let size = |bytes| Some(KeptSize { bytes, is_being_cut: false });
+        let (old, new) = (said(1000, 15), said(2000, 16));
+        assert_eq!(agreed(Some(new), Some(new)), size(2000));
+        assert_eq!(agreed(Some(new), None), size(2000));
+        assert_eq!(agreed(None, Some(new)), size(2000));
+        assert_eq!(agreed(Some(new), Some(old)), size(2000), "killed between the two");
+        assert_eq!(agreed(Some(old), Some(new)), None, "the first is old");
+        assert_eq!(
+            agreed(Some(said(1000, 3)), Some(said(2000, 1))),
+            None,
+            "the second is older than a kill explains"
+        );
+        assert_eq!(agreed(None, None), None);
+        assert!(agreed(Some(said(7, 1) | CUT), Some(said(7, 1) | CUT)).unwrap().is_being_cut);
+    }
+}
