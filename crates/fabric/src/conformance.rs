@@ -103,6 +103,7 @@ macro_rules! conformance_tests {
             an_answer_longer_than_its_room_is_refused_and_the_queue_goes_on,
             more_calls_than_the_node_takes_at_once_each_get_their_own_answer,
             calls_and_attachments_by_turns_all_end,
+            calls_are_refused_while_nothing_is_attached,
             whoever_sees_a_later_write_sees_the_earlier_ones,
             what_is_fenced_takes_effect_after_the_reads_and_atomics_before_it,
             without_a_fence_a_read_gives_each_word_as_it_was_or_as_it_became,

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use farpool_wire::{AccessKey, Epoch, NodeId, Refusal, ShmAttached};
+use farpool_wire::{AccessKey, Epoch, NodeId, OwnerId, Refusal, ShmAttached};
 
 use crate::memory::{AccessError, Mapping};
 
@@ -91,7 +91,13 @@ pub trait Host: Send + Sync + 'static {
         cut: Arc<dyn Cut>,
     ) -> Result<LentMemory, Refusal>;
 
-    /// Answers a call by appending to `answer`.
+    /// Who leases what this grant is of, if that is known: connections are counted by owner. Asked after the key was
+    /// checked, and where it is `None` each grant counts as an owner of its own.
+    fn owner(&self, _region: u32, _epoch: Epoch) -> Option<OwnerId> {
+        None
+    }
+
+    /// Answers a call of a connection that has something attached by appending to `answer`.
     fn call(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), Refusal>;
 
     /// A peer sent something malformed and was cut off.

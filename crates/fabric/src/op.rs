@@ -1,6 +1,7 @@
 //! What an operation may end with.
 
 use farpool_wire::{NodeId, Refusal};
+use rustix::io::Errno;
 
 /// Why an operation did not succeed, as far as anybody here knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -30,6 +31,9 @@ pub enum Uncertain {
     /// The connection ended.
     #[error("the connection was lost")]
     ConnectionLost,
+    /// There was no connection to be had, since nobody listens where the node did: its process has ended.
+    #[error("nobody listens at its address")]
+    NobodyThere,
     /// No completion in time; the queue is closed.
     #[error("no answer before the deadline")]
     Deadline,
@@ -39,6 +43,16 @@ pub enum Uncertain {
     /// The peer broke the protocol; the queue is closed.
     #[error("the peer broke the protocol")]
     Protocol,
+}
+
+impl Uncertain {
+    /// What an error of the system says of a connection.
+    pub(crate) fn of(errno: Errno) -> Self {
+        match errno {
+            Errno::CONNREFUSED => Uncertain::NobodyThere,
+            _ => Uncertain::ConnectionLost,
+        }
+    }
 }
 
 /// What a node answered to a call.

@@ -10,14 +10,17 @@
 //!     payload of a WRITE that is refused in any case is thrown away as it comes. Not counted: tables of
 //!     attachments (2 KiB for each of them at the most, less where regions are neighbours, and a word for every 64
 //!     regions of the node), and rings, of which clients and calls touch a megabyte each at the most.
-//! V5. While there are places, everybody gets one. Then those that have been of no use for a while make room, and after
-//!     them whoever has most (`room.rs`).
+//! V5. While there are places, everybody gets one. Who has shown a key is never driven out by those who have not
+//!     (`newcomers.rs`), and among owners all come to have the same share (`room.rs`).
+//! V6. Without a key there is no service beyond the greeting: a few requests are refused, one receive a turn, then the
+//!     connection ends.
 
 mod accepting;
 mod answers;
 mod attached;
 mod buffers;
 mod connection;
+mod newcomers;
 mod rings;
 mod room;
 mod sessions;
@@ -45,8 +48,10 @@ use rustix::process::{Resource, getrlimit};
 use crate::host::Host;
 use crate::spin::Spinner;
 use buffers::{BUFFER_BYTES, SPARE_BUFFERS, SpareBuffers};
-use connection::{Allowance, Connection, Idle, SMALL_BYTES, Verdict};
+use connection::{Allowance, Connection, SMALL_BYTES, Standing, Terms, Verdict};
+use newcomers::Newcomers;
 use rings::{AwakeRings, Ring, RingEvent};
+use room::Places;
 pub use sessions::Sessions;
 use shares::{SHARES, Shares};
 
@@ -62,7 +67,7 @@ const _: () = assert!(
 const LEAST_CONNECTIONS: usize = 16;
 /// A connection that has not greeted by then is closed.
 const GREETING_DEADLINE: Duration = Duration::from_secs(5);
-/// A greeted connection that has nothing attached and asks for nothing for so long is closed: its place may be wanted.
+/// A greeted connection that has had nothing attached for so long is closed, whatever it sends: its place may be wanted.
 const UNATTACHED_DEADLINE: Duration = Duration::from_secs(60);
 /// How often an idle server looks for overdue greetings.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
@@ -162,6 +167,8 @@ struct Server {
     stop: Arc<Stop>,
     connections: HashMap<u64, Connection>,
     sessions: Sessions,
+    newcomers: Newcomers,
+    places: Places,
     shares: Shares,
     spare: SpareBuffers,
     next_token: u64,
@@ -197,6 +204,8 @@ impl Server {
             stop,
             connections: HashMap::new(),
             sessions: Sessions::new(),
+            newcomers: Newcomers::default(),
+            places: Places::of(most_connections),
             shares: Shares::default(),
             spare: SpareBuffers::default(),
             next_token: FIRST_CONNECTION_TOKEN,
@@ -362,7 +371,13 @@ impl Server {
 
     fn serve_within(&mut self, allowance: Allowance, token: u64) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
-        match connection.serve(&*self.host, &mut self.spare, allowance, self.now) {
+        let terms = Terms { host: &*self.host, places: &self.places };
+        let verdict = connection.serve(&terms, &mut self.spare, allowance, self.now);
+        if connection.has_changed_sides() {
+            self.settle_account(token);
+        }
+        let Some(connection) = self.connections.get_mut(&token) else { return };
+        match verdict {
             Verdict::Keep => {
                 if let Some(ring) = connection.take_kicked_ring() {
                     self.rings.add(token, ring);
@@ -378,6 +393,11 @@ impl Server {
             }
             Verdict::Greeted(hello) => self.greeted(token, hello),
             Verdict::Close => self.close(token),
+            Verdict::Useless => {
+                tracing::debug!("a connection that asks for much without a key; closing it");
+                self.host.rejected();
+                self.close(token);
+            }
             Verdict::Reject(error) => {
                 tracing::debug!(%error, "malformed input; closing the connection");
                 self.host.rejected();
@@ -425,6 +445,10 @@ impl Server {
             self.rings.remove(token);
             self.sessions.closed(token);
             self.shares.closed(token);
+            match connection.account() {
+                Some(account) => self.places.leave(account),
+                None => self.newcomers.remove(connection.origin(), token),
+            }
         }
     }
 
@@ -435,23 +459,28 @@ impl Server {
             tracing::debug!("closing a connection in the middle of a request that others wait for");
             self.close(token);
         }
-        self.close_silent();
+        self.close_useless();
     }
 
-    fn close_silent(&mut self) {
-        let mut silent = Vec::new();
+    fn close_useless(&mut self) {
+        let mut useless = Vec::new();
         for (&token, connection) in &self.connections {
             if connection.withholds_descriptors(self.now) {
-                silent.push((token, true));
+                useless.push((token, true));
                 continue;
             }
-            match connection.idle(self.now) {
-                Idle::Ungreeted(time) if time > GREETING_DEADLINE => silent.push((token, true)),
-                Idle::Unattached(time) if time > UNATTACHED_DEADLINE => silent.push((token, false)),
+            match connection.standing(self.now) {
+                Standing::Ungreeted(age) if age > GREETING_DEADLINE => useless.push((token, true)),
+                Standing::Unattached(age) if age > UNATTACHED_DEADLINE => useless.push((token, false)),
+                Standing::Attached(_)
+                    if !self.places.has_room() && self.has_only_ended_grants(connection) =>
+                {
+                    useless.push((token, true));
+                }
                 _ => {}
             }
         }
-        for (token, rejected) in silent {
+        for (token, rejected) in useless {
             tracing::debug!(rejected, "closing a connection that only occupies its place");
             if rejected {
                 self.host.rejected();

@@ -16,7 +16,7 @@
 mod attached;
 mod calls;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -73,6 +73,7 @@ impl ShmTransport {
         Box::new(ShmLink {
             frames: FrameClient::new(Descriptor::out_of_the_way(stream), hello, true),
             attached: Vec::new(),
+            open: BTreeSet::new(),
             attaching: Vec::new(),
             calls: Calls::new(),
             held: VecDeque::new(),
@@ -93,6 +94,8 @@ struct ShmLink {
     frames: FrameClient,
     /// By region.
     attached: Vec<Option<Attached>>,
+    /// The regions that are attached as the node sees it, as far as it was told.
+    open: BTreeSet<u32>,
     attaching: Vec<Attaching>,
     calls: Calls,
     /// Posted, and waiting for their turn (S5). At most as many as an endpoint may have in flight.
@@ -208,9 +211,15 @@ impl ShmLink {
 
     fn go(&mut self, posted: &Posted) -> Option<Outcome> {
         let Op::Call { request } = posted.op else {
+            if matches!(posted.op, Op::Detach) {
+                self.open.remove(&posted.region);
+            }
             self.frames.post(posted);
             return None;
         };
+        if self.open.is_empty() {
+            return Some(Outcome::Refused(Refusal::NotAttached)); // the node would not look at the ring
+        }
         let outcome = self.calls.post(posted.slot, posted.local, request);
         if self.calls.must_kick() {
             self.frames.kick();
@@ -265,6 +274,9 @@ impl ShmLink {
             return frame.outcome;
         };
         let Attaching { region, epoch, detached, .. } = self.attaching.swap_remove(place);
+        if let Outcome::Done(_) = frame.outcome {
+            self.open.insert(region);
+        }
         let Some((layout, memory, words)) = frame.shared.filter(|_| !detached) else { return frame.outcome };
         match Attached::map(epoch, layout, memory, words) {
             Ok(attached) => {

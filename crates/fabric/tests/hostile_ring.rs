@@ -14,7 +14,7 @@ use farpool_fabric::{
     Endpoint, EndpointConfig, Host, Listeners, Mapping, MonotonicClock, Peer, Protection, Queue,
     ServerHandle, ShmTransport, block_on, serve,
 };
-use farpool_wire::{HELLO_BYTES, Hello, Incarnation, SessionId};
+use farpool_wire::{AccessKey, Epoch, HELLO_BYTES, Hello, Incarnation, RegionId, SessionId};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 const RING_BYTES: u64 = 1_052_672;
@@ -26,6 +26,16 @@ const LOOK: [u8; 40] = {
     frame[0] = 8;
     frame
 };
+/// The frame that attaches the suite's region, whose key follows; and how long the answer is.
+const ATTACH: [u8; 40] = {
+    let mut frame = [0; 40];
+    frame[0] = 1;
+    frame[4] = 16;
+    frame[24] = 1;
+    frame
+};
+const KEY: [u8; 16] = [0x5A; 16];
+const ATTACHED_BYTES: usize = 24 + 32;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Node {
@@ -54,11 +64,14 @@ impl Node {
         });
         let shm_socket = self.server.unix().cloned();
         let node = self.host.identity().node;
-        endpoint.open(Peer { node, tcp: None, verbs: None, shm_socket }).unwrap()
+        let queue = endpoint.open(Peer { node, tcp: None, verbs: None, shm_socket }).unwrap();
+        let region = RegionId { node, index: 0 };
+        block_on(&endpoint, queue.attach(region, Epoch(1), AccessKey::from_bytes(KEY))).unwrap();
+        queue
     }
 }
 
-/// A client that has greeted and holds its ring.
+/// A client that has greeted, shown a key, and holds its ring.
 struct Raw {
     stream: UnixStream,
     ring: Mapping,
@@ -72,6 +85,8 @@ impl Raw {
         let hello = Hello { session: SessionId(session), incarnation: Incarnation(1), node };
         stream.write_all(&hello.encode()).unwrap();
         let ring = receive_greeting(&stream);
+        stream.write_all(&[&ATTACH[..], &KEY].concat()).unwrap();
+        stream.read_exact(&mut [0; ATTACHED_BYTES]).unwrap(); // without the descriptors
         Raw { stream, ring: Mapping::new(ring.as_fd(), RING_BYTES, Protection::ReadWrite).unwrap() }
     }
 
@@ -179,6 +194,18 @@ fn a_client_that_scribbles_all_over_its_ring_hinders_nobody() {
         }
         assert_eq!(echo(&honest), b"yes");
     }
+}
+
+#[test]
+fn asking_to_look_without_a_key_is_malformed() {
+    let node = Node::start();
+    let mut stream = UnixStream::connect(node.server.unix().unwrap()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let hello = Hello { session: SessionId(1), incarnation: Incarnation(1), node: node.host.identity().node };
+    stream.write_all(&hello.encode()).unwrap();
+    stream.write_all(&LOOK).unwrap();
+    let _ = stream.read_to_end(&mut Vec::new()); // ends, by a reset or not
+    assert_eq!(node.host.rejected_connections(), 1);
 }
 
 #[test]

@@ -239,6 +239,12 @@ impl RegionTable {
         }
     }
 
+    /// Who leases what this grant is of, if it is in force.
+    pub fn owner(&self, grant: Lending) -> Option<OwnerId> {
+        let State::Held(tenancy) = &self.regions.get(grant.region as usize)?.state else { return None };
+        tenancy.grants.iter().any(|known| known.epoch == grant.epoch).then_some(tenancy.owner)
+    }
+
     /// When [`expire`](Self::expire) has something to do next, if nothing is renewed before.
     pub fn next_deadline(&self) -> Option<Millis> {
         let ends = self.regions.iter().filter_map(|region| match &region.state {

@@ -130,6 +130,10 @@ impl Host for Core {
         self.regions.lend(region, epoch, key, cut)
     }
 
+    fn owner(&self, region: u32, epoch: Epoch) -> Option<OwnerId> {
+        self.leases.lock().owner(Lending { region, epoch })
+    }
+
     fn call(&self, request: &[u8], answer: &mut Vec<u8>) -> Result<(), Refusal> {
         if request.starts_with(CALL_ECHO) {
             answer.extend_from_slice(request);

@@ -127,6 +127,11 @@ impl NodeCore {
         self.table.check(now, lending, key)
     }
 
+    /// Who leases what this grant is of, if it is in force.
+    pub fn owner(&self, grant: Lending) -> Option<OwnerId> {
+        self.table.owner(grant)
+    }
+
     /// Ends the leases whose time is over. The caller fences each, and says so.
     #[must_use]
     pub fn expire(&mut self, now: Millis) -> Vec<Lending> {

@@ -77,8 +77,8 @@ pub enum AccessError {
         /// The node.
         node: NodeId,
     },
-    /// Nothing happened and nothing is lost: close files, raise the limits (`ulimit -n`), and try again.
-    #[error("this process or node {node} is short of descriptors or memory; nothing is lost")]
+    /// Nothing happened and nothing is lost: close files, raise the limits (`ulimit -n`), use fewer clients, and try again.
+    #[error("this process or node {node} is short of descriptors, memory or connections; nothing is lost")]
     Short {
         /// The node.
         node: NodeId,

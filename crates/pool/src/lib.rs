@@ -4,7 +4,8 @@
 //!     every operation on it.
 //! P2. A lease is used only while it is held by this process's own clock, with a margin (crate `lease`).
 //! P3. A node that does not answer within [`NODE_DEADLINE`] is given up once, for all sessions: what lay there
-//!     is lost at once and for ever, and costs no second wait.
+//!     is lost at once and for ever, and costs no second wait. One that only refuses connections is not given up while it
+//!     answers renewals: operations go by connections that there are, or wait.
 //! P4. Regions that are empty go back to the pool after a short while.
 //! P5. A region that is being taken back gets nothing new, and goes back as soon as it is empty.
 //! P6. What is held can be written down as it changes, and taken over by a later process if this one is killed.
@@ -16,7 +17,9 @@
 //! Not here: what extents are used for.
 
 mod adoption;
+mod borrowing;
 mod error;
+mod giving_up;
 mod growth;
 mod holder;
 mod joint;
@@ -32,6 +35,7 @@ mod watch;
 
 pub use adoption::Adoption;
 pub use error::{AccessError, GrantError, JointError, NoSpace, PoolError};
+pub use giving_up::{Heard, Sign, is_given_up};
 pub use growth::Growth;
 pub use holder::{Acquired, Change, ClientGrant, GrowthOutcome, HeldLease, Holder, Renewal};
 pub use joint::{JointKeys, JointLeases};

@@ -2,6 +2,7 @@
 
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 
 use farpool_control::{Tls, this_host};
@@ -55,6 +56,8 @@ pub(crate) struct Shared {
     pub(crate) config: PoolConfig,
     pub(crate) stock: Arc<Stock>,
     sessions: Mutex<Vec<Weak<Mutex<Confined>>>>,
+    /// Which session is asked first for its connection: each in turn.
+    pub(crate) next_lender: AtomicUsize,
 }
 
 impl Pool {
@@ -136,7 +139,8 @@ impl Pool {
     }
 
     fn start(config: PoolConfig, stock: Arc<Stock>) -> Result<Pool, PoolError> {
-        let shared = Arc::new(Shared { config, stock, sessions: Mutex::default() });
+        let shared =
+            Arc::new(Shared { config, stock, sessions: Mutex::default(), next_lender: AtomicUsize::new(0) });
         let keeper = Keeper::start(shared.clone())?;
         let watch = Watch::start(shared.clone()).map_err(PoolError::Start)?;
         Ok(Pool { inner: Arc::new(Inner { _watch: watch, keeper, shared }) })
@@ -152,7 +156,8 @@ impl Pool {
         &self.inner.shared.stock
     }
 
-    /// A session; each thread has its own, and any thread may use any.
+    /// A session; each thread has its own, and any thread may use any. Where a node has no place for another connection,
+    /// sessions use each other's.
     pub fn session(&self) -> Session {
         Session::new(self.inner.shared.clone())
     }

@@ -7,6 +7,7 @@ use farpool_fabric::{OpError, Peer, Queue};
 use farpool_wire::{AccessKey, Epoch, RegionId};
 
 use crate::error::AccessError;
+use crate::giving_up::Hearing;
 
 // Orderings below: the flags and times are only ever raised towards *stop*, they guard no other memory, and an
 // operation that misses one by a moment is refused by the node. Hence `Relaxed` throughout.
@@ -21,12 +22,19 @@ pub struct NodeState {
     lost: AtomicBool,
     /// By the clock of the leases, in milliseconds.
     slow_until_ms: AtomicU64,
+    pub(crate) hearing: Hearing,
 }
 
 impl NodeState {
     /// A node that was just heard of.
     pub fn new(peer: Peer, control: String) -> Self {
-        NodeState { peer, control, lost: AtomicBool::new(false), slow_until_ms: AtomicU64::new(0) }
+        NodeState {
+            peer,
+            control,
+            lost: AtomicBool::new(false),
+            slow_until_ms: AtomicU64::new(0),
+            hearing: Hearing::default(),
+        }
     }
 
     /// Whether the node was given up. It stays so: a node that comes back gets a new `NodeState` with its next

@@ -5,10 +5,15 @@
 //! S2. After an operation that may still be under way the session reconnects before anything else: what was under
 //!     way is dead then, and doing it again is safe (design, section 3: incarnations).
 //! S3. A write that is dropped half-way, or given up without an answer from a new incarnation, puts its extent in doubt.
+//! S4. What a failed try says of the node is `giving_up`'s to judge. Until a node is given up operations are tried anew, and
+//!     they end soon after it is, however long they may still wait.
+//! S5. A session that a node has refused a place goes by the connections of its siblings (`borrowing`). By then nothing of
+//!     its own is under way there: the refusal came from its newest incarnation.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +21,13 @@ use std::time::Duration;
 use farpool_fabric::{ArenaBuf, ArenaFull, Endpoint, OpError, Queue, Uncertain, block_on};
 use farpool_lease::Millis;
 use farpool_wire::{MAX_TRANSFER_BYTES, NodeId, Refusal, RegionId};
+use futures_util::future::{Either, select};
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::NODE_DEADLINE;
+use crate::borrowing::Siblings;
 use crate::error::{AccessError, is_shortage};
+use crate::giving_up::{LOOK_EVERY, Sign};
 use crate::pool::Shared;
 use crate::region::{LeasedRegion, NodeState};
 use crate::space::Extent;
@@ -27,11 +36,13 @@ use crate::watch::endpoint;
 
 /// Room for the largest transfer with its blocks completed at both ends, twice.
 const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
-/// How often an operation is tried: anew after a broken connection, and once more when the repeat ran into the
-/// reconnection of a sibling.
-const TRIES: u32 = 5;
-/// Before the second try, and as much longer before each later one: half a second in all, for a node that is besieged.
+/// Before the third try, and as much longer before each later one. The second comes at once: a connection that was idle
+/// may have had to make room for another.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
+/// The longest pause: what was a burst is over by then, and a node that lives again is found soon.
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// How long a session that was refused a place goes by its siblings before it asks again.
+const CROWDED_FOR: Millis = Millis(1_000);
 
 /// The blocking edge of a session. Any thread may use it, one at a time.
 #[derive(Clone)]
@@ -45,7 +56,7 @@ pub struct SessionGuard<'a> {
 }
 
 /// A core that wanders between threads as a whole.
-pub(crate) struct Confined(SessionCore);
+pub(crate) struct Confined(pub(crate) SessionCore);
 
 // SAFETY: a core is made of counted pointers that are not atomic. All of them live inside the core: what its
 // methods hand out (buffers, futures) may not outlive the guard, by the contract of `SessionGuard::core`, and the
@@ -54,10 +65,10 @@ unsafe impl Send for Confined {}
 
 impl Session {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let confined = Arc::new(Mutex::new(Confined(SessionCore::new(
-            shared.stock.clone(),
-            endpoint(&shared, ARENA_BYTES),
-        ))));
+        let confined = Arc::new(Mutex::new(Confined(
+            SessionCore::new(shared.stock.clone(), endpoint(&shared, ARENA_BYTES, NODE_DEADLINE))
+                .among(Arc::new(Arc::downgrade(&shared))),
+        )));
         shared.register_session(Arc::downgrade(&confined));
         Session { confined }
     }
@@ -98,6 +109,9 @@ pub struct SessionCore {
     trouble: Trouble,
     endpoint: Endpoint,
     queues: RefCell<BTreeMap<NodeId, Rc<NodeQueue>>>,
+    siblings: Option<Arc<dyn Siblings>>,
+    /// Nodes that had no place for this session's connection, and until when it is not asked for again.
+    crowded: RefCell<BTreeMap<NodeId, Millis>>,
 }
 
 struct NodeQueue {
@@ -108,9 +122,22 @@ struct NodeQueue {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Direction {
+pub(crate) enum Direction {
     Read,
     Write,
+}
+
+/// By whose connections a transfer may go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    Own,
+    OwnOrSiblings,
+}
+
+/// How often one operation was tried, and until when it may be.
+struct Tries {
+    made: u32,
+    until: Millis,
 }
 
 /// A transfer that is being tried. If it ends, or is dropped, while a write of it may still land, the extent is in doubt.
@@ -130,6 +157,8 @@ impl Drop for UnderWay<'_> {
 /// What to do after an operation failed.
 enum Next {
     TryAgain,
+    /// The node has no place for this connection.
+    Borrow,
     Fail(AccessError),
 }
 
@@ -147,7 +176,13 @@ impl SessionCore {
     /// A session over an endpoint of its own, whose clock is that of the leases.
     pub fn new(leases: Arc<dyn LeaseKeeper>, endpoint: Endpoint) -> Self {
         let trouble = leases.bears();
-        SessionCore { leases, trouble, endpoint, queues: RefCell::default() }
+        let (queues, crowded) = (RefCell::default(), RefCell::default());
+        SessionCore { leases, trouble, endpoint, queues, siblings: None, crowded }
+    }
+
+    /// With siblings whose connections it may use.
+    pub(crate) fn among(self, siblings: Arc<dyn Siblings>) -> Self {
+        SessionCore { siblings: Some(siblings), ..self }
     }
 
     /// The session's end of the fabric.
@@ -167,7 +202,7 @@ impl SessionCore {
         offset: u64,
         buffer: ArenaBuf,
     ) -> (ArenaBuf, Result<(), AccessError>) {
-        self.transfer(Direction::Read, from, offset, buffer).await
+        self.transfer(Direction::Read, from, offset, buffer, Way::OwnOrSiblings).await
     }
 
     /// Copies `buffer` to an extent's bytes at `offset`.
@@ -177,62 +212,140 @@ impl SessionCore {
         offset: u64,
         buffer: ArenaBuf,
     ) -> (ArenaBuf, Result<(), AccessError>) {
-        self.transfer(Direction::Write, to, offset, buffer).await
+        self.transfer(Direction::Write, to, offset, buffer, Way::OwnOrSiblings).await
     }
 
-    async fn transfer(
+    pub(crate) async fn transfer(
         &self,
         direction: Direction,
         extent: &Extent,
         offset: u64,
         mut buffer: ArenaBuf,
+        way: Way,
     ) -> (ArenaBuf, Result<(), AccessError>) {
         let region = extent.region();
         let under_way = UnderWay { extent, may_land: Cell::new(false) };
         let mut in_doubt = false;
-        let no_try_after = self.leases.now().plus(self.trouble.try_within);
-        for attempt in 0..TRIES {
-            if attempt > 0 && self.leases.now() > no_try_after {
-                break;
-            }
-            self.pause_before(attempt).await;
+        let mut tries = Tries { made: 0, until: self.leases.now().plus(self.trouble.try_within) };
+        loop {
             if let Err(error) = region.check(self.leases.now().0) {
                 return (buffer, Err(error));
             }
-            let attached = self.attach(region, no_try_after).await;
-            let (queue, result) = match attached {
-                Err(error) => return (buffer, Err(settled(error, region.id, in_doubt))),
-                Ok(queue) => {
-                    let at = extent.address(offset);
-                    let (returned, result) = match direction {
-                        Direction::Read => queue.queue.read(at, region.epoch, buffer).await,
-                        Direction::Write => {
-                            under_way.may_land.set(true);
-                            queue.queue.write(at, region.epoch, buffer).await
+            let next = if way == Way::OwnOrSiblings && self.is_crowded(region.id.node) {
+                match self.by_sibling(direction, extent, offset, &mut buffer) {
+                    Ok(()) => {
+                        under_way.may_land.set(false); // S5
+                        return (buffer, Ok(()));
+                    }
+                    Err(next) => next,
+                }
+            } else {
+                match self.attach(region, &mut tries, way).await {
+                    Err(next) => next,
+                    Ok(queue) => {
+                        let (returned, result) =
+                            self.run(direction, &queue, extent, offset, buffer, &under_way).await;
+                        buffer = returned;
+                        match result {
+                            Ok(()) => {
+                                under_way.may_land.set(false);
+                                return (buffer, Ok(()));
+                            }
+                            Err(error) => {
+                                // A read changes nothing, so nothing of it is in doubt.
+                                in_doubt |=
+                                    direction == Direction::Write && matches!(error, OpError::Unknown { .. });
+                                under_way.may_land.set(in_doubt);
+                                self.after(error, &queue, region, way)
+                            }
                         }
-                    };
-                    buffer = returned;
-                    (queue, result)
+                    }
                 }
             };
-            match result {
-                Ok(()) => {
-                    under_way.may_land.set(false);
-                    return (buffer, Ok(()));
-                }
-                Err(error) => {
-                    // A read changes nothing, so nothing of it is in doubt.
-                    in_doubt |= direction == Direction::Write && matches!(error, OpError::Unknown { .. });
-                    under_way.may_land.set(in_doubt);
-                    match self.after(error, &queue, region) {
-                        Next::TryAgain => {}
-                        Next::Fail(error) => return (buffer, Err(settled(error, region.id, in_doubt))),
-                    }
+            match next {
+                Next::Fail(error) => return (buffer, Err(settled(error, region.id, in_doubt))),
+                Next::Borrow => {}
+                Next::TryAgain if tries.again(self).await => {}
+                Next::TryAgain => {
+                    return (buffer, Err(settled(self.out_of_patience(region), region.id, in_doubt)));
                 }
             }
         }
-        self.leases.node_lost(&region.node);
-        (buffer, Err(AccessError::NodeLost { node: region.id.node }))
+    }
+
+    /// One try, on a queue that has the region attached.
+    async fn run(
+        &self,
+        direction: Direction,
+        queue: &NodeQueue,
+        extent: &Extent,
+        offset: u64,
+        buffer: ArenaBuf,
+        under_way: &UnderWay<'_>,
+    ) -> (ArenaBuf, Result<(), OpError>) {
+        let (at, epoch) = (extent.address(offset), extent.region().epoch);
+        let transferring = match direction {
+            Direction::Read => queue.queue.read(at, epoch, buffer),
+            Direction::Write => {
+                under_way.may_land.set(true);
+                queue.queue.write(at, epoch, buffer)
+            }
+        };
+        self.unless_lost(queue, transferring).await
+    }
+
+    /// Waits for an operation, and not much longer than until its node is given up: others may find that out before.
+    async fn unless_lost<F: Future>(&self, queue: &NodeQueue, operation: F) -> F::Output {
+        let mut operation = pin!(operation);
+        loop {
+            match select(operation.as_mut(), pin!(self.endpoint.sleep(LOOK_EVERY))).await {
+                Either::Left((ended, _)) => return ended,
+                Either::Right(_) if queue.node.is_lost() => queue.queue.close(),
+                Either::Right(_) => {}
+            }
+        }
+    }
+
+    /// What it means for an operation that it was tried as long as it may be.
+    fn out_of_patience(&self, region: &LeasedRegion) -> AccessError {
+        let node = region.id.node;
+        match self.leases.patience_ended(&region.node) {
+            true => AccessError::NodeLost { node },
+            false => AccessError::Short { node },
+        }
+    }
+
+    /// Whether the node had no place for this session a moment ago, and there may be siblings that have one.
+    fn is_crowded(&self, node: NodeId) -> bool {
+        let crowded = self.crowded.borrow();
+        !crowded.is_empty() && crowded.get(&node).is_some_and(|&until| self.leases.now() < until)
+    }
+
+    /// Whether it has a connection to the node that siblings can use.
+    pub(crate) fn is_connected(&self, node: &NodeState) -> bool {
+        let queues = self.queues.borrow();
+        let queue = queues.get(&node.peer.node);
+        queue.is_some_and(|queue| queue.queue.is_open() && !queue.attached.borrow().is_empty())
+    }
+
+    /// A transfer by the connection of a sibling, if one has time.
+    fn by_sibling(
+        &self,
+        direction: Direction,
+        extent: &Extent,
+        offset: u64,
+        buffer: &mut ArenaBuf,
+    ) -> Result<(), Next> {
+        let siblings = self.siblings.as_ref().expect("crowded only among siblings");
+        match siblings.transfer(direction, extent, offset, &mut buffer[..]) {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) if !matches!(error, AccessError::Short { .. }) => Err(Next::Fail(error)),
+            // Nobody is connected or has time: its own place is asked for again.
+            _ => {
+                self.crowded.borrow_mut().remove(&extent.region().id.node);
+                Err(Next::TryAgain)
+            }
+        }
     }
 
     /// Asks the node to attach a region, for as long as it says that the memory is just being moved: that takes as long
@@ -240,7 +353,8 @@ impl SessionCore {
     async fn attach_once_it_stays(&self, queue: &NodeQueue, region: &LeasedRegion) -> Result<(), OpError> {
         let give_up_at = self.leases.now().plus(self.trouble.while_moved);
         loop {
-            match queue.queue.attach(region.id, region.epoch, region.key).await {
+            let attaching = queue.queue.attach(region.id, region.epoch, region.key);
+            match self.unless_lost(queue, attaching).await {
                 Err(OpError::Refused(Refusal::Busy))
                     if !region.is_over() && self.leases.now() < give_up_at =>
                 {
@@ -255,67 +369,79 @@ impl SessionCore {
     async fn attach(
         &self,
         region: &Arc<LeasedRegion>,
-        no_try_after: Millis,
-    ) -> Result<Rc<NodeQueue>, AccessError> {
-        for attempt in 0..TRIES {
-            if attempt > 0 && self.leases.now() > no_try_after {
-                break;
-            }
-            self.pause_before(attempt).await;
-            let queue = self.queue(&region.node)?;
-            let known = queue
-                .attached
-                .borrow()
-                .get(&region.id.index)
-                .is_some_and(|known| known.epoch == region.epoch);
-            if known {
-                return Ok(queue);
-            }
-            match self.attach_once_it_stays(&queue, region).await {
-                Ok(()) => {
-                    queue.attached.borrow_mut().insert(region.id.index, region.clone());
-                    return Ok(queue);
+        tries: &mut Tries,
+        way: Way,
+    ) -> Result<Rc<NodeQueue>, Next> {
+        loop {
+            let next = match self.queue(&region.node) {
+                Err(next) => next,
+                Ok(queue) => {
+                    let known = queue
+                        .attached
+                        .borrow()
+                        .get(&region.id.index)
+                        .is_some_and(|known| known.epoch == region.epoch);
+                    if known {
+                        return Ok(queue);
+                    }
+                    match self.attach_once_it_stays(&queue, region).await {
+                        Ok(()) => {
+                            queue.attached.borrow_mut().insert(region.id.index, region.clone());
+                            self.crowded.borrow_mut().remove(&region.id.node);
+                            self.leases.node_answered(&region.node);
+                            return Ok(queue);
+                        }
+                        // Its patience is over: that says nothing against the node.
+                        Err(busy @ OpError::Refused(Refusal::Busy)) => {
+                            return Err(Next::Fail(AccessError::Refused(busy)));
+                        }
+                        Err(error) => self.after(error, &queue, region, way),
+                    }
                 }
-                // Its patience is over: that says nothing against the node.
-                Err(busy @ OpError::Refused(Refusal::Busy)) => return Err(AccessError::Refused(busy)),
-                Err(error) => match self.after(error, &queue, region) {
-                    Next::TryAgain => {}
-                    Next::Fail(error) => return Err(error),
-                },
+            };
+            match next {
+                Next::TryAgain if tries.again(self).await => {
+                    region.check(self.leases.now().0).map_err(Next::Fail)?
+                }
+                Next::TryAgain => return Err(Next::Fail(self.out_of_patience(region))),
+                next => return Err(next),
             }
         }
-        self.leases.node_lost(&region.node);
-        Err(AccessError::NodeLost { node: region.id.node })
     }
 
-    fn queue(&self, node: &Arc<NodeState>) -> Result<Rc<NodeQueue>, AccessError> {
+    fn queue(&self, node: &Arc<NodeState>) -> Result<Rc<NodeQueue>, Next> {
         let id = node.peer.node;
         if let Some(known) = self.queues.borrow().get(&id)
             && Arc::ptr_eq(&known.node, node)
         {
             return Ok(known.clone());
         }
-        let queue = match self.endpoint.open(node.peer.clone()) {
-            Ok(queue) => queue,
-            Err(error) if is_shortage(&error) => return Err(AccessError::Short { node: id }),
-            Err(_) => {
-                self.leases.node_lost(node);
-                return Err(AccessError::NodeLost { node: id });
-            }
-        };
+        let queue =
+            self.endpoint.open(node.peer.clone()).map_err(|error| self.not_connected(node, &error))?;
         let queue = Rc::new(NodeQueue { node: node.clone(), queue, attached: RefCell::default() });
         self.queues.borrow_mut().insert(id, queue.clone());
         Ok(queue)
     }
 
-    async fn pause_before(&self, attempt: u32) {
-        if attempt > 0 {
-            self.endpoint.sleep(RETRY_PAUSE * attempt).await;
+    /// A connection could not be begun.
+    fn not_connected(&self, node: &NodeState, error: &std::io::Error) -> Next {
+        let id = node.peer.node;
+        match error {
+            error if is_shortage(error) => Next::Fail(AccessError::Short { node: id }),
+            error => self.failed(node, Sign::of_error(error)),
+        }
+    }
+
+    /// A try failed.
+    fn failed(&self, node: &NodeState, sign: Sign) -> Next {
+        match self.leases.node_failed(node, sign) {
+            true => Next::Fail(AccessError::NodeLost { node: node.peer.node }),
+            false => Next::TryAgain,
         }
     }
 
     /// Decides what an error means for the lease, the node and the operation.
-    fn after(&self, error: OpError, queue: &NodeQueue, region: &LeasedRegion) -> Next {
+    fn after(&self, error: OpError, queue: &NodeQueue, region: &LeasedRegion, way: Way) -> Next {
         match error {
             OpError::Refused(Refusal::StaleEpoch | Refusal::WrongKey) => {
                 self.leases.lease_lost(region.id, region.epoch);
@@ -330,24 +456,28 @@ impl SessionCore {
                 queue.attached.borrow_mut().remove(&region.id.index);
                 Next::TryAgain
             }
-            OpError::Refused(Refusal::Exhausted) => Next::Fail(AccessError::Short { node: region.id.node }),
-            OpError::Refused(_) => Next::Fail(AccessError::Refused(error)),
-            OpError::Unknown { cause: Uncertain::Deadline, node } => {
-                self.leases.node_lost(&queue.node);
-                Next::Fail(AccessError::NodeLost { node })
+            OpError::Refused(Refusal::Exhausted) => {
+                let node = region.id.node;
+                let may_borrow = way == Way::OwnOrSiblings && self.siblings.is_some();
+                if !may_borrow || !queue.attached.borrow().is_empty() {
+                    return Next::Fail(AccessError::Short { node });
+                }
+                self.queues.borrow_mut().remove(&node); // it would only take a newcomer's place
+                self.crowded.borrow_mut().insert(node, self.leases.now().plus(CROWDED_FOR));
+                self.leases.node_answered(&queue.node);
+                Next::Borrow
             }
-            OpError::Unknown { node, .. } | OpError::NotSent { node } => {
+            OpError::Refused(_) => Next::Fail(AccessError::Refused(error)),
+            OpError::Unknown { .. } | OpError::NotSent { .. } => {
                 if queue.queue.is_open() {
                     return Next::TryAgain; // a sibling has reconnected it
                 }
+                let cause = if let OpError::Unknown { cause, .. } = error { Some(cause) } else { None };
                 queue.attached.borrow_mut().clear();
-                match queue.queue.reconnect() {
-                    Ok(()) => Next::TryAgain,
-                    Err(error) if is_shortage(&error) => Next::Fail(AccessError::Short { node }),
-                    Err(_) => {
-                        self.leases.node_lost(&queue.node);
-                        Next::Fail(AccessError::NodeLost { node })
-                    }
+                let next = self.failed(&queue.node, Sign::of(cause, queue.queue.has_answered()));
+                match (next, queue.queue.reconnect()) {
+                    (Next::TryAgain, Err(error)) => self.not_connected(&queue.node, &error),
+                    (next, _) => next,
                 }
             }
         }
@@ -377,6 +507,17 @@ impl SessionCore {
                 }
             }
         }
+    }
+}
+
+impl Tries {
+    /// After a try that failed: pauses, and says whether there is time for another.
+    async fn again(&mut self, session: &SessionCore) -> bool {
+        if self.made > 0 {
+            session.endpoint.sleep((RETRY_PAUSE * self.made).min(LONGEST_PAUSE)).await;
+        }
+        self.made += 1;
+        session.leases.now() <= self.until
     }
 }
 

@@ -17,6 +17,7 @@ use farpool_wire::{Epoch, NodeId, OwnerId, RegionId};
 use parking_lot::Mutex;
 
 use crate::error::NoSpace;
+use crate::giving_up::{Sign, is_given_up};
 use crate::growth::{GROW_PATIENCE, Growth};
 use crate::holder::{Acquired, Change, GrowthOutcome, HeldLease, Holder, Renewal};
 use crate::keeping::Keeping;
@@ -88,8 +89,9 @@ struct Growing {
     waiting: Vec<Waker>,
 }
 
-/// Longer than all tries take: each may have to wait for a connection.
-const TRY_WITHIN: Millis = Millis(60_000);
+/// How long an operation is tried anew while its node lives and there is no connection to be had: what is written would
+/// be lost to the file otherwise.
+const TRY_WITHIN: Millis = Millis(30_000);
 /// Moving many GiB takes seconds.
 const MOVE_PATIENCE: Millis = Millis(30_000);
 
@@ -98,8 +100,14 @@ pub trait LeaseKeeper: Send + Sync {
     /// The clock by which leases are used.
     fn now(&self) -> Millis;
 
-    /// A node does not answer.
-    fn node_lost(&self, node: &NodeState);
+    /// A try failed, which is such a sign of its node. Whether the node is given up, for this reason or before.
+    fn node_failed(&self, node: &NodeState, sign: Sign) -> bool;
+
+    /// The data plane of a node has answered again after trouble.
+    fn node_answered(&self, node: &NodeState);
+
+    /// An operation was tried as long as it may be. Whether the node is given up.
+    fn patience_ended(&self, node: &NodeState) -> bool;
 
     /// A node says that a lease is over.
     fn lease_lost(&self, region: RegionId, epoch: Epoch);
@@ -124,8 +132,16 @@ impl LeaseKeeper for Stock {
         Stock::now(self)
     }
 
-    fn node_lost(&self, node: &NodeState) {
-        Stock::node_lost(self, node);
+    fn node_failed(&self, node: &NodeState, sign: Sign) -> bool {
+        Stock::node_failed(self, node, sign)
+    }
+
+    fn node_answered(&self, node: &NodeState) {
+        node.hearing.answered(Stock::now(self));
+    }
+
+    fn patience_ended(&self, node: &NodeState) -> bool {
+        node.is_lost()
     }
 
     fn lease_lost(&self, region: RegionId, epoch: Epoch) {
@@ -368,6 +384,7 @@ impl Stock {
         };
         let known = ledger.nodes.get(&held.region.node).filter(same).cloned();
         let node = known.unwrap_or_else(|| Arc::new(node));
+        node.hearing.renewed(self.now()); // it was asked for this lease, just now
         ledger.nodes.insert(held.region.node, node.clone());
         let leased =
             Arc::new(LeasedRegion::new(held.region, held.epoch, held.key, node, held.usable_until.0));
@@ -387,6 +404,9 @@ impl Stock {
     pub fn renewal_answered(&self, renewal: &Renewal, answer: &RenewResponse) {
         let now = self.now();
         let mut ledger = self.ledger.lock();
+        if let Some(node) = ledger.nodes.get(&renewal.node) {
+            node.hearing.renewed(now);
+        }
         let changes = ledger.holder.renewal_answered(now, renewal, answer);
         let mut lost = Vec::new();
         for change in changes {
@@ -427,6 +447,17 @@ impl Stock {
         drop(ledger);
         self.space.lock().remove(|held| held.id == region && held.epoch == epoch);
         self.note_loss();
+    }
+
+    /// A try failed, which is such a sign of its node: gives it up if that is enough. Whether it is given up.
+    pub fn node_failed(&self, node: &NodeState, sign: Sign) -> bool {
+        let now = self.now();
+        let heard = node.hearing.trouble(now);
+        if !node.is_lost() && is_given_up(now, sign, heard) {
+            tracing::debug!(node = %node.peer.node, ?sign, ?heard, %now, "given up");
+            self.node_lost(node);
+        }
+        node.is_lost()
     }
 
     /// Gives a node up, with all that lies there.

@@ -3,6 +3,7 @@
 //! A client learns of a node's death from its own operations; but memory that is mapped here outlives the node,
 //! and an idle mount has no operations. So each node is pinged over the fabric.
 
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,17 +11,14 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use farpool_fabric::{Clock, Endpoint, EndpointConfig, Negotiated, OpError, Queue, block_on};
-use farpool_wire::{CALL_PING, SessionId};
+use farpool_wire::{CALL_PING, Refusal, SessionId};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use crate::NODE_DEADLINE;
 use crate::error::is_shortage;
+use crate::giving_up::{LOOK_EVERY, SILENCE, Sign};
 use crate::pool::{Shared, random_id};
-use crate::region::NodeState;
+use crate::region::{LeasedRegion, NodeState};
 use crate::stock::Stock;
-
-/// How often a node is pinged, and sessions are looked at.
-const INTERVAL: Duration = Duration::from_millis(250);
 
 /// The running watch; ends when dropped.
 pub(crate) struct Watch {
@@ -33,7 +31,7 @@ impl Watch {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let thread = std::thread::Builder::new().name("pool-watch".into()).spawn(move || {
-            let endpoint = endpoint(&shared, 64 << 10);
+            let endpoint = endpoint(&shared, 64 << 10, SILENCE);
             block_on(&endpoint, watch_all(&shared, &endpoint, &stopped));
         })?;
         Ok(Watch { stop, thread: Some(thread) })
@@ -52,13 +50,13 @@ impl Drop for Watch {
 }
 
 /// An endpoint of this process with the transports that the operator allows.
-pub(crate) fn endpoint(shared: &Arc<Shared>, arena_bytes: usize) -> Endpoint {
+pub(crate) fn endpoint(shared: &Arc<Shared>, arena_bytes: usize, deadline: Duration) -> Endpoint {
     Endpoint::new(EndpointConfig {
-        transport: Rc::new(Negotiated::new(shared.config.transport, NODE_DEADLINE)),
+        transport: Rc::new(Negotiated::new(shared.config.transport, deadline)),
         clock: Rc::new(StockClock(shared.stock.clock())),
         session_ids: Box::new(|| SessionId(random_id())),
         arena_bytes,
-        deadline: NODE_DEADLINE,
+        deadline,
     })
 }
 
@@ -80,7 +78,7 @@ async fn watch_all(shared: &Shared, endpoint: &Endpoint, stopped: &AtomicBool) {
                     session.let_go();
                 }
             }
-            endpoint.sleep(INTERVAL).await;
+            endpoint.sleep(LOOK_EVERY).await;
         }
     };
     let nodes = watch_nodes(&shared.stock, endpoint);
@@ -100,7 +98,7 @@ pub async fn watch_nodes(stock: &Stock, endpoint: &Endpoint) {
                 watches.push(watch_node(stock, endpoint, node));
             }
         }
-        let pause = std::pin::pin!(endpoint.sleep(INTERVAL));
+        let pause = std::pin::pin!(endpoint.sleep(LOOK_EVERY));
         let ended = async {
             // An empty set would end at once, again and again.
             if watches.is_empty() { std::future::pending().await } else { watches.next().await }
@@ -109,51 +107,111 @@ pub async fn watch_nodes(stock: &Stock, endpoint: &Endpoint) {
     }
 }
 
-/// Pings one node until it does not answer or nothing of ours lies there any more.
+/// Pings one node until it is given up or nothing of ours lies there any more.
 async fn watch_node(stock: &Stock, endpoint: &Endpoint, node: Arc<NodeState>) {
+    let mut eye = Eye { endpoint, queue: None, attached: None };
     let mut said = false;
-    let queue = loop {
-        match endpoint.open(node.peer.clone()) {
-            Ok(queue) => break queue,
+    while !node.is_lost() && is_known(stock, &node) {
+        match eye.look(stock, &node).await {
+            Ok(Seen::Answer) => node.hearing.answered(stock.now()),
+            Ok(Seen::Nothing) => {}
+            Err(Blind::Sign(sign)) => {
+                tracing::debug!(node = %node.peer.node, ?sign, "ping failed");
+                stock.node_failed(&node, sign);
+            }
             // Says nothing of the node; who uses it finds out by himself meanwhile.
-            Err(error) if is_shortage(&error) && is_known(stock, &node) => {
+            Err(Blind::Short(error)) => {
                 if !said {
                     tracing::warn!(node = %node.peer.node, %error, "cannot look after the node for now; trying on");
                 }
                 said = true;
-                endpoint.sleep(INTERVAL).await;
             }
-            Err(_) => return stock.node_lost(&node),
         }
-    };
-    let mut failures = 0;
-    while is_known(stock, &node) {
-        match ping(endpoint, &queue).await {
-            Ok(()) => {
-                failures = 0;
-                endpoint.sleep(INTERVAL).await;
+        endpoint.sleep(LOOK_EVERY).await;
+    }
+}
+
+/// The connection by which a node is looked after. A region is attached, so that it does not make room for the first
+/// who comes without a key.
+struct Eye<'a> {
+    endpoint: &'a Endpoint,
+    queue: Option<Queue>,
+    attached: Option<Arc<LeasedRegion>>,
+}
+
+enum Seen {
+    Answer,
+    /// There is nothing to ask it about.
+    Nothing,
+}
+
+enum Blind {
+    /// It did not answer.
+    Sign(Sign),
+    /// This process is short of something.
+    Short(io::Error),
+}
+
+impl Eye<'_> {
+    async fn look(&mut self, stock: &Stock, node: &Arc<NodeState>) -> Result<Seen, Blind> {
+        if let Err(error) = self.open(node) {
+            return Err(match is_shortage(&error) {
+                true => Blind::Short(error),
+                false => Blind::Sign(Sign::of_error(&error)),
+            });
+        }
+        let Some(queue) = &self.queue else { return Ok(Seen::Nothing) };
+        match ask(self.endpoint, queue, &mut self.attached, stock, node).await {
+            Ok(seen) => Ok(seen),
+            // It lives, whatever it says; the lease is for others to judge.
+            Err(OpError::Refused(refusal)) => {
+                if refusal == Refusal::NotAttached {
+                    self.attached = None; // the memory has moved
+                }
+                Ok(Seen::Answer)
             }
-            // One connection may break while the node lives; a second one shows.
-            Err(error) => {
-                failures += 1;
-                tracing::debug!(node = %node.peer.node, %error, failures, "ping failed");
-                let deadline_passed =
-                    matches!(error, OpError::Unknown { cause: farpool_fabric::Uncertain::Deadline, .. });
-                if failures > 1 || deadline_passed {
-                    stock.node_lost(&node);
-                    continue;
-                }
-                match queue.reconnect() {
-                    Ok(()) => {}
-                    Err(error) if is_shortage(&error) => {
-                        failures = 0; // as above
-                        endpoint.sleep(INTERVAL).await;
-                    }
-                    Err(_) => stock.node_lost(&node),
-                }
+            Err(OpError::Unknown { cause, .. }) => {
+                Err(Blind::Sign(Sign::of(Some(cause), queue.has_answered())))
+            }
+            Err(OpError::NotSent { .. }) => Err(Blind::Sign(Sign::Closed)),
+        }
+    }
+
+    /// Sees to it that there is a connection, or one under way.
+    fn open(&mut self, node: &NodeState) -> io::Result<()> {
+        match &self.queue {
+            Some(queue) if queue.is_open() => Ok(()),
+            Some(queue) => {
+                self.attached = None;
+                queue.reconnect()
+            }
+            None => {
+                self.queue = Some(self.endpoint.open(node.peer.clone())?);
+                Ok(())
             }
         }
     }
+}
+
+/// Asks the node something that it answers at once: to attach a region of ours, or whether it is there.
+async fn ask(
+    endpoint: &Endpoint,
+    queue: &Queue,
+    attached: &mut Option<Arc<LeasedRegion>>,
+    stock: &Stock,
+    node: &Arc<NodeState>,
+) -> Result<Seen, OpError> {
+    if let Some(over) = attached.take_if(|region| region.is_over()) {
+        queue.detach(over.id, over.epoch).await?;
+    }
+    if attached.is_some() {
+        return ping(endpoint, queue).await.map(|()| Seen::Answer);
+    }
+    let usable = |region: &Arc<LeasedRegion>| Arc::ptr_eq(&region.node, node) && !region.is_over();
+    let Some(region) = stock.regions().into_iter().find(usable) else { return Ok(Seen::Nothing) };
+    region.attach(queue).await?;
+    *attached = Some(region);
+    Ok(Seen::Answer)
 }
 
 /// Whether something of ours still lies on the node.

@@ -25,7 +25,7 @@ use farpool_fabric::sim::{
 use farpool_fabric::{Endpoint, EndpointConfig};
 use farpool_file::{FileCore, Redundancy, StoreCore};
 use farpool_lease::Millis;
-use farpool_pool::{EXTENT_BYTES, LeasedRegion, NODE_DEADLINE, SessionCore, Stock};
+use farpool_pool::{EXTENT_BYTES, LeaseKeeper, LeasedRegion, NODE_DEADLINE, SessionCore, Stock};
 use farpool_wire::{MAX_TRANSFER_BYTES, NodeId, OwnerId, SessionId};
 
 use crate::plane::broker::Broker;
@@ -33,7 +33,9 @@ use crate::plane::node::Node;
 use crate::plane::post::Delivery;
 use crate::plane::{Plane, PlaneConfig};
 use crate::runner::{RunReport, Scenario};
-use broken::{Chosen, FREES_UNWRITTEN, LATE_FORGOTTEN, LOCKS_LEFT, LOST_WRITE, UNLOCKED_EARLY};
+use broken::{
+    Chosen, FREES_UNWRITTEN, Hasty, LATE_FORGOTTEN, LOCKS_LEFT, LOST_WRITE, REFUSED_IS_DEAD, UNLOCKED_EARLY,
+};
 use guest::Guest;
 use history::History;
 use judge::Excuses;
@@ -55,6 +57,8 @@ const REGION_EXTENTS: u64 = 2;
 const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
 /// Files that there are at a time, each replaced by a new one now and then.
 const FILES: usize = 2;
+/// Worlds in which nodes only refuse connections, in thousandths.
+const REFUSING_PERMILLE: u32 = 120;
 /// Writes that a lying connection loses, in thousandths.
 const LOST_WRITE_PERMILLE: u32 = 60;
 
@@ -104,6 +108,8 @@ struct Run {
     at_work: Cell<u32>,
     mishaps: Cell<u32>,
     excuses: Excuses,
+    /// Nodes refuse connections, and nothing else goes wrong.
+    refuses: bool,
     /// Every region ever held.
     regions: RefCell<Vec<Arc<LeasedRegion>>>,
     has_left: Cell<bool>,
@@ -156,7 +162,11 @@ impl Run {
     }
 
     fn session(&self, process: ProcessId) -> SessionCore {
-        SessionCore::new(self.stock(), self.endpoint(process))
+        let keeper: Arc<dyn LeaseKeeper> = match self.plane.is_broken(REFUSED_IS_DEAD) {
+            true => Arc::new(Hasty(self.stock())),
+            false => self.stock(),
+        };
+        SessionCore::new(keeper, self.endpoint(process))
     }
 
     fn fresh_file(&self) -> Numbered {
@@ -192,6 +202,14 @@ struct Ills {
     harmless: bool,
 }
 
+impl Ills {
+    /// A world in which all goes well but for its mishaps.
+    fn none() -> Self {
+        let (faults, delivery) = (Faults::default(), Delivery::default());
+        Ills { faults, delivery, shaking: Shaking::default(), harmless: true }
+    }
+}
+
 /// Any subset of what can go wrong.
 fn ills(mutation: Option<&'static str>, random: &mut Random) -> Ills {
     let mut some = |permille: u32| if random.chance(400) { permille } else { 0 };
@@ -216,7 +234,7 @@ fn ills(mutation: Option<&'static str>, random: &mut Random) -> Ills {
         Some(LOST_WRITE) => Some(Lie::DoneNever(LOST_WRITE_PERMILLE)),
         _ => None,
     };
-    let shaking = Shaking { break_permille: some(60), short_permille: some(100), lie };
+    let shaking = Shaking { break_permille: some(60), short_permille: some(100), lie, refusing: None };
     let harmless = delivery.lost_permille + delivery.late_permille == 0
         && faults.late_permille + faults.stall_permille + shaking.short_permille + shaking.break_permille
             == 0;
@@ -255,8 +273,14 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     broken::set(mutation);
     let mut random = Random::new(seed, 30);
     let bears = random.chance(worlds::BEARING_PERMILLE) && mutation != Some(LATE_FORGOTTEN);
-    let Ills { faults, delivery, shaking, harmless } =
-        if bears { worlds::bearable(mutation, &mut random) } else { ills(mutation, &mut random) };
+    let mut refusals = Random::new(seed, 33); // of its own, so that other worlds stay as they were
+    let refuses = mutation.map_or(refusals.chance(REFUSING_PERMILLE), |broken| broken == REFUSED_IS_DEAD);
+    let bears = bears && !refuses;
+    let Ills { faults, delivery, shaking, harmless } = match () {
+        () if refuses => Ills::none(),
+        () if bears => worlds::bearable(mutation, &mut random),
+        () => ills(mutation, &mut random),
+    };
     let world = world_of(seed, trace, faults);
     let mut executor = Executor::new(world.clone());
     let host = world.add_host(clock_rate(&mut random));
@@ -289,10 +313,12 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         Some(legacy) => StoreCore::keeping(stock.clone(), legacy.words()),
         None => StoreCore::new(stock.clone()),
     };
-    let mishaps =
-        if bears { nemesis::draw_bearable(&plane, &mut random) } else { nemesis::draw(&plane, &mut random) };
-    let mut mishaps = mishaps;
-    if legacy.is_some() {
+    let mut mishaps = match () {
+        () if refuses => nemesis::draw_refusals(&plane, &mut refusals),
+        () if bears => nemesis::draw_bearable(&plane, &mut random),
+        () => nemesis::draw(&plane, &mut random),
+    };
+    if legacy.is_some() && !refuses {
         mishaps.extend(nemesis::draw_deaths_of_the_owner(&plane, bears, &mut random));
     }
     let owner_dies = mishaps.iter().any(nemesis::Mishap::is_of_the_owner);
@@ -325,6 +351,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
             flips,
             owner_dies,
         },
+        refuses,
         regions: RefCell::default(),
         has_left: Cell::new(false),
     });

@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod bench;
+mod connections;
 mod database;
 mod doctor;
 mod failures;

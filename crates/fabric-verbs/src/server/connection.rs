@@ -44,7 +44,8 @@ pub(super) enum Ended {
 pub(super) struct Connection {
     number: u32,
     pub(super) access: Arc<CardAccess>,
-    pub(super) last_active: Instant,
+    /// When it came, or a message came while something was attached: since then it has shown no key at the least.
+    had_key: Instant,
     atomics_by_message: bool,
     requests: Block,
     answers: Block,
@@ -71,7 +72,7 @@ impl Connection {
         let connection = Connection {
             number,
             access,
-            last_active: Instant::now(),
+            had_key: Instant::now(),
             atomics_by_message,
             requests: Block::new(&domain, MESSAGES_IN_FLIGHT * REQUEST_BYTES)?,
             answers: Block::new(&domain, MESSAGES_IN_FLIGHT * ANSWER_BYTES)?,
@@ -88,9 +89,9 @@ impl Connection {
         Ok(connection)
     }
 
-    /// How long nothing was attached and nothing asked for.
+    /// How long nothing was attached, whatever it sent.
     pub(super) fn useless_for(&self) -> Option<Duration> {
-        (self.access.regions() == 0).then(|| self.last_active.elapsed())
+        (self.access.regions() == 0).then(|| self.had_key.elapsed())
     }
 
     fn await_request(&self, place: usize) -> io::Result<()> {
@@ -119,7 +120,9 @@ impl Connection {
         }
         let place = (completion.wr_id & (REQUEST_BIT - 1)) as usize;
         if completion.wr_id & REQUEST_BIT != 0 {
-            self.last_active = Instant::now();
+            if self.access.regions() > 0 {
+                self.had_key = Instant::now();
+            }
             self.backlog.push_back((place, completion.byte_len as usize));
         } else {
             self.free_answers.push(place);
@@ -197,6 +200,7 @@ impl Connection {
                 self.access.revoke(header.region);
                 Ok((0, None))
             }
+            Opcode::Call if self.access.regions() == 0 => Err(Refusal::NotAttached),
             Opcode::Call => host.call(payload, answer).map(|()| (0, None)),
             Opcode::CompareAndSwap | Opcode::FetchAndAdd if self.atomics_by_message => {
                 self.atomic(host, header, payload).map(|value| (value, None))

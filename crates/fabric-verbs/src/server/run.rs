@@ -34,7 +34,7 @@ const BACKLOG: i32 = 128;
 const COMPLETIONS: u32 = (2 * MAX_CONNECTIONS * 3 * MESSAGES_IN_FLIGHT) as u32;
 /// Completions taken in one call.
 const TAKEN_AT_ONCE: usize = 32;
-/// A connection that has nothing attached and asks for nothing for so long is closed: its place may be wanted.
+/// A connection that has had nothing attached for so long is closed, whatever it sends: its place may be wanted.
 const UNATTACHED_DEADLINE: Duration = Duration::from_secs(60);
 /// Looks for messages between two looks for connections that come and go: clients that are never quiet must not keep
 /// others out, and to look costs a system call.

@@ -10,7 +10,7 @@ use farpool_wire::{Epoch, GrantMode, NodeId};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::Carrier;
-use super::rig::{DEADLINE, EPOCH, KEY, Member, Rig, SuiteHost, at, endpoint, key_of, wait_until};
+use super::rig::{DEADLINE, EPOCH, KEY, Member, Rig, SuiteHost, at, endpoint, key_of, region, wait_until};
 use crate::{CallAnswer, OpError, Peer, Queue, Uncertain, block_on};
 
 /// Tells a test program that it is a process of a check, and where the node is, or that it is the node.
@@ -76,6 +76,7 @@ pub fn a_node_process_that_is_killed_wakes_who_waits_for_it(carrier: &dyn Carrie
     let mut node = ChildNode::spawn();
     let endpoint = endpoint(carrier, DEADLINE);
     let queue = endpoint.open(node.peer.clone()).expect("the node listens");
+    block_on(&endpoint, queue.attach(region(0), EPOCH, KEY)).expect("the node answers");
     call(&queue, b"echo awake").expect("the node answers");
     node.process.say("stall");
     node.process.expect("stalled");
@@ -101,7 +102,8 @@ pub fn a_node_process_that_is_stopped_is_waited_for_until_the_deadline(carrier: 
     let queue = endpoint.open(node.peer.clone()).expect("the node listens");
     let mut calls = 0;
     // Slow machines may miss a deadline as short as this one by themselves.
-    while call(&queue, b"echo awake").is_err() {
+    let attach = || block_on(&endpoint, queue.attach(region(0), EPOCH, KEY));
+    while attach().is_err() || call(&queue, b"echo awake").is_err() {
         calls += 1;
         assert!(calls < 20 && queue.reconnect().is_ok(), "the node does not answer");
     }

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use farpool_wire::{MAX_CALL_BYTES, MAX_TRANSFER_BYTES, Refusal};
-use futures_util::future::{join_all, join3};
+use farpool_wire::{AccessKey, MAX_CALL_BYTES, MAX_TRANSFER_BYTES, Refusal};
+use futures_util::future::{join, join_all, join3};
 
 use super::Carrier;
 use super::rig::{ECHO, EPOCH, KEY, Rig, TWICE, at, pattern, refused, region};
@@ -111,7 +111,7 @@ pub fn more_answers_than_a_connection_may_hold_back_all_come(carrier: &dyn Carri
 pub fn calls_are_answered_at_every_pace(carrier: &dyn Carrier) {
     const CALLS: u64 = 3000;
     let rig = Rig::new(carrier);
-    let queue = rig.open();
+    let queue = rig.attached();
     let mut buffer = Some(rig.endpoint.arena().take(64).unwrap());
     for number in 0..CALLS {
         // From at once to long after a server has gone to sleep, so that some come just as it does.
@@ -144,7 +144,7 @@ pub fn an_answer_longer_than_its_room_is_refused_and_the_queue_goes_on(carrier: 
 
 pub fn calls_are_answered_and_unknown_calls_refused(carrier: &dyn Carrier) {
     let rig = Rig::new(carrier);
-    let queue = rig.open();
+    let queue = rig.attached();
     let call = |message: &[u8]| block_on(&rig.endpoint, queue.call(rig.buffer(message), message.len()));
     let answer = call(b"echo hello").unwrap();
     assert_eq!(&answer.buffer[..answer.bytes], b"hello");
@@ -158,7 +158,7 @@ const MESSAGES: [usize; 8] = [0, 1, 59, 64, 1000, 4096, 20_000, MAX_CALL_BYTES -
 
 pub fn more_calls_than_the_node_takes_at_once_each_get_their_own_answer(carrier: &dyn Carrier) {
     let rig = Rig::new(carrier);
-    let queue = rig.open();
+    let queue = rig.attached();
     for round in 0..5 {
         let all = join_all((0..40).map(|number| {
             let message = pattern(MESSAGES[(number + round) % MESSAGES.len()], number as u8);
@@ -174,16 +174,34 @@ pub fn more_calls_than_the_node_takes_at_once_each_get_their_own_answer(carrier:
 
 pub fn calls_and_attachments_by_turns_all_end(carrier: &dyn Carrier) {
     let rig = Rig::new(carrier);
-    let queue = rig.open();
+    let queue = rig.attached();
     let echo = |byte: u8| queue.call(rig.buffer(&[ECHO, &[byte]].concat()), ECHO.len() + 1);
     let first = |answer: CallAnswer| answer.buffer[0];
     for _ in 0..20 {
         let attach = queue.attach(region(0), EPOCH, KEY);
         let (early, attached, late) = block_on(&rig.endpoint, join3(echo(b'a'), attach, echo(b'b')));
         assert_eq!((early.map(first), attached, late.map(first)), (Ok(b'a'), Ok(()), Ok(b'b')));
+    }
+    block_on(&rig.endpoint, queue.detach(region(0), EPOCH)).unwrap();
+    assert_eq!(rig.read(&queue, 0, 8).unwrap_err(), refused(Refusal::NotAttached));
+}
+
+pub fn calls_are_refused_while_nothing_is_attached(carrier: &dyn Carrier) {
+    let rig = Rig::new(carrier);
+    let queue = rig.open();
+    let echo = |byte: u8| queue.call(rig.buffer(&[ECHO, &[byte]].concat()), ECHO.len() + 1);
+    let first = |answer: CallAnswer| answer.buffer[0];
+    let not_attached = Err(refused(Refusal::NotAttached));
+    for _ in 0..20 {
+        let attach = queue.attach(region(0), EPOCH, KEY);
+        let (early, attached, late) = block_on(&rig.endpoint, join3(echo(b'a'), attach, echo(b'b')));
+        assert_eq!((early.map(first), attached, late.map(first)), (not_attached, Ok(()), Ok(b'b')));
         let detach = queue.detach(region(0), EPOCH);
         let (early, detached, late) = block_on(&rig.endpoint, join3(echo(b'c'), detach, echo(b'd')));
-        assert_eq!((early.map(first), detached, late.map(first)), (Ok(b'c'), Ok(()), Ok(b'd')));
+        assert_eq!((early.map(first), detached, late.map(first)), (Ok(b'c'), Ok(()), not_attached));
     }
-    assert_eq!(rig.read(&queue, 0, 8).unwrap_err(), refused(Refusal::NotAttached));
+    let wrong = AccessKey::from_bytes([1; AccessKey::BYTES]);
+    let attach = queue.attach(region(0), EPOCH, wrong);
+    let (attached, call) = block_on(&rig.endpoint, join(attach, echo(b'e')));
+    assert_eq!((attached, call.map(first)), (Err(refused(Refusal::WrongKey)), not_attached));
 }

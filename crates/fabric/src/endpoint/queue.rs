@@ -40,6 +40,17 @@ impl Queue {
         self.endpoint.shared.table.borrow().queues[self.index].link.is_some()
     }
 
+    /// Whether the node has answered anything on the present incarnation: while it has not, there may be no connection at
+    /// all.
+    pub fn has_answered(&self) -> bool {
+        self.endpoint.shared.table.borrow().queues[self.index].answered
+    }
+
+    /// Closes the queue: what is in flight ends as *unknown*.
+    pub fn close(&self) {
+        self.endpoint.shared.table.borrow_mut().close(self.index, Uncertain::ConnectionLost);
+    }
+
     /// Opens a new incarnation: once the node answers it, nothing of an older one takes effect any more.
     /// Regions have to be attached again. What was in flight ends as *unknown*.
     pub fn reconnect(&self) -> std::io::Result<()> {

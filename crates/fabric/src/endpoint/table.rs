@@ -55,6 +55,8 @@ pub(super) struct QueueState {
     pub(super) session: SessionId,
     pub(super) incarnation: u64,
     pub(super) link: Option<Box<dyn Link>>,
+    /// The node has answered something on this incarnation.
+    pub(super) answered: bool,
     in_flight: usize,
     /// A handle exists; otherwise the place is reused.
     pub(super) open: bool,
@@ -156,6 +158,7 @@ impl Table {
             let queue = &mut self.queues[index as usize];
             if let Some(link) = queue.link.as_mut() {
                 let polled = link.poll(&mut done);
+                queue.answered |= !done.is_empty();
                 ended += done.len();
                 for finished in done.drain(..) {
                     self.finish(finished.slot, finished.outcome);
@@ -506,12 +509,13 @@ impl Table {
 
 impl QueueState {
     pub(super) fn new(peer: Peer, session: SessionId) -> Self {
-        QueueState { peer, session, incarnation: 0, link: None, in_flight: 0, open: true }
+        QueueState { peer, session, incarnation: 0, link: None, answered: false, in_flight: 0, open: true }
     }
 
     /// Opens the link of the next incarnation.
     pub(super) fn connect(&mut self, transport: &dyn Transport) -> std::io::Result<()> {
         self.link = None;
+        self.answered = false;
         self.incarnation += 1;
         let hello =
             Hello { session: self.session, incarnation: Incarnation(self.incarnation), node: self.peer.node };

@@ -408,7 +408,7 @@ fn received(result: Result<usize, Errno>) -> Result<usize, LinkClosed> {
         Ok(0) => Err(LinkClosed { cause: Uncertain::ConnectionLost }),
         Ok(bytes) => Ok(bytes),
         Err(Errno::AGAIN | Errno::INTR | Errno::NOTCONN) => Ok(0),
-        Err(_) => Err(LinkClosed { cause: Uncertain::ConnectionLost }),
+        Err(errno) => Err(LinkClosed { cause: Uncertain::of(errno) }),
     }
 }
 

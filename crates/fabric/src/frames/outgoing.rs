@@ -99,7 +99,7 @@ impl Outgoing {
                 Ok(bytes) => self.advance(bytes),
                 // ENOTCONN: the connection is still being made.
                 Err(Errno::AGAIN | Errno::INTR | Errno::NOTCONN | Errno::INPROGRESS) => return Ok(()),
-                Err(_) => return Err(LinkClosed { cause: Uncertain::ConnectionLost }),
+                Err(errno) => return Err(LinkClosed { cause: Uncertain::of(errno) }),
             }
         }
         Ok(())

@@ -1,37 +1,39 @@
-//! New connections, and who makes room for them.
+//! New connections, who makes room for them, and to whose account they are put.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
 
-use farpool_wire::{Epoch, Refusal};
+use farpool_wire::Refusal;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, sockopt};
 
-use super::connection::{Connection, Idle};
-use super::room::{Occupant, who_makes_room};
+use super::connection::{Connection, Standing};
+use super::newcomers::Origin;
+use super::room::{Account, LOOKED_AT};
 use super::{Server, TCP_TOKEN, UNIX_TOKEN};
 use crate::host::AccessKind;
 use crate::tcp::calm_loopback;
 
 /// What the kernel holds of a Unix socket's answers: some attachments' with their descriptors.
 const UNIX_SEND_BYTES: usize = 4 << 10;
-/// How long a connection that is of no use does not have to make room: who greets and attaches at once has done it by
-/// then, so that newcomers do not drive each other out.
-pub(super) const NEWCOMER_TIME: Duration = Duration::from_millis(100);
+/// Connections accepted in one turn: those that came before have their turn between, and can show a key before they
+/// have to make room.
+const ACCEPTS_PER_TURN: usize = 64;
 
 impl Server {
     pub(super) fn accept_tcp(&mut self) {
-        while let Some(listener) = &self.listeners.tcp {
+        for _ in 0..ACCEPTS_PER_TURN {
+            let Some(listener) = &self.listeners.tcp else { return };
             match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(stream) => {
                     let _ = sockopt::set_tcp_nodelay(&stream, true); // only slower without
                     let peer = rustix::net::getpeername(&stream).ok().flatten();
-                    if let Some(peer) = peer.and_then(|peer| SocketAddr::try_from(peer).ok()) {
+                    let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+                    if let Some(peer) = peer {
                         calm_loopback(&stream, peer);
                     }
-                    self.adopt(stream, false);
+                    self.adopt(stream, peer.map_or(Origin::Unknown, Origin::of_address), false);
                 }
                 Err(error) if self.finds_room_after(error) => {}
                 Err(error) => return self.accept_failed(error),
@@ -40,12 +42,14 @@ impl Server {
     }
 
     pub(super) fn accept_unix(&mut self) {
-        while let Some((listener, _)) = &self.listeners.unix {
+        for _ in 0..ACCEPTS_PER_TURN {
+            let Some((listener, _)) = &self.listeners.unix else { return };
             match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(stream) => {
                     // Only answers to attachments go there: their descriptors, too, would wait in the socket.
                     let _ = sockopt::set_socket_send_buffer_size(&stream, UNIX_SEND_BYTES);
-                    self.adopt(stream, true);
+                    let user = sockopt::socket_peercred(&stream).map(|peer| Origin::User(peer.uid.as_raw()));
+                    self.adopt(stream, user.unwrap_or(Origin::Unknown), true);
                 }
                 Err(error) if self.finds_room_after(error) => {}
                 Err(error) => return self.accept_failed(error),
@@ -76,10 +80,9 @@ impl Server {
         }
     }
 
-    fn adopt(&mut self, stream: OwnedFd, passes_descriptors: bool) {
+    fn adopt(&mut self, stream: OwnedFd, origin: Origin, passes_descriptors: bool) {
         if self.connections.len() >= self.most_connections && !self.make_room() {
-            tracing::warn!(limit = self.most_connections, "too many connections in use; closing the newest");
-            return;
+            return; // not before there are more with a key than places for them, which never is
         }
         let token = self.next_token;
         self.next_token += 1;
@@ -87,35 +90,56 @@ impl Server {
             tracing::warn!(%error, "a connection could not be watched");
             return;
         }
-        self.connections.insert(token, Connection::new(stream, passes_descriptors, self.now));
+        self.newcomers.insert(origin, token);
+        self.connections.insert(token, Connection::new(stream, origin, passes_descriptors, self.now));
     }
 
-    /// Closes the connection that has longest been of no use to anybody, or one of whoever has more than his share;
-    /// false when there is none.
+    /// Closes a connection without a key; false when there is none.
     fn make_room(&mut self) -> bool {
-        let useless =
-            self.connections.iter().filter_map(|(&token, connection)| match connection.idle(self.now) {
-                Idle::Ungreeted(time) | Idle::Unattached(time) => Some((time, token)),
-                Idle::No | Idle::Attached(_) => None,
-            });
-        let useless = useless.filter(|&(time, _)| time >= NEWCOMER_TIME);
-        let longest = useless.max().map(|(_, token)| token);
-        let Some(token) = longest.or_else(|| self.who_makes_room()) else { return false };
+        let Some(token) = self.newcomers.first_to_go() else { return false };
+        tracing::debug!(
+            limit = self.most_connections,
+            "all places are taken; a connection without a key goes"
+        );
         self.host.rejected();
         self.close(token);
         true
     }
 
-    fn who_makes_room(&self) -> Option<u64> {
-        let occupants =
-            self.connections.iter().filter_map(|(&token, connection)| match connection.idle(self.now) {
-                Idle::Attached(idle) => Some(Occupant { token, idle, grants: connection.grants() }),
-                _ => None,
-            });
-        let is_over = |region: u32, epoch: Epoch| {
+    /// A connection has shown its first key, or let go of its last region: from now on it is counted elsewhere.
+    pub(super) fn settle_account(&mut self, token: u64) {
+        let Some(connection) = self.connections.get_mut(&token) else { return };
+        let (before, now) = connection.change_sides(self.now);
+        let origin = connection.origin();
+        match before {
+            Some(account) => self.places.leave(account),
+            None => self.newcomers.remove(origin, token),
+        }
+        let Some(account) = now else { return self.newcomers.insert(origin, token) };
+        self.places.enter(account);
+        if let Some(greediest) = self.places.who_gives_up() {
+            self.give_up_one_of(greediest, token);
+        }
+    }
+
+    /// Closes the connection of this account that has been idle longest, but for the one that has just come.
+    fn give_up_one_of(&mut self, account: Account, newest: u64) {
+        let of_account = self.connections.iter().filter_map(|(&token, connection)| {
+            let Standing::Attached(idle) = connection.standing(self.now) else { return None };
+            (connection.account() == Some(account) && token != newest).then_some((idle, token))
+        });
+        let Some((_, token)) = of_account.max() else { return };
+        self.host.rejected();
+        self.close(token);
+    }
+
+    /// Whether nothing that is attached is worth anything any more, as far as it is looked at.
+    pub(super) fn has_only_ended_grants(&self, connection: &Connection) -> bool {
+        let is_over = |(region, epoch)| {
             let looked = self.host.with_region(region, epoch, AccessKind::Read, &mut |_| Ok(()));
             matches!(looked, Err(Refusal::StaleEpoch | Refusal::NotAttached))
         };
-        who_makes_room(occupants, is_over)
+        let mut grants = connection.grants();
+        grants.by_ref().take(LOOKED_AT).all(is_over) && grants.next().is_none()
     }
 }

@@ -17,7 +17,9 @@ use rustix::net::RecvFlags;
 use super::answers::Answers;
 use super::attached::Attached;
 use super::buffers::{BUFFER_BYTES, SpareBuffers};
+use super::newcomers::Origin;
 use super::rings::Ring;
+use super::room::{Account, Places};
 use crate::host::{Host, HostIdentity};
 
 /// Answers are sent once there is this much of them, and requests are not looked at while it waits: a system call
@@ -32,6 +34,9 @@ const RECEIVE_BYTES: usize = 64 << 10;
 pub(super) const DESCRIPTORS_DEADLINE: Duration = Duration::from_secs(5);
 /// Receives in one turn: then others have theirs, and what is left raises another event.
 const RECEIVES_PER_TURN: usize = 16;
+/// Requests that are refused to a connection without a key before it ends: it may name some leases that have ended, and
+/// then one that has not.
+pub(super) const REFUSALS_WITHOUT_KEY: u32 = 64;
 /// Fillings of the buffer of answers in one turn, of 256 KiB and more each: who drains them as fast as they come would
 /// keep the others waiting for all that it has asked for.
 pub(super) const FILLINGS_PER_TURN: usize = 4;
@@ -55,6 +60,14 @@ pub(super) enum Verdict {
     Close,
     /// The peer sent something malformed.
     Reject(FrameError),
+    /// The peer asks on and on, and has shown no key.
+    Useless,
+}
+
+/// What a connection is served by, and under which terms.
+pub(super) struct Terms<'a> {
+    pub(super) host: &'a dyn Host,
+    pub(super) places: &'a Places,
 }
 
 /// What a connection may keep when its turn is over.
@@ -73,23 +86,31 @@ struct Discarding {
     left: usize,
 }
 
-/// Whether and for how long a connection only occupies its place.
-pub(super) enum Idle {
-    /// It has not greeted.
+/// What a connection is good for.
+pub(super) enum Standing {
+    /// It has not greeted, since so long ago.
     Ungreeted(Duration),
-    /// It has nothing attached and asks for nothing.
+    /// It has nothing attached, since so long ago.
     Unattached(Duration),
-    /// It has something attached.
+    /// It has something attached, and nothing came from it for so long. (Loads and stores of shared memory are not seen
+    /// here.)
     Attached(Duration),
-    /// It has nothing attached, and calls.
-    No,
 }
 
 /// One connection.
 pub(super) struct Connection {
     stream: OwnedFd,
+    origin: Origin,
     passes_descriptors: bool,
     last_active: Instant,
+    /// Since when it has nothing attached, if it has not.
+    without_key_since: Instant,
+    /// Requests refused since then.
+    refused_without_key: u32,
+    /// To whose account the server puts it, since it has something attached.
+    account: Option<Account>,
+    /// To whose it is to be put.
+    next_account: Option<Account>,
     stage: Stage,
     received: Vec<u8>,
     /// How much of `received` has been served.
@@ -142,11 +163,16 @@ enum Room {
 }
 
 impl Connection {
-    pub(super) fn new(stream: OwnedFd, passes_descriptors: bool, now: Instant) -> Self {
+    pub(super) fn new(stream: OwnedFd, origin: Origin, passes_descriptors: bool, now: Instant) -> Self {
         Connection {
             stream,
+            origin,
             passes_descriptors,
             last_active: now,
+            without_key_since: now,
+            refused_without_key: 0,
+            account: None,
+            next_account: None,
             stage: Stage::Silent,
             received: Vec::new(),
             served: 0,
@@ -167,21 +193,39 @@ impl Connection {
         self.stream.as_fd()
     }
 
-    /// How long nothing has come, and what the connection is good for: nothing to anybody until it greets, and while
-    /// nothing is attached on it. (Loads and stores of shared memory are not seen here.)
-    pub(super) fn idle(&self, now: Instant) -> Idle {
-        let time = now.saturating_duration_since(self.last_active);
+    /// Where it comes from.
+    pub(super) fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// To whose account it is put.
+    pub(super) fn account(&self) -> Option<Account> {
+        self.account
+    }
+
+    /// Whether it has shown its first key, or let go of its last region, and the server does not know yet.
+    #[inline]
+    pub(super) fn has_changed_sides(&self) -> bool {
+        self.account.is_some() == self.attached.is_empty()
+    }
+
+    /// The server takes note of that. Returns the account of before, and the one of now.
+    pub(super) fn change_sides(&mut self, now: Instant) -> (Option<Account>, Option<Account>) {
+        let next = if self.attached.is_empty() { None } else { self.next_account };
+        self.without_key_since = now;
+        self.refused_without_key = 0;
+        (std::mem::replace(&mut self.account, next), next)
+    }
+
+    /// What the connection is good for: nothing to anybody until it greets, and while nothing is attached on it.
+    pub(super) fn standing(&self, now: Instant) -> Standing {
+        let age = now.saturating_duration_since(self.without_key_since);
         let calls = self.stage == Stage::Open && self.passes_descriptors && self.ring.is_none();
         match self.stage {
-            Stage::Silent => Idle::Ungreeted(time),
-            _ if self.attached.is_empty() => {
-                if calls {
-                    Idle::No
-                } else {
-                    Idle::Unattached(time)
-                }
-            }
-            _ => Idle::Attached(if calls { Duration::ZERO } else { time }),
+            Stage::Silent => Standing::Ungreeted(age),
+            _ if self.attached.is_empty() => Standing::Unattached(age),
+            _ if calls => Standing::Attached(Duration::ZERO),
+            _ => Standing::Attached(now.saturating_duration_since(self.last_active)),
         }
     }
 
@@ -310,14 +354,14 @@ impl Connection {
     /// Serves what has come, as far as answers can be sent and the allowance goes.
     pub(super) fn serve(
         &mut self,
-        host: &dyn Host,
+        terms: &Terms<'_>,
         spare: &mut SpareBuffers,
         allowance: Allowance,
         now: Instant,
     ) -> Verdict {
         spare.widen(&mut self.received);
         self.answers.widen(spare);
-        let verdict = self.turn(host, allowance, now);
+        let verdict = self.turn(terms, allowance, now);
         self.answers.narrow(spare);
         let served = spare.narrow(&mut self.received, self.served);
         self.fetched = self.fetched.saturating_sub(self.served - served);
@@ -325,7 +369,7 @@ impl Connection {
         verdict
     }
 
-    fn turn(&mut self, host: &dyn Host, allowance: Allowance, now: Instant) -> Verdict {
+    fn turn(&mut self, terms: &Terms<'_>, allowance: Allowance, now: Instant) -> Verdict {
         let mut receives = 0;
         let mut fillings = 0;
         let mut drained = false;
@@ -338,7 +382,7 @@ impl Connection {
             return Verdict::Keep;
         }
         loop {
-            match self.serve_received(host, allowance) {
+            match self.serve_received(terms, allowance) {
                 Ok(None) => {}
                 Ok(Some(verdict)) => return verdict,
                 Err(error) => return Verdict::Reject(error),
@@ -351,6 +395,9 @@ impl Connection {
             }
             if self.stage == Stage::Buried {
                 return Verdict::Close;
+            }
+            if self.asks_in_vain() {
+                return Verdict::Useless;
             }
             match self.front {
                 Awaits::Bytes => {}
@@ -365,7 +412,7 @@ impl Connection {
                 }
                 Awaits::Share | Awaits::Turn => return Verdict::Keep,
             }
-            if drained || receives == RECEIVES_PER_TURN {
+            if drained || receives == RECEIVES_PER_TURN || receives > 0 && self.attached.is_empty() {
                 return Verdict::Keep;
             }
             receives += 1;
@@ -388,7 +435,7 @@ impl Connection {
     /// Serves whole requests until the next one has to wait for something.
     fn serve_received(
         &mut self,
-        host: &dyn Host,
+        terms: &Terms<'_>,
         allowance: Allowance,
     ) -> Result<Option<Verdict>, FrameError> {
         if self.stage == Stage::Silent {
@@ -402,12 +449,17 @@ impl Connection {
             });
         }
         self.fetch_ahead();
-        self.front = self.serve_requests(host, allowance)?;
+        self.front = self.serve_requests(terms, allowance)?;
         Ok(None)
     }
 
-    fn serve_requests(&mut self, host: &dyn Host, allowance: Allowance) -> Result<Awaits, FrameError> {
-        while self.stage == Stage::Open {
+    /// Whether it was refused so much, and has shown no key, that it is of no use to listen on.
+    fn asks_in_vain(&self) -> bool {
+        self.refused_without_key > REFUSALS_WITHOUT_KEY && self.attached.is_empty()
+    }
+
+    fn serve_requests(&mut self, terms: &Terms<'_>, allowance: Allowance) -> Result<Awaits, FrameError> {
+        while self.stage == Stage::Open && !self.asks_in_vain() {
             if !self.answers.have_room() {
                 return Ok(Awaits::Sending);
             }
@@ -437,8 +489,8 @@ impl Connection {
             }
             self.begun = false;
             if header.opcode == Opcode::Look {
-                if !self.passes_descriptors {
-                    return Err(FrameError::Malformed); // there is no ring
+                if !self.passes_descriptors || self.attached.is_empty() {
+                    return Err(FrameError::Malformed); // there is no ring, or it is not looked at
                 }
                 self.kicked = true;
                 self.served += frame_bytes;
@@ -447,7 +499,7 @@ impl Connection {
             // The payload is lent out of `self` so that answers can be appended meanwhile.
             let received = std::mem::take(&mut self.received);
             let payload = &received[self.served + REQUEST_HEADER_BYTES..self.served + frame_bytes];
-            self.serve_request(host, &header, payload);
+            self.serve_request(terms, &header, payload);
             self.received = received;
             self.served += frame_bytes;
         }
@@ -467,6 +519,7 @@ impl Connection {
         let response = ResponseHeader { outcome: Err(refusal), payload: 0, token, value: 0 };
         self.answers.bytes.extend_from_slice(&response.encode());
         self.discarding = None;
+        self.refused_without_key += u32::from(self.attached.is_empty());
         true
     }
 

@@ -1,106 +1,144 @@
-//! Whose connection ends when all places are taken and each has something attached.
+//! The places of connections with a key, and which owner gives one up for another.
 //!
-//! Places are counted by grant, which is all that this side knows of owners. A grant that is over counts for nothing; of
-//! the others, one that takes more than its fair share gives way.
-//! Not here: connections without attachments, which go first.
+//! R1. Some places are always left to newcomers, so that whoever has a key can come and show it.
+//! R2. While there are places, everybody with a key gets one. Then an owner gets one only if another has more than it
+//!     would have: that one gives up the connection that was idle longest. So all get the same share in the end, who has
+//!     one keeps it whoever comes, and nobody drives out others in turn.
+//! R3. Who is refused has a share already, unless there are more owners than places.
+//! Not here: connections without a key (`newcomers.rs`), and whose grants are over.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
-use farpool_wire::Epoch;
+use farpool_wire::{Epoch, OwnerId};
 
-/// Connections of one grant that stay whoever else comes. A program with more threads than this goes on undisturbed as
-/// long as there are places left.
-pub(super) const FAIR_SHARE: usize = 64;
+/// Of all places, the part that is left to newcomers.
+const NEWCOMERS_PART: usize = 8;
+/// Places left to newcomers at the least.
+const LEAST_NEWCOMERS: usize = 4;
 
-/// Attachments of each connection that are looked at, the first by region: one newcomer must not make the server look at
-/// millions.
+/// Attachments of each connection that are looked at for whether its grants are over, the first by region: many
+/// connections must not make the server look at millions.
 pub(super) const LOOKED_AT: usize = 16;
 
-/// A connection that has something attached.
-pub(super) struct Occupant<G> {
-    pub(super) token: u64,
-    /// How long nothing has come from it.
-    pub(super) idle: Duration,
-    /// Region and epoch of each attachment.
-    pub(super) grants: G,
+/// To whose account a connection is put.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Account {
+    /// Of everything that this owner leases.
+    Owner(OwnerId),
+    /// Where the host knows no owners: of this grant.
+    Grant(u32, Epoch),
 }
 
-struct Grant {
-    is_over: bool,
-    connections: usize,
-    longest_idle: (Duration, u64),
+/// Connections with a key, by account.
+pub(super) struct Places {
+    most: usize,
+    taken: usize,
+    accounts: HashMap<Account, usize>,
 }
 
-/// The connection to close for a newcomer, if there is one: of those whose grants are all over, or else of those of the
-/// grant that has most, or else of those that have only ended grants as far as they are looked at, the one that has been
-/// idle longest.
-pub(super) fn who_makes_room<G: Iterator<Item = (u32, Epoch)>>(
-    occupants: impl Iterator<Item = Occupant<G>>,
-    is_over: impl Fn(u32, Epoch) -> bool,
-) -> Option<u64> {
-    let mut grants: HashMap<(u32, Epoch), Grant> = HashMap::new();
-    let (mut unused, mut seems_unused) = (None, None);
-    for Occupant { token, idle, grants: mut attached } in occupants {
-        let mut in_use = false;
-        for (region, epoch) in attached.by_ref().take(LOOKED_AT) {
-            let grant = grants.entry((region, epoch)).or_insert_with(|| Grant {
-                is_over: is_over(region, epoch),
-                connections: 0,
-                longest_idle: (idle, token),
-            });
-            grant.connections += 1;
-            grant.longest_idle = grant.longest_idle.max((idle, token));
-            in_use |= !grant.is_over;
-        }
-        if !in_use {
-            let candidate = if attached.next().is_none() { &mut unused } else { &mut seems_unused };
-            *candidate = (*candidate).max(Some((idle, token)));
+impl Places {
+    /// What is left of so many places in all (R1).
+    pub(super) fn of(all: usize) -> Self {
+        let most = all - (all / NEWCOMERS_PART).max(LEAST_NEWCOMERS);
+        Places { most, taken: 0, accounts: HashMap::new() }
+    }
+
+    /// How many there are.
+    #[cfg(test)]
+    pub(super) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Whether a connection of this account may have a place (R2).
+    pub(super) fn admit(&self, account: Account) -> bool {
+        self.has_room() || self.count(account) + 1 < self.greediest().map_or(0, |(_, count)| count)
+    }
+
+    /// Whether nobody has to give up a place for the next.
+    pub(super) fn has_room(&self) -> bool {
+        self.taken < self.most
+    }
+
+    pub(super) fn enter(&mut self, account: Account) {
+        self.taken += 1;
+        *self.accounts.entry(account).or_insert(0) += 1;
+    }
+
+    pub(super) fn leave(&mut self, account: Account) {
+        let Some(count) = self.accounts.get_mut(&account) else { return };
+        self.taken -= 1;
+        *count -= 1;
+        if *count == 0 {
+            self.accounts.remove(&account);
         }
     }
-    let greedy = || {
-        let live = grants.into_values().filter(|grant| !grant.is_over);
-        let most = live.max_by_key(|grant| (grant.connections, grant.longest_idle))?;
-        (most.connections > FAIR_SHARE).then_some(most.longest_idle)
-    };
-    unused.or_else(greedy).or(seems_unused).map(|(_, token)| token)
+
+    /// Who has to give up a place since more are taken than there are.
+    pub(super) fn who_gives_up(&self) -> Option<Account> {
+        if self.taken <= self.most {
+            return None;
+        }
+        self.greediest().map(|(account, _)| account)
+    }
+
+    fn count(&self, account: Account) -> usize {
+        self.accounts.get(&account).copied().unwrap_or(0)
+    }
+
+    fn greediest(&self) -> Option<(Account, usize)> {
+        self.accounts.iter().map(|(&account, &count)| (account, count)).max_by_key(|&(_, count)| count)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ALIVE: Epoch = Epoch(1);
-    const OVER: Epoch = Epoch(2);
+    const PLACES: usize = 40;
 
-    fn made_room(occupants: &[&[(u32, Epoch)]]) -> Option<u64> {
-        let occupants = (0..).zip(occupants).map(|(token, grants)| Occupant {
-            token,
-            idle: Duration::from_secs(token),
-            grants: grants.iter().copied(),
-        });
-        who_makes_room(occupants, |_, epoch| epoch == OVER)
+    fn account(owner: u64) -> Account {
+        Account::Owner(OwnerId(owner))
+    }
+
+    /// Enters a connection if it may, and lets go of one if somebody has to.
+    fn comes(places: &mut Places, owner: u64) -> bool {
+        let admitted = places.admit(account(owner));
+        if admitted {
+            places.enter(account(owner));
+            if let Some(other) = places.who_gives_up() {
+                places.leave(other);
+            }
+        }
+        admitted
     }
 
     #[test]
-    fn a_long_row_of_attachments_is_not_looked_through_for_one_newcomer() {
-        let looked = std::cell::Cell::new(0);
-        let grants = (0..).map(|region| (region, OVER)).inspect(|_| looked.set(looked.get() + 1));
-        let occupant = Occupant { token: 1, idle: Duration::ZERO, grants: grants.take(4096) };
-        assert_eq!(who_makes_room([occupant].into_iter(), |_, epoch| epoch == OVER), Some(1));
-        assert_eq!(looked.get(), LOOKED_AT + 1);
+    fn an_owner_alone_has_all_places_but_those_of_newcomers() {
+        let mut places = Places::of(PLACES);
+        let entered = (0..2 * PLACES).filter(|_| comes(&mut places, 1)).count();
+        assert_eq!(entered, PLACES - PLACES / NEWCOMERS_PART);
     }
 
     #[test]
-    fn who_may_have_live_grants_behind_ended_ones_goes_last() {
-        let over: Vec<_> = (0..=LOOKED_AT as u32).map(|region| (region, OVER)).collect();
-        let perhaps_alive = &over[..];
-        let certainly_over = &over[..LOOKED_AT];
-        let greedy = vec![&[(99, ALIVE)][..]; FAIR_SHARE + 1];
-        let fair = &greedy[1..];
-        assert_eq!(made_room(&[&[perhaps_alive, certainly_over], fair].concat()), Some(1));
-        assert_eq!(made_room(&[&[perhaps_alive], &greedy[..]].concat()), Some(FAIR_SHARE as u64 + 1));
-        assert_eq!(made_room(&[&[perhaps_alive], fair].concat()), Some(0));
-        assert_eq!(made_room(fair), None);
+    fn owners_come_to_have_the_same_share_and_nobody_drives_out_others_after() {
+        let mut places = Places::of(PLACES);
+        for _ in 0..PLACES {
+            comes(&mut places, 0);
+        }
+        for round in 0..4 {
+            let moved = (1..5).flat_map(|owner| [owner; PLACES]).filter(|&owner| comes(&mut places, owner));
+            assert_eq!(moved.count() > 0, round == 0, "round {round}");
+        }
+        assert!((0..5).all(|owner| places.count(account(owner)) == places.most() / 5));
+    }
+
+    #[test]
+    fn who_has_nothing_gets_a_place_until_there_are_as_many_owners_as_places() {
+        let mut places = Places::of(PLACES);
+        (0..PLACES).for_each(|_| _ = comes(&mut places, 0));
+        let most = places.most() as u64;
+        assert!((1..most).all(|owner| comes(&mut places, owner)));
+        assert!(!comes(&mut places, most));
+        assert!((0..most).all(|owner| places.count(account(owner)) == 1));
     }
 }

@@ -11,9 +11,7 @@ use farpool_wire::{
 
 use tempfile::TempDir;
 
-use super::accepting::NEWCOMER_TIME;
-use super::connection::{DESCRIPTORS_DEADLINE, FILLINGS_PER_TURN};
-use super::room::FAIR_SHARE;
+use super::connection::{DESCRIPTORS_DEADLINE, FILLINGS_PER_TURN, REFUSALS_WITHOUT_KEY};
 use super::shares::SHARE_DEADLINE;
 use super::*;
 use crate::conformance::SuiteHost;
@@ -439,22 +437,45 @@ fn who_drains_all_answers_at_once_leaves_others_their_turns() {
 }
 
 #[test]
-fn clients_without_a_key_never_hold_a_share() {
+fn clients_without_a_key_never_hold_a_share_and_are_refused_a_few_requests_before_they_are_closed() {
     let mut bench = Bench::start();
     let crowd: Vec<_> = (0..CROWD).map(|_| bench.join()).collect();
     let payload = [&b"echo "[..], &[7; (64 << 10) - 5]].concat();
+    let most = REFUSALS_WITHOUT_KEY as usize;
     for &place in &crowd {
         bench.clients[place].reads = false;
-        for _ in 0..100 {
+        for _ in 0..2 * most {
             bench.send(place, &request(Opcode::Call, 64 << 10, payload.len()).encode());
             bench.send(place, &payload);
         }
     }
-    bench.settle();
+    bench.until(|bench| bench.server.connections.is_empty());
     assert!(!bench.server.shares.are_held());
-    assert!((1..=CROWD * SMALL_BYTES).contains(&bench.kept_bytes()));
     bench.clients.iter_mut().for_each(|client| client.reads = true);
-    assert!(bench.all_done(&crowd, 100));
+    bench.until(|bench| crowd.iter().all(|&place| bench.clients[place].closed));
+    for &place in &crowd {
+        // Closing with unread bytes may take answers along.
+        let outcomes = &bench.clients[place].outcomes;
+        assert!(outcomes.len() <= most + 1 && outcomes.iter().all(|&end| end == Err(Refusal::NotAttached)));
+    }
+}
+
+#[test]
+fn who_shows_a_key_after_some_that_are_over_is_served() {
+    let mut bench = Bench::start();
+    let place = bench.join();
+    let stale = RequestHeader { epoch: Epoch(0), ..request(Opcode::Attach, 0, KEY.len()) };
+    for round in 0..3 {
+        for _ in 0..REFUSALS_WITHOUT_KEY {
+            bench.send(place, &[&stale.encode()[..], &KEY].concat());
+        }
+        bench.until(|bench| bench.clients[place].outcomes.len() == REFUSALS_WITHOUT_KEY as usize);
+        bench.clients[place].outcomes.clear();
+        bench.attach(place, 0, EPOCH);
+        bench.send(place, &request(Opcode::Detach, 0, 0).encode());
+        assert!(bench.all_done(&[place], 1), "round {round}");
+        bench.clients[place].outcomes.clear();
+    }
 }
 
 #[test]
@@ -497,7 +518,7 @@ fn who_leaves_descriptors_with_the_node_is_closed_and_who_fetches_them_is_not() 
     assert!(bench.all_done(&[idle], 1));
     bench.settle();
     bench.server.now = Instant::now() + 2 * DESCRIPTORS_DEADLINE;
-    bench.server.close_silent();
+    bench.server.close_useless();
     bench.clients[greedy].reads = true;
     assert_eq!(bench.closed(), [greedy]);
 }
@@ -508,75 +529,114 @@ fn connections_are_fewer_where_descriptors_are() {
     assert_eq!(most_connections(u32::MAX), LEAST_CONNECTIONS);
 }
 
-#[test]
-fn who_occupies_most_makes_room_for_others_once_all_places_are_taken() {
-    const OTHERS: Epoch = Epoch(2);
+/// A server with so many places, and a second grant.
+fn bench_of(places: usize) -> Bench {
     let mut bench = Bench::start();
-    bench.server.most_connections = FAIR_SHARE + 3;
+    bench.server.most_connections = places;
+    bench.server.places = Places::of(places);
     bench.host.regions.open(1, OTHERS, AccessKey::from_bytes(KEY));
-    let other = bench.join();
-    bench.attach(other, 1, OTHERS);
-    let greedy: Vec<_> = (0..FAIR_SHARE + 2).map(|_| bench.join_attached()).collect();
-    assert_eq!(bench.closed(), [], "there is a place for each");
-    bench.send(greedy[0], &request(Opcode::Read, 8, 0).encode());
-    assert!(bench.all_done(&[greedy[0]], 1));
-    let next = bench.join();
-    bench.attach(next, 1, OTHERS);
-    assert_eq!(bench.closed(), [greedy[1]], "of his connections the one that has been idle longest");
-    let next = bench.join();
-    bench.attach(next, 1, OTHERS);
-    assert_eq!(bench.closed(), [greedy[1], greedy[2]]);
-    // Now nobody has more than a fair share.
-    let stream = TcpStream::connect(bench.address).unwrap();
-    stream.set_nonblocking(true).unwrap();
-    let node = bench.host.identity().node;
-    let hello = Hello { session: SessionId(u64::MAX), incarnation: Incarnation(1), node };
-    let refused = bench.add(Box::new(stream), hello);
-    assert_eq!(bench.closed(), [greedy[1], greedy[2], refused]);
+    bench
+}
+
+const OTHERS: Epoch = Epoch(2);
+const PLACES: usize = 24;
+
+impl Bench {
+    /// Connects without waiting for an answer.
+    fn come(&mut self) -> usize {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let node = self.host.identity().node;
+        let hello =
+            Hello { session: SessionId(self.clients.len() as u64 + 1), incarnation: Incarnation(1), node };
+        self.add(Box::new(stream), hello)
+    }
+
+    fn join_other(&mut self) -> usize {
+        let place = self.join();
+        self.attach(place, 1, OTHERS)
+    }
 }
 
 #[test]
-fn newcomers_to_a_full_server_do_not_drive_each_other_out() {
-    const NEWCOMERS: usize = 8;
-    let mut bench = Bench::start();
-    let greedy: Vec<_> = (0..FAIR_SHARE + NEWCOMERS + 1).map(|_| bench.join_attached()).collect();
-    bench.server.most_connections = greedy.len();
-    let burst = |bench: &mut Bench| {
-        let streams = [(); NEWCOMERS].map(|()| TcpStream::connect(bench.address).unwrap());
-        let (started, last) = (Instant::now(), bench.server.next_token + NEWCOMERS as u64);
-        while bench.server.next_token < last {
-            bench.server.accept_tcp();
-            assert!(started.elapsed() < PATIENCE);
-        }
-        streams
-    };
-    let ungreeted = |bench: &Bench| {
-        let connections = bench.server.connections.values();
-        connections
-            .filter(|connection| matches!(connection.idle(bench.server.now), Idle::Ungreeted(_)))
-            .count()
-    };
-    let _burst = burst(&mut bench);
-    assert_eq!((ungreeted(&bench), bench.server.connections.len()), (NEWCOMERS, greedy.len()));
-    // Who does nothing with its place has it no longer than others let it.
-    bench.server.now += NEWCOMER_TIME;
-    let _late = burst(&mut bench);
-    assert_eq!((ungreeted(&bench), bench.server.connections.len()), (NEWCOMERS, greedy.len()));
+fn connections_without_a_key_make_room_for_each_other_by_age_whatever_they_send_and_never_drive_out_a_key() {
+    let mut bench = bench_of(PLACES);
+    let keyed = [bench.join_attached(), bench.join_attached()];
+    let dribbling: Vec<_> = (0..PLACES - keyed.len()).map(|_| bench.join()).collect();
+    assert_eq!(bench.closed(), [], "there is a place for each");
+    let byte = request(Opcode::Read, 8, 0).encode()[0];
+    for (count, &oldest) in dribbling.iter().enumerate() {
+        bench.send(oldest, &[byte]);
+        bench.settle();
+        let next = bench.come();
+        bench.until(|bench| bench.clients[next].greeting.is_some());
+        assert_eq!(bench.closed(), dribbling[..=count]);
+    }
+    bench.send(keyed[0], &request(Opcode::Read, 8, 0).encode());
+    assert!(bench.all_done(&keyed[..1], 1));
+}
+
+#[test]
+fn whoever_has_a_key_finds_a_place_among_newcomers_and_owners_share_the_others() {
+    let mut bench = bench_of(PLACES);
+    let most = bench.server.places.most();
+    let greedy: Vec<_> = (0..most).map(|_| bench.join_attached()).collect();
+    let crowd: Vec<_> = (0..2 * PLACES).map(|_| bench.come()).collect();
+    bench.settle();
+    assert!(crowd.iter().any(|&place| bench.clients[place].closed));
+    bench.send(greedy[0], &request(Opcode::Read, 8, 0).encode());
+    assert!(bench.all_done(&greedy[..1], 1));
+    for count in 1..=most / 2 {
+        bench.join_other();
+        let closed = bench.closed();
+        let given_up: Vec<_> = greedy.iter().copied().filter(|place| closed.contains(place)).collect();
+        assert_eq!(given_up, greedy[1..=count], "the one that has been idle longest");
+    }
+    // Now both have the same share: nobody gives up anything, and who comes is told so.
+    for _ in 0..3 {
+        let (place, region, epoch) = (bench.join(), 1, OTHERS);
+        let header = RequestHeader { region, epoch, ..request(Opcode::Attach, 0, KEY.len()) };
+        bench.send(place, &[&header.encode()[..], &KEY].concat());
+        bench.until(|bench| bench.clients[place].outcomes == [Err(Refusal::Exhausted)]);
+    }
+    assert_eq!(greedy.iter().filter(|&&place| bench.clients[place].closed).count(), most / 2);
+}
+
+#[test]
+fn a_connection_that_lets_go_of_its_last_region_is_one_without_a_key_again() {
+    let mut bench = bench_of(PLACES);
+    let most = bench.server.places.most();
+    let first: Vec<_> = (0..most).map(|_| bench.join_attached()).collect();
+    assert!(!bench.server.places.has_room());
+    for &place in &first {
+        bench.send(place, &request(Opcode::Detach, 0, 0).encode());
+    }
+    assert!(bench.all_done(&first, 1));
+    (0..most).for_each(|_| _ = bench.join_attached());
+    assert!(!bench.server.places.has_room());
+    bench.server.now += UNATTACHED_DEADLINE + Duration::from_secs(1);
+    bench.server.close_useless();
+    assert_eq!(bench.closed(), first);
 }
 
 #[test]
 fn attachments_of_ended_grants_keep_nobody_out() {
-    const NEXT: Epoch = Epoch(2);
-    let mut bench = Bench::start();
-    bench.server.most_connections = 5;
-    bench.host.regions.open(1, NEXT, AccessKey::from_bytes(KEY));
-    let dead: Vec<_> = (0..4).map(|_| bench.join_attached()).collect();
-    let alive = bench.join_attached();
-    bench.attach(alive, 1, NEXT);
+    let mut bench = bench_of(PLACES);
+    let most = bench.server.places.most();
+    let dead: Vec<_> = (0..most - 1).map(|_| bench.join_attached()).collect();
+    let alive = bench.join_other();
     bench.host.regions.fence(0);
-    for count in 1..=dead.len() {
-        let next = bench.join();
-        bench.attach(next, 1, NEXT);
-        assert_eq!(bench.closed(), dead[..count]);
-    }
+    bench.server.close_useless();
+    assert_eq!(bench.closed(), dead);
+    assert!(!bench.clients[alive].closed);
+}
+
+#[test]
+fn a_long_row_of_attachments_is_not_looked_through_for_ended_grants() {
+    let mut bench = bench_of(PLACES);
+    let place = bench.join_attached();
+    bench.host.regions.fence(0);
+    let connection = bench.server.connections.values().next().unwrap();
+    assert!(bench.server.has_only_ended_grants(connection), "one, and it is over");
+    assert_eq!(bench.clients[place].outcomes, []);
 }

@@ -234,5 +234,6 @@ fn cause_number(cause: Uncertain) -> u64 {
         Uncertain::Deadline => 1,
         Uncertain::EpochMoved => 2,
         Uncertain::Protocol => 3,
+        Uncertain::NobodyThere => 4,
     }
 }

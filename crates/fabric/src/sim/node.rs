@@ -82,7 +82,11 @@ impl State {
         if !node.alive {
             let silent = self.config.faults.silent_permille;
             if !self.random.chance(silent) {
-                self.send_reply(host, connection, Reply::Closed(Uncertain::ConnectionLost));
+                let cause = match request {
+                    Request::Hello(_) => Uncertain::NobodyThere,
+                    _ => Uncertain::ConnectionLost,
+                };
+                self.send_reply(host, connection, Reply::Closed(cause));
             }
             return;
         }
@@ -286,6 +290,10 @@ impl Served {
                 self.attached.remove(&region);
                 (Ok(0), None)
             }
+            Op::Call { .. } if self.attached.is_empty() => {
+                running.parts.clear();
+                (Err(Refusal::NotAttached), None)
+            }
             Op::Call { .. } => {
                 running.parts.clear();
                 let answered = host.call(&order.data, &mut running.gathered).and_then(|()| {
@@ -380,7 +388,8 @@ mod tests {
             let parts = std::iter::once(0..length).collect();
             let running =
                 Running { id: 1, order, started: true, touched: false, parts, gathered: Vec::new() };
-            let mut served = Served { pipeline: vec![running], ..Served::default() };
+            let attached = BTreeMap::from([(0, Epoch(0))]);
+            let mut served = Served { pipeline: vec![running], attached, ..Served::default() };
             assert_eq!(served.carry_out(&*host, 0, false).0, expected);
             assert_eq!(served.pipeline[0].gathered.is_empty(), expected.is_err());
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use farpool_fabric::{Clock, Peer};
 use farpool_lease::Millis;
-use farpool_pool::{Extent, LeaseKeeper, LeasedRegion, NodeState, Trouble};
+use farpool_pool::{Extent, LeaseKeeper, LeasedRegion, NodeState, Sign, Trouble};
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
 use parking_lot::RwLock;
 
@@ -154,8 +154,19 @@ impl LeaseKeeper for GuestStore {
         Millis(self.clock.now_ns() / 1_000_000)
     }
 
-    fn node_lost(&self, node: &NodeState) {
+    fn node_failed(&self, node: &NodeState, sign: Sign) -> bool {
+        if sign != Sign::Closed {
+            node.give_up();
+        }
+        node.is_lost()
+    }
+
+    fn node_answered(&self, _: &NodeState) {}
+
+    /// Costs nothing: whoever asks the owner again is told of the node anew.
+    fn patience_ended(&self, node: &NodeState) -> bool {
         node.give_up();
+        true
     }
 
     fn lease_lost(&self, _: RegionId, _: Epoch) {}

@@ -3,10 +3,12 @@
 //! All are one type, so that the files' code is compiled once for all of them; which one holds is the thread's, as a run is.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use farpool_file::{Rules, Shipped};
-use farpool_pool::Extent;
-use farpool_wire::{BLOCK_BYTES, BlockWord};
+use farpool_lease::Millis;
+use farpool_pool::{Extent, LeaseKeeper, NodeState, Sign, Stock};
+use farpool_wire::{BLOCK_BYTES, BlockWord, Epoch, RegionId};
 
 /// Any block passes.
 pub(super) const UNCHECKED: &str = "checksum-skipped";
@@ -34,6 +36,8 @@ pub(super) const LATE_WRITE_MISSED: &str = "rebuild-misses-a-late-write";
 pub(super) const FREES_UNWRITTEN: &str = "freed-extent-not-written-down";
 /// What a dead owner was writing to is used as if nothing could land there any more.
 pub(super) const LATE_FORGOTTEN: &str = "late-write-of-a-dead-owner-forgotten";
+/// A node that refuses a few connections is given up, though it answers renewals.
+pub(super) const REFUSED_IS_DEAD: &str = "refused-connection-taken-for-death";
 /// Locks that a dead owner has left stay.
 pub(super) const LOCKS_LEFT: &str = "locks-of-a-dead-owner-not-settled";
 
@@ -52,7 +56,32 @@ pub(super) const MUTATIONS: &[&str] = &[
     FREES_UNWRITTEN,
     LOCKS_LEFT,
     LATE_FORGOTTEN,
+    REFUSED_IS_DEAD,
 ];
+
+/// A stock that gives nodes up at the first sign of trouble.
+pub(super) struct Hasty(pub(super) Arc<Stock>);
+
+impl LeaseKeeper for Hasty {
+    fn now(&self) -> Millis {
+        self.0.now()
+    }
+
+    fn node_failed(&self, node: &NodeState, _: Sign) -> bool {
+        self.0.node_lost(node);
+        true
+    }
+
+    fn node_answered(&self, _: &NodeState) {}
+
+    fn patience_ended(&self, node: &NodeState) -> bool {
+        node.is_lost()
+    }
+
+    fn lease_lost(&self, region: RegionId, epoch: Epoch) {
+        self.0.lease_lost(region, epoch);
+    }
+}
 
 thread_local! {
     static BROKEN: Cell<Option<&'static str>> = const { Cell::new(None) };

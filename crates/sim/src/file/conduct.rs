@@ -115,7 +115,12 @@ impl Run {
 fn judge_no_loss(run: &Run) {
     run.note_regions();
     let held = run.stock().regions();
-    for region in run.regions.borrow().iter().filter(|region| run.excuses.calm && region.node.is_lost()) {
+    for region in run
+        .regions
+        .borrow()
+        .iter()
+        .filter(|region| (run.excuses.calm || run.refuses) && region.node.is_lost())
+    {
         run.complain(format!("{} is lost, of {} held, though nothing went wrong", region.id, held.len()));
     }
 }

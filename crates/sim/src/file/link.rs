@@ -17,6 +17,8 @@ pub(super) struct Shaking {
     /// Attempts to connect for which there is no descriptor.
     pub(super) short_permille: u32,
     pub(super) lie: Option<Lie>,
+    /// A node that closes all connections, and takes none.
+    pub(super) refusing: Option<NodeId>,
 }
 
 /// What a connection says that is not so.
@@ -61,11 +63,14 @@ impl Transport for Shaky {
         if self.random.borrow_mut().chance((self.shaking)().short_permille) {
             return Err(io::Error::from_raw_os_error(NO_DESCRIPTOR));
         }
+        let refused = (self.shaking)().refusing == Some(peer.node);
         let transport = if self.here == Some(peer.node) { &self.shared } else { &self.checked };
         Ok(Box::new(ShakyLink {
             link: transport.open(peer, hello)?,
             shaking: self.shaking.clone(),
             random: self.random.clone(),
+            node: peer.node,
+            refused,
             broken: false,
             spare: FIRST_SPARE_SLOT,
         }))
@@ -76,12 +81,18 @@ struct ShakyLink {
     link: Box<dyn Link>,
     shaking: Rc<dyn Fn() -> Shaking>,
     random: Rc<RefCell<Random>>,
+    node: NodeId,
+    /// It was closed before the node had read anything.
+    refused: bool,
     broken: bool,
     spare: u32,
 }
 
 impl Link for ShakyLink {
     fn post(&mut self, posted: Posted) -> Option<Outcome> {
+        if self.refused {
+            return None; // never done: the next poll closes the link
+        }
         let shaking = (self.shaking)();
         let mut random = self.random.borrow_mut();
         self.broken |= random.chance(shaking.break_permille);
@@ -99,6 +110,7 @@ impl Link for ShakyLink {
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), LinkClosed> {
+        self.broken |= self.refused || (self.shaking)().refusing == Some(self.node);
         if self.broken {
             return Err(LinkClosed { cause: Uncertain::ConnectionLost });
         }

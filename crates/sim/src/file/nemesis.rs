@@ -12,6 +12,7 @@ use farpool_wire::control::RevokeRequest;
 
 use super::client::CELLS;
 use super::history::CELL;
+use super::link::Shaking;
 use super::{BUSY_TTLS, Run, client, successor};
 use crate::plane::post::{Post, Question};
 use crate::plane::{Plane, node};
@@ -22,6 +23,8 @@ const FLIPS_PER_EXTENT: u64 = 24;
 const MOST: u64 = 6;
 /// Some owners are started again so soon that packets of the dead one are still on their way.
 const AT_ONCE_MS: u64 = 20;
+/// A node refuses connections for no longer than this: about twice as long as a silent one is waited for.
+const LONGEST_REFUSAL_MS: u64 = 10_000;
 /// For having leases taken back.
 const OPERATOR_PATIENCE: Duration = Duration::from_secs(8);
 
@@ -37,6 +40,8 @@ enum Kind {
     /// The process that looks after the leases stops for a while.
     KeeperStops,
     ClientStops,
+    /// A node closes all connections and takes none, and answers renewals all the while: its places are taken.
+    Refuses(usize),
     /// Bits of what a node holds of a file turn over.
     Flips(usize),
     TakeBack {
@@ -76,6 +81,25 @@ pub(super) fn draw(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
         Mishap { kind, after, lasting }
     };
     (0..count).map(mishap).collect()
+}
+
+/// Draws the mishaps of a run in which nodes only refuse connections: nothing of it costs a node.
+pub(super) fn draw_refusals(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
+    let busy_ms = BUSY_TTLS * plane.ttl.0;
+    // One after the other, so that each has all its time.
+    let mut from_ms = 0;
+    let mut refusals = Vec::new();
+    while from_ms < busy_ms {
+        from_ms += random.below(busy_ms / 2);
+        let lasting_ms = 100 + random.below(LONGEST_REFUSAL_MS);
+        refusals.push(Mishap {
+            kind: Kind::Refuses(random.index(plane.nodes.len())),
+            after: Duration::from_millis(from_ms),
+            lasting: Duration::from_millis(lasting_ms),
+        });
+        from_ms += lasting_ms + 1;
+    }
+    refusals
 }
 
 impl Mishap {
@@ -214,6 +238,14 @@ async fn happen(run: &Rc<Run>, kind: Kind, lasting: Duration) {
                 run.world.sleep(lasting).await;
                 run.world.heal(hosts[0], hosts[1]);
             }
+        }
+        Kind::Refuses(index) => {
+            run.world.note("node {} takes no connections", &[run.nodes[index].id.0]);
+            let shaking = run.shaking.get();
+            run.shaking.set(Shaking { refusing: Some(run.nodes[index].id), ..shaking });
+            run.world.sleep(lasting).await;
+            run.shaking.set(shaking);
+            run.world.note("node {} takes connections again", &[run.nodes[index].id.0]);
         }
         Kind::KeeperStops => {
             run.world.pause(run.home(), lasting);

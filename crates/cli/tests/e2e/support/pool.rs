@@ -1,11 +1,12 @@
 //! A pool of separate processes, so that each can be killed and started again by itself.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{Process, eventually, farpool, run};
+use super::{Process, eventually, farpool, run, tied};
 
 /// What a pool is made of.
 pub struct PoolOptions {
@@ -48,10 +49,25 @@ impl Pool {
     /// One more node; waits until it has registered.
     #[track_caller]
     pub fn add_node(&mut self) {
+        self.add_node_started(|args| farpool(args));
+    }
+
+    /// One more node, which may have no more than so many descriptors: it serves fewer connections.
+    #[track_caller]
+    pub fn add_node_with_descriptors(&mut self, most: u64) {
+        let limit = format!("--nofile={most}:{most}");
+        self.add_node_started(|args| {
+            let limited = [limit.as_str(), env!("CARGO_BIN_EXE_farpool")];
+            tied("prlimit", limited.iter().chain(args))
+        });
+    }
+
+    #[track_caller]
+    fn add_node_started(&mut self, start: impl FnOnce(&[&str]) -> Command) {
         let number = self.nodes.len() + 1;
         let socket = self.node_socket(number);
         let args = ["node", "--no-lock", "--broker", &self.address, "--memory", self.options.memory];
-        let mut command = farpool(args);
+        let mut command = start(&args);
         command.args(["--region-size", self.options.region_size, "--shm-socket"]).arg(socket);
         self.nodes.push(Process::ready(format!("node {number}"), command).0);
         let running = self.nodes.iter_mut().filter_map(|node| node.is_running().then_some(())).count();

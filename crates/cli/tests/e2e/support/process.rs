@@ -103,6 +103,11 @@ impl Process {
         Process { name, child, stdout, stderr }
     }
 
+    /// What it has said on standard error so far.
+    pub fn complaints(&self) -> String {
+        self.stderr.text()
+    }
+
     /// Starts it and waits for its line that starts with `ready`.
     #[track_caller]
     pub fn ready(name: impl Into<String>, command: Command) -> (Self, String) {

@@ -5,9 +5,10 @@ use farpool_wire::{
     Refusal, RequestHeader, ResponseHeader, SHM_ATTACHED_BYTES,
 };
 
-use super::{Connection, MAX_ATTACHED, SMALL_BYTES, SMALL_FRAME_BYTES};
+use super::{Connection, MAX_ATTACHED, SMALL_BYTES, SMALL_FRAME_BYTES, Terms};
 use crate::host::{AccessKind, Host};
 use crate::server::attached::Attachment;
+use crate::server::room::Account;
 
 impl Connection {
     /// Whether the request in front may be begun, or carried out once it is whole, without keeping more than a little.
@@ -20,6 +21,7 @@ impl Connection {
             Opcode::Read if self.attached.check(header.region, header.epoch).is_err() => 0,
             Opcode::Read if header.length as usize > MAX_TRANSFER_BYTES => 0,
             Opcode::Read => header.length as usize,
+            Opcode::Call if self.attached.is_empty() => 0,
             Opcode::Call => MAX_CALL_BYTES.min(header.length as usize),
             Opcode::Attach => SHM_ATTACHED_BYTES,
             _ => 0,
@@ -27,12 +29,16 @@ impl Connection {
         self.kept_bytes() - frame_bytes + RESPONSE_HEADER_BYTES + answer <= SMALL_BYTES
     }
 
-    pub(super) fn serve_request(&mut self, host: &dyn Host, header: &RequestHeader, payload: &[u8]) {
+    pub(super) fn serve_request(&mut self, terms: &Terms<'_>, header: &RequestHeader, payload: &[u8]) {
         let start = self.answers.bytes.len();
         let blank = ResponseHeader { outcome: Ok(()), payload: 0, token: header.token, value: 0 };
         self.answers.bytes.extend_from_slice(&blank.encode());
         let body = self.answers.bytes.len();
-        let outcome = self.carry_out(host, header, payload);
+        let outcome = self.carry_out(terms, header, payload);
+        // Who is told to come again in a moment has a key.
+        if self.attached.is_empty() && outcome != Err(Refusal::Busy) {
+            self.refused_without_key += 1;
+        }
         if outcome.is_err() {
             self.answers.bytes.truncate(body);
         }
@@ -46,13 +52,20 @@ impl Connection {
     }
 
     /// Carries out one request, appends the answer's payload, and returns the answer's value.
-    fn carry_out(&mut self, host: &dyn Host, header: &RequestHeader, payload: &[u8]) -> Result<u64, Refusal> {
+    fn carry_out(
+        &mut self,
+        terms: &Terms<'_>,
+        header: &RequestHeader,
+        payload: &[u8],
+    ) -> Result<u64, Refusal> {
+        let host = terms.host;
         match header.opcode {
-            Opcode::Attach => self.attach(host, header, payload).map(|()| 0),
+            Opcode::Attach => self.attach(terms, header, payload).map(|()| 0),
             Opcode::Detach => {
                 self.attached.remove(header.region);
                 Ok(0)
             }
+            Opcode::Call if self.attached.is_empty() => Err(Refusal::NotAttached),
             Opcode::Call => {
                 let start = self.answers.bytes.len();
                 host.call(payload, &mut self.answers.bytes)?;
@@ -67,19 +80,36 @@ impl Connection {
         }
     }
 
-    fn attach(&mut self, host: &dyn Host, header: &RequestHeader, payload: &[u8]) -> Result<(), Refusal> {
+    fn attach(&mut self, terms: &Terms<'_>, header: &RequestHeader, payload: &[u8]) -> Result<(), Refusal> {
+        let host = terms.host;
         let key = AccessKey::from_slice(payload).ok_or(Refusal::WrongKey)?;
         if self.attached.len() >= MAX_ATTACHED && !self.attached.contains(header.region) {
             return Err(Refusal::Exhausted);
         }
         if self.passes_descriptors {
             let shared = host.share(header.region, header.epoch, &key)?;
+            self.take_place(terms, header)?;
             self.answers.bytes.extend_from_slice(&shared.attached.encode());
             self.answers.attach_descriptors(vec![shared.memory, shared.words]);
         } else {
             host.attach(header.region, header.epoch, &key)?;
+            self.take_place(terms, header)?;
         }
         self.attached.insert(header.region, Attachment::new(header.epoch));
+        Ok(())
+    }
+
+    /// The first attachment takes one of the places of connections with a key, if there is one for its owner.
+    fn take_place(&mut self, terms: &Terms<'_>, header: &RequestHeader) -> Result<(), Refusal> {
+        if !self.attached.is_empty() || self.account.is_some() {
+            return Ok(());
+        }
+        let owner = terms.host.owner(header.region, header.epoch);
+        let account = owner.map_or(Account::Grant(header.region, header.epoch), Account::Owner);
+        if !terms.places.admit(account) {
+            return Err(Refusal::Exhausted);
+        }
+        self.next_account = Some(account);
         Ok(())
     }
 

@@ -51,26 +51,30 @@ impl Client {
         self.ping(node).await
     }
 
-    /// Whether the node answers; then no older incarnation of the queue does anything any more.
+    /// Whether the node answers; then no older incarnation of the queue does anything any more. It refuses calls until
+    /// something is attached.
     async fn ping(&mut self, node: usize) -> bool {
         let Ok(mut buffer) = self.endpoint.arena().take(PING.len()) else { return false };
         buffer.copy_from_slice(PING);
         let connection = self.connections[node].as_ref().expect("connected before");
+        let has_key = !connection.attached.is_empty();
         let answer = self.timed(connection.queue.call(buffer, PING.len())).await;
         let (session, incarnation) = (connection.session, connection.incarnation);
         match answer {
-            Ok(answer) => {
+            Ok(answer) if has_key => {
                 if &answer.buffer[..answer.bytes] != PING {
                     self.run.complain("a call was answered with something else".into());
                 }
-                self.run.history.borrow_mut().answered(session, incarnation);
-                true
             }
+            Ok(_) => self.run.complain("a call was answered though nothing was attached".into()),
+            Err(OpError::Refused(Refusal::NotAttached)) if !has_key => {}
             Err(_) => {
                 self.connections[node].as_mut().expect("connected before").lost = true;
-                false
+                return false;
             }
         }
+        self.run.history.borrow_mut().answered(session, incarnation);
+        true
     }
 
     /// Makes sure that the grant's region is attached.
@@ -90,8 +94,9 @@ impl Client {
         let connection = self.connections[offer.node].as_mut().expect("connected before");
         match result {
             Ok(()) => {
+                let is_first = connection.attached.is_empty();
                 connection.attached.insert(offer.region, offer.grant);
-                true
+                !is_first || self.ping(offer.node).await
             }
             Err(_) => {
                 connection.attached.remove(&offer.region);
