@@ -22,6 +22,13 @@ const RENEW_DIVISOR: u64 = 3;
 /// must stop.
 const RETRY_DIVISOR: u64 = 10;
 
+/// How long a lease of that time may last at its node by the clock of a holder: with the node's 10 % slow, and the holder's 10 % fast.
+pub fn longest(ttl: Millis) -> Millis {
+    // 1.1 / 0.9 of it; the time may be any that a node has sent.
+    let more = ttl.0.div_ceil(100 - CLOCK_DRIFT_PERCENT).saturating_mul(2 * CLOCK_DRIFT_PERCENT);
+    ttl.plus(Millis(more))
+}
+
 /// One lease as its holder sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Holding {
@@ -29,7 +36,9 @@ pub struct Holding {
     pub epoch: Epoch,
     /// Opens the region.
     pub key: AccessKey,
+    asked_at: Millis,
     usable_until: Millis,
+    over_at: Millis,
     /// `None`: no renewal would extend it.
     renew_at: Option<Millis>,
     retry_after: Millis,
@@ -41,7 +50,18 @@ impl Holding {
         let usable_until = asked_at.plus(Millis(ttl.0 - ttl.0.div_ceil(MARGIN_DIVISOR)));
         let renew_at = Some(asked_at.plus(Millis(ttl.0 / RENEW_DIVISOR)));
         let retry_after = Millis((ttl.0 / RETRY_DIVISOR).max(1));
-        Holding { epoch, key, usable_until, renew_at, retry_after, revoked: false }
+        let over_at = asked_at.plus(longest(ttl));
+        Holding { epoch, key, asked_at, usable_until, over_at, renew_at, retry_after, revoked: false }
+    }
+
+    /// When the last question was asked that the node has answered.
+    pub fn asked_at(&self) -> Millis {
+        self.asked_at
+    }
+
+    /// From then on the lease is over at the node as well, however the clocks run: until then its node may still renew it.
+    pub fn over_at(&self) -> Millis {
+        self.over_at
     }
 
     /// From then on nothing may be asked of the region under this lease, by the holder's clock.
@@ -190,6 +210,16 @@ mod tests {
         assert!(holdings.lapsed(Millis(7_999)).is_empty());
         assert_eq!(holdings.lapsed(Millis(8_000)), [(REGION, EPOCH)]);
         assert_eq!(holdings.next_deadline(), None);
+    }
+
+    #[test]
+    fn a_lease_may_run_at_its_node_for_longer_than_its_holder_may_use_it() {
+        let mut holdings = one_lease();
+        let held = *holdings.get(REGION).unwrap();
+        assert_eq!((held.usable_until(), held.over_at()), (Millis(8_000), Millis(12_240)));
+        holdings.renewed(Millis(9_000), FULL, REGION, EPOCH);
+        let held = holdings.get(REGION).unwrap();
+        assert_eq!((held.asked_at(), held.over_at()), (Millis(9_000), Millis(21_240)));
     }
 
     #[test]

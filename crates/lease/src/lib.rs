@@ -27,7 +27,7 @@ mod table;
 mod terms;
 
 pub use class::LeaseClass;
-pub use holdings::{CLOCK_DRIFT_PERCENT, Holding, Holdings};
+pub use holdings::{CLOCK_DRIFT_PERCENT, Holding, Holdings, longest};
 pub use millis::Millis;
 pub use table::{DEFAULT_TTL, MAX_GRACE, RegionTable};
 pub use terms::{

@@ -4,18 +4,19 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
 
-use farpool_fabric::{OpError, Uncertain, block_on};
+use farpool_fabric::block_on;
 use farpool_txn::recovery::{Fate, fate};
-use farpool_txn::{CommitError, LeaveError, MemoryError, Rules, Shipped, Worker};
+use farpool_txn::{CommitError, LeaveError, Rules, Shipped, Worker};
 use farpool_wire::Version;
 
 use crate::catalog::{Catalog, TableInfo};
 use crate::database::Shared;
 use crate::error::{DatabaseError, Ended, Stop, TxError};
 use crate::plan::MOST_WORKERS;
-use crate::service::{BEATS, IN_DOUBT, failed};
+use crate::service::IN_DOUBT;
 use crate::table::{Key, Table, TableOptions};
 use crate::transacting::Tx;
+use crate::trouble::failed;
 use crate::workers::Place;
 
 /// Tries of a transaction before its caller is told: with the pauses between them, some seconds.
@@ -24,9 +25,6 @@ const TRIES: u32 = 1_000;
 const FIRST_PAUSE: Duration = Duration::from_micros(4);
 /// ...up to this. Pauses are drawn at random below: who was in each other's way is so no longer.
 const LONGEST_PAUSE: Duration = Duration::from_millis(8);
-
-/// Between two looks at whether this process was shut out.
-const EXPLAIN_PAUSE: Duration = Duration::from_millis(5);
 
 /// One thread's way to a database: it may be used by the thread that made it alone.
 pub struct Client {
@@ -54,7 +52,8 @@ impl Client {
         let place = shared.workers.take().ok_or(DatabaseError::TooManyClients(MOST_WORKERS))?;
         // From here on the seat is not given back, but it may have been.
         shared.check()?;
-        let worker = Worker::sharing(shared.memory()?, shared.at().oracle(), shared.slot.clone());
+        let memory = shared.memory().map_err(|error| shared.explained_here(error))?;
+        let worker = Worker::sharing(memory, shared.at().oracle(), shared.slot.clone());
         let worker = worker.ok_or_else(no_slot)?;
         let worker = match &shared.fetched {
             Some(fetched) => worker.with_fetched(fetched.clone()),
@@ -156,7 +155,13 @@ impl Client {
     /// When far memory does not answer.
     pub fn outcome(&self, version: Version) -> Result<Fate, DatabaseError> {
         let (oracle, log) = (self.shared.at().oracle(), self.shared.at().log(version.slot()));
-        Ok(self.block_on(fate(self.worker.memory(), &oracle, &log, version))?)
+        let memory = self.worker.memory();
+        self.block_on(async {
+            match fate(memory, &oracle, &log, version).await {
+                Ok(fate) => Ok(fate),
+                Err(error) => Err(self.shared.explained(memory.endpoint(), error.into()).await),
+            }
+        })
     }
 
     async fn run<T>(
@@ -164,13 +169,21 @@ impl Client {
         session: &mut farpool_txn::Session,
         body: &impl AsyncFn(&mut Tx<'_>) -> Result<T, TxError>,
     ) -> Result<T, TxError> {
-        let _open = self.begins().await?;
+        let _open = match self.begins().await {
+            Ok(open) => open,
+            Err(error) => return Err(self.explained(error).await),
+        };
         let mut pause = FIRST_PAUSE;
         let mut last = TxError::Conflict;
         let endpoint = self.worker.memory().endpoint();
         // What somebody has locked who has died is free after the patience, and a little.
-        let patient_until = endpoint.now_ns() + (2 * self.shared.patience).as_nanos() as u64;
+        let patience_ns = (2 * self.shared.patience).as_nanos() as u64;
+        let mut patient_until = endpoint.now_ns() + patience_ns;
         for tries in 0.. {
+            if pause == LONGEST_PAUSE && !self.shared.leases.are_answered() {
+                // Others wait for a node that stands still, and keep what they have locked until it goes on.
+                patient_until = endpoint.now_ns() + patience_ns;
+            }
             if tries >= TRIES && endpoint.now_ns() > patient_until {
                 break;
             }
@@ -217,29 +230,9 @@ impl Client {
         }
     }
 
-    /// What a failure comes from, where that can be told: whoever was shut out is refused first, and knows a little later.
+    /// What a failure comes from, where that can be told.
     pub(crate) async fn explained(&self, error: TxError) -> TxError {
-        let TxError::Memory(memory) = error else { return error };
-        let endpoint = self.worker.memory().endpoint();
-        let patience = match Trouble::of(&memory) {
-            Trouble::ShutOut => self.shared.patience,
-            // Others find that, too, and may know why.
-            Trouble::Lost => self.shared.patience / BEATS * 2,
-            Trouble::Other => Duration::ZERO,
-        };
-        let give_up_at = endpoint.now_ns() + patience.as_nanos() as u64;
-        while !self.shared.is_over() && endpoint.now_ns() < give_up_at {
-            endpoint.sleep(EXPLAIN_PAUSE).await;
-        }
-        match (Trouble::of(&memory), self.shared.check()) {
-            (_, Err(ended)) => TxError::Ended(ended),
-            // Nobody knows what may still land, and nothing of it does once the others have shut this process out.
-            (Trouble::Lost, Ok(())) => {
-                failed(&self.shared, memory.into());
-                TxError::Ended(self.shared.ended())
-            }
-            (_, Ok(())) => TxError::Memory(memory),
-        }
+        self.shared.explained_tx(self.worker.memory().endpoint(), error).await
     }
 
     /// A random time below `pause`: xorshift64.
@@ -250,27 +243,6 @@ impl Client {
         word ^= word << 17;
         self.random.set(word);
         pause.mul_f64((word >> 11) as f64 / (1_u64 << 53) as f64)
-    }
-}
-
-/// What it means that far memory has failed.
-enum Trouble {
-    /// This process was shut out, if it does not come from its hands.
-    ShutOut,
-    /// A queue is of no use any more.
-    Lost,
-    Other,
-}
-
-impl Trouble {
-    fn of(error: &MemoryError) -> Trouble {
-        match error {
-            MemoryError::Failed(
-                OpError::Refused(_) | OpError::Unknown { cause: Uncertain::EpochMoved, .. },
-            ) => Trouble::ShutOut,
-            MemoryError::Failed(OpError::Unknown { .. } | OpError::NotSent { .. }) => Trouble::Lost,
-            MemoryError::NotConnected(_) | MemoryError::Short(_) => Trouble::Other,
-        }
     }
 }
 

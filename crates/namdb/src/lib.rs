@@ -18,7 +18,10 @@ mod maps;
 mod plan;
 mod service;
 mod table;
+#[cfg(test)]
+mod tests;
 mod transacting;
+mod trouble;
 pub mod work;
 mod workers;
 

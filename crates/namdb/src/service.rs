@@ -4,18 +4,19 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use farpool_fabric::{Endpoint, OpError, block_on};
+use farpool_fabric::{Endpoint, block_on};
 use farpool_txn::horizon::forget;
 use farpool_txn::membership::{
     Duty, Lookout, Role, SeatWords, beat, fill_role, leave_seat, read_seats, role_of,
 };
 use farpool_txn::oracle::{fetch, publish};
-use farpool_txn::{Memory, MemoryError, Shipped};
+use farpool_txn::{Memory, Shipped};
 use futures_util::future::{TryFutureExt, join3, try_join_all};
 
 use crate::collecting::collect_if_nobody_does;
 use crate::database::Shared;
 use crate::error::{DatabaseError, Ended};
+use crate::trouble::failed;
 
 /// A member says that it lives so many times before it is taken for dead: some may be late.
 pub(crate) const BEATS: u32 = 10;
@@ -66,16 +67,6 @@ pub(crate) fn start(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, Databas
         threads.push(thread("db-fetcher", fetch_for_all, None)?);
     }
     Ok(threads)
-}
-
-/// Ends the process's part in the database: something of it has failed. What that finds is seldom the reason itself.
-pub(crate) fn failed(shared: &Shared, error: DatabaseError) -> DatabaseError {
-    shared.end(match (shared.leases.lost().first(), &error) {
-        (Some(region), _) => Ended::LeaseEnded(*region),
-        (None, DatabaseError::Memory(MemoryError::Failed(OpError::Refused(_)))) => Ended::TakenForDead,
-        (None, error) => Ended::Failed(error.to_string()),
-    });
-    error
 }
 
 /// Says that this member lives, and looks after others; at the end gives the seat back.
@@ -198,13 +189,14 @@ async fn pause(endpoint: &Endpoint, shared: &Shared, long: Duration) {
 
 /// The members, as the seats say.
 pub(crate) fn members(shared: &Shared) -> Result<Vec<MemberInfo>, DatabaseError> {
-    let memory = shared.memory()?;
-    let at = shared.at().members();
-    let (seats, publisher) = block_on(memory.endpoint(), async {
-        let seats = read_seats(&memory, &at).await?;
-        let publisher = role_of(&memory, &at, Role::Publisher).await?;
-        Ok::<_, MemoryError>((seats, publisher))
-    })?;
+    let looked = shared.memory().and_then(|memory| {
+        let at = shared.at().members();
+        block_on(memory.endpoint(), async {
+            let seats = read_seats(&memory, &at).await?;
+            Ok((seats, role_of(&memory, &at, Role::Publisher).await?))
+        })
+    });
+    let (seats, publisher) = looked.map_err(|error| shared.explained_here(error))?;
     let info = |(slot, seat): (u16, &SeatWords)| {
         let claim = seat.claim?;
         Some(MemberInfo {

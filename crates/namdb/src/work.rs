@@ -24,6 +24,7 @@ use crate::client::{Client, announced, has_left};
 use crate::error::{DatabaseError, Stop, TxError, of_key};
 use crate::plan::MOST_WORKERS;
 use crate::table::{Key, Table, TableOptions};
+use crate::trouble::failed;
 use crate::workers::Place;
 
 /// The table that the work is done on.
@@ -155,14 +156,15 @@ impl<'a> Work<'a> {
         let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         let name = getrandom::u64().unwrap_or(seed) as u32;
         let place = shared.workers.take().ok_or(DatabaseError::TooManyClients(MOST_WORKERS))?;
-        let worker = Worker::sharing(shared.memory()?, shared.at().oracle(), shared.slot.clone());
+        let memory = shared.memory().map_err(|error| shared.explained_here(error))?;
+        let worker = Worker::sharing(memory, shared.at().oracle(), shared.slot.clone());
         let worker = worker.ok_or(DatabaseError::NoSeat(shared.plan.shape.slots))?;
         let worker = match announced(shared, worker, &place) {
             Ok(worker) => Rc::new(worker),
             Err(error) => {
                 // Its word may be there, or come.
                 place.keep();
-                return Err(error);
+                return Err(failed(shared, error));
             }
         };
         STRIKE.set(strike);

@@ -144,6 +144,11 @@ impl Holder {
         self.holdings.usable(now, region)
     }
 
+    /// The lease of a region, usable or not.
+    pub fn held(&self, region: RegionId) -> Option<&Holding> {
+        self.holdings.get(region)
+    }
+
     /// For how long a client that asks now may use the region. It counts from when it asked, by its own clock, and needs
     /// no margin of its own (see [`Holding::usable_for`]).
     pub fn usable_for(&self, now: Millis, region: RegionId) -> Option<Millis> {
@@ -238,7 +243,8 @@ impl Holder {
         adopted.collect()
     }
 
-    /// What renews everything, due or not: this process ends, and a later one is to take over.
+    /// What renews everything, due or not: this process ends, and a later one is to take over; or its leases are to last for as long as
+    /// they can, should their node stand still.
     pub fn last_renewals(&self, now: Millis, most: usize) -> Vec<Renewal> {
         let mut by_node: BTreeMap<NodeId, Vec<_>> = BTreeMap::new();
         for (region, held) in self.holdings.iter() {

@@ -4,19 +4,21 @@
 //! J1. Whoever has the keys is an owner like any other: none of them is the first, and none has to outlive the rest.
 //! J2. Nobody works on the memory under the leases themselves: each process has a grant of its own for each region, which the others can
 //!     fence.
-//! J3. A lease that ends is lost to all, and is not replaced: what lay there is gone.
+//! J3. A lease that ends is lost to all, and is not replaced: what lay there is gone. So nobody gives one up before its node says that it has
+//!     ended, or must have: a node that stands still for a while, and has not ended its leases by then, is waited for.
 //!
 //! What to ask and what the answers mean is [`Holder`]'s to say; the thread that asks is here. Not here: who is to be shut out, and when.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use farpool_control::Tls;
 use farpool_control::dial;
 use farpool_control::limits::MAX_LEASES_PER_REQUEST;
 use farpool_fabric::{Clock, Endpoint, EndpointConfig, MonotonicClock, Negotiated, Peer, Transports};
-use farpool_lease::{LeaseClass, Millis};
+use farpool_lease::{LeaseClass, Millis, longest};
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::node_client::NodeClient;
 use farpool_wire::control::{Lease, ReleaseRequest};
@@ -29,12 +31,20 @@ use tonic::transport::Channel;
 use crate::NODE_DEADLINE;
 use crate::error::{GrantError, JointError};
 use crate::holder::{ClientGrant, Holder, Renewal};
-use crate::keeper::{ACQUIRE_DEADLINE, REQUEST_DEADLINE, TICK, first_view};
+use crate::keeper::{ACQUIRE_DEADLINE, REQUEST_DEADLINE, first_view};
 use crate::pool::{PoolConfig, peer_of, random_id};
 use crate::sharing::{ask_for_fence, ask_for_grant, dial_node};
 
 /// A request for regions takes so many at most; a broker answers with what one turn gives.
 const MOST_PER_REQUEST: u32 = 256;
+
+/// From one renewal of all leases to the next. That much of its time, and what an answer takes, a lease has lost when its node stops: it
+/// lasts for the rest. Forty in the time of a lease cost a node 250 requests a second where 63 processes hold leases there.
+const RENEW_EVERY: Duration = Duration::from_millis(250);
+/// A node that has answered no renewal for so long stands still, or is cut off.
+const SILENCE: Millis = Millis(1_500);
+/// An operation is waited for as long as a lease may last by any clock, and no longer than this whatever a node says of that.
+const MOST_DEADLINE: Duration = Duration::from_secs(60);
 
 /// What a process needs to be one of the holders: whoever has it can do all that an owner can.
 #[derive(Clone, PartialEq, Message)]
@@ -77,6 +87,8 @@ struct Shared {
     clients: BTreeMap<NodeId, NodeClient<Channel>>,
     transport: Transports,
     tls: Option<Tls>,
+    /// Nodes that do not answer, as the log has it.
+    silent: Mutex<BTreeSet<NodeId>>,
 }
 
 struct Renewing {
@@ -142,7 +154,15 @@ impl JointLeases {
                 }
             }
         }
-        let shared = Arc::new(Shared { keys, peers, holder: Mutex::new(holder), clients, transport, tls });
+        let shared = Arc::new(Shared {
+            keys,
+            peers,
+            holder: Mutex::new(holder),
+            clients,
+            transport,
+            tls,
+            silent: Mutex::default(),
+        });
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let (handle, renewed) = (runtime.handle().clone(), shared.clone());
         let thread = std::thread::Builder::new()
@@ -163,22 +183,41 @@ impl JointLeases {
         self.shared.peers.get(&region)
     }
 
-    /// The regions that this process may not use any more: their nodes have refused them, or it could not renew their leases in time. That
-    /// may be its own doing: then others have renewed them, and it may join these again.
+    /// The regions whose leases have ended: their nodes have said so, or they must have ended by any clock since this process could not renew
+    /// them. That may be its own doing: then others have renewed them, and it may join these again.
+    ///
+    /// A region may be worked on until then, also where the holder alone could not know whether it still may (H1): its node lets nobody in
+    /// whose lease is over.
     pub fn lost(&self) -> Vec<RegionId> {
         let holder = self.shared.holder.lock();
-        let held = |region: &RegionId| holder.usable(now(), *region).is_some();
+        let held = |region: &RegionId| holder.held(*region).is_some_and(|held| now() < held.over_at());
         self.shared.peers.keys().filter(|region| !held(region)).copied().collect()
+    }
+
+    /// Whether all nodes have answered of late. One that has not may do so again before its leases have ended.
+    pub fn are_answered(&self) -> bool {
+        let holder = self.shared.holder.lock();
+        let is_answered = |region: &RegionId| {
+            holder.held(*region).is_some_and(|held| now().since(held.asked_at()) < SILENCE)
+        };
+        self.shared.peers.keys().all(is_answered)
+    }
+
+    /// From posting to *unknown*: a node that stands still may go on until its leases have ended, and what was sent to it is then carried
+    /// out as if nothing had been.
+    fn deadline(&self) -> Duration {
+        let longest_ms = self.shared.keys.leases.iter().map(|lease| longest(Millis(lease.ttl_ms)).0).max();
+        Duration::from_millis(longest_ms.unwrap_or(0)).clamp(NODE_DEADLINE, MOST_DEADLINE)
     }
 
     /// An endpoint with the transports that these leases are reached by.
     pub fn endpoint(&self, arena_bytes: usize) -> Endpoint {
         Endpoint::new(EndpointConfig {
-            transport: Rc::new(Negotiated::new(self.shared.transport, NODE_DEADLINE)),
+            transport: Rc::new(Negotiated::new(self.shared.transport, self.deadline())),
             clock: Rc::new(MonotonicClock),
             session_ids: Box::new(|| SessionId(random_id())),
             arena_bytes,
-            deadline: NODE_DEADLINE,
+            deadline: self.deadline(),
         })
     }
 
@@ -253,21 +292,15 @@ impl Shared {
 }
 
 async fn renew_until(shared: Arc<Shared>, mut stopped: tokio::sync::oneshot::Receiver<()>) {
-    let mut tick = tokio::time::interval(TICK);
+    let mut tick = tokio::time::interval(RENEW_EVERY);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             _ = &mut stopped => return,
             _ = tick.tick() => {}
         }
-        let (lapsed, due) = {
-            let mut holder = shared.holder.lock();
-            (holder.lapsed(now()), holder.renewals(now(), MAX_LEASES_PER_REQUEST))
-        };
-        for (region, _) in lapsed {
-            tracing::error!(%region, "its lease could not be renewed in time");
-        }
-        for renewal in due {
+        let renewals = shared.holder.lock().last_renewals(now(), MAX_LEASES_PER_REQUEST);
+        for renewal in renewals {
             tokio::spawn(renew(shared.clone(), renewal));
         }
     }
@@ -281,9 +314,17 @@ async fn renew(shared: Arc<Shared>, renewal: Renewal) {
         Ok(Ok(answer)) => {
             // What was lost is missed by `lost`.
             let _changes = shared.holder.lock().renewal_answered(now(), &renewal, answer.get_ref());
+            if shared.silent.lock().remove(&node) {
+                tracing::warn!(%node, "it answers again");
+            }
         }
-        Ok(Err(status)) => tracing::warn!(%node, error = status.message(), "renewal failed; trying again"),
-        Err(_) => tracing::warn!(%node, "renewal got no answer; trying again"),
+        Ok(Err(status)) if shared.silent.lock().insert(node) => {
+            tracing::warn!(%node, error = status.message(), "leases cannot be renewed; trying on until they have ended");
+        }
+        Err(_) if shared.silent.lock().insert(node) => {
+            tracing::warn!(%node, "it does not answer; trying on until its leases have ended");
+        }
+        _ => {} // the log has it
     }
 }
 

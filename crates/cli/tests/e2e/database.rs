@@ -29,12 +29,15 @@ struct Ground {
     longest: Option<&'static str>,
     /// Parts of the database's oracle.
     partitions: &'static str,
+    /// A compute server is taken for dead after so many seconds.
+    patience: &'static str,
 }
 
 impl Ground {
     fn new() -> Ground {
         let pool = Pool::start(PoolOptions { nodes: 2, memory: "16MiB", region_size: "4MiB" });
-        Ground { pool, dir: tempfile::tempdir().unwrap(), longest: None, partitions: "1" }
+        let dir = tempfile::tempdir().unwrap();
+        Ground { pool, dir, longest: None, partitions: "1", patience: PATIENCE_SECONDS }
     }
 
     fn file(&self) -> PathBuf {
@@ -51,7 +54,7 @@ impl Ground {
     /// A compute server that does nothing but look after others; the first one makes the database.
     #[track_caller]
     fn up(&self) -> Process {
-        let args = ["--memory", "24MiB", "--servers", "16", "--patience", PATIENCE_SECONDS];
+        let args = ["--memory", "24MiB", "--servers", "16", "--patience", self.patience];
         let args = [&args[..], &["--partitions", self.partitions]].concat();
         Process::ready("a compute server", self.command("up", "auto", &args)).0
     }
@@ -210,6 +213,53 @@ fn snapshot_isolation_holds_while_processes_are_killed_and_stopped_over_shared_m
 #[test]
 fn snapshot_isolation_holds_while_processes_are_killed_and_stopped_over_tcp_with_an_oracle_of_two_parts() {
     assert_isolated_while_workers_die("tcp", "2");
+}
+
+/// Leases last ten seconds: less than this of them is left to no member whose node stops.
+const LONGEST_STANDSTILL: Duration = Duration::from_secs(9);
+/// Longer than most things wait for a node.
+const STANDSTILL: Duration = Duration::from_secs(6);
+
+/// Each node stands still in turn, while money moves and workers write down what they see: all members wait, and go on.
+#[track_caller]
+fn assert_a_node_may_stand_still(transport: &str) {
+    const SECONDS: u64 = 22;
+    // Shorter than a node stands still, and longer than a busy machine keeps a thread from its processor.
+    let ground = Ground { patience: "4", ..Ground::new() };
+    let mut up = ground.up();
+    ground.bank(transport, "0");
+    let mut moving =
+        Process::start("the bank", ground.command("bank", transport, &["--seconds", &SECONDS.to_string()]));
+    moving.await_line("   0 s");
+    let mut workers: Vec<Process> = (1..=3).map(|number| ground.work(number, transport, SECONDS)).collect();
+    let end = Instant::now() + Duration::from_secs(SECONDS);
+    for (node, long) in ground.pool.nodes.iter().zip([LONGEST_STANDSTILL, STANDSTILL]) {
+        node.signal(Signal::STOP);
+        std::thread::sleep(long);
+        node.signal(Signal::CONT);
+        std::thread::sleep(Duration::from_secs(2)); // between two, all go on
+    }
+    assert!(Instant::now() < end, "they were not at work all the time");
+    let output = moving.wait();
+    assert!(output.status.success() && output.stdout.contains("50000 cents"), "{output:?}");
+    for worker in &mut workers {
+        let output = worker.wait();
+        assert!(output.status.success(), "{output:?}");
+    }
+    assert!(ground.judge(3) > 150);
+    up.assert_running();
+    assert_eq!(ground.status()["servers"].as_array().unwrap().len(), 1);
+    assert!(ground.bank(transport, "0").stdout.contains("50000 cents"));
+}
+
+#[test]
+fn members_wait_for_a_node_that_stands_still_and_go_on_over_shared_memory() {
+    assert_a_node_may_stand_still("shm");
+}
+
+#[test]
+fn members_wait_for_a_node_that_stands_still_and_go_on_over_tcp() {
+    assert_a_node_may_stand_still("tcp");
 }
 
 const STEPS: [&str; 5] = ["prepared", "logged", "locked", "installed", "shown"];

@@ -11,8 +11,9 @@ use farpool_txn::{CommitError, Memory, MemoryError, Session, SharedSlot, Shipped
 use super::Catalog;
 use crate::client::has_left;
 use crate::database::Shared;
-use crate::error::{DatabaseError, Ended, Stop, TxError};
+use crate::error::{Ended, Stop, TxError};
 use crate::plan::MOST_WORKERS;
+use crate::trouble::{failed, told};
 
 /// How long somebody else's change is waited for: longer than it takes until he is taken for dead, usually.
 const ROLE_PATIENCE: Duration = Duration::from_secs(20);
@@ -33,7 +34,7 @@ pub(super) fn change<T>(
 ) -> Result<T, TxError> {
     let _one_thread = shared.catalog.lock();
     shared.check().map_err(TxError::Ended)?;
-    let memory = shared.memory().map_err(told)?;
+    let memory = shared.memory().map_err(|error| told(shared.explained_here(error)))?;
     let endpoint = memory.endpoint().clone();
     let at = shared.at().members();
     let place = shared.workers.take().ok_or(TxError::TooManyClients(MOST_WORKERS))?;
@@ -69,7 +70,7 @@ pub(super) fn change<T>(
         let given_up = give_up_role(change.memory(), &at, Role::Catalog, shared.seat.claim).await;
         if let Err(error) = given_up {
             // What was changed is changed all the same.
-            shared.end(Ended::Failed(error.to_string()));
+            failed(shared, error.into());
         }
         Ok((changed, left))
     });
@@ -81,6 +82,12 @@ pub(super) fn change<T>(
         Err(error) => {
             // What was sent may still land: nobody changes anything until this process was shut out.
             place.keep();
+            let error = block_on(&endpoint, async {
+                if let TxError::Unknown(_) = error {
+                    shared.learns_why(&endpoint).await;
+                }
+                shared.explained_tx(&endpoint, error).await
+            });
             shared.end(Ended::Failed(error.to_string()));
             Err(error)
         }
@@ -130,13 +137,5 @@ impl Change {
             }
         }
         Err(last)
-    }
-}
-
-fn told(error: DatabaseError) -> TxError {
-    match error {
-        DatabaseError::Memory(error) => TxError::Memory(error),
-        DatabaseError::Ended(ended) => TxError::Ended(ended),
-        error => TxError::Ended(Ended::Failed(error.to_string())),
     }
 }

@@ -15,6 +15,11 @@ pub struct Suspect {
     pub claim: Epoch,
 }
 
+/// From one look to the next at most so many parts of the patience count as silence of the others: while the watcher does not look, since
+/// the memory with the seats does not answer, or its own thread waits for a processor, it cannot tell, and mostly the others
+/// cannot say anything either. Twice as long as members take from one beat to the next.
+const PART_OF_PATIENCE: u64 = 5;
+
 /// What one member has seen of the others. It goes by its own clock alone, from when *it* saw a beat last: no time of two machines is
 /// compared.
 #[derive(Debug)]
@@ -22,38 +27,44 @@ pub struct Watch {
     patience_ns: u64,
     seats: Vec<Seen>,
     looked_at_ns: u64,
+    /// How long it has looked, as far as that counts.
+    counted_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     seat: SeatWords,
+    /// What was counted when it was first seen so.
     since_ns: u64,
 }
 
 impl Watch {
     /// Takes for dead who has been silent for so long.
     pub fn new(patience: Duration) -> Watch {
-        Watch { patience_ns: patience.as_nanos() as u64, seats: Vec::new(), looked_at_ns: 0 }
+        Watch { patience_ns: patience.as_nanos() as u64, seats: Vec::new(), looked_at_ns: 0, counted_ns: 0 }
     }
 
     /// Looks at all seats, in the order of slots; says who is taken for dead.
     pub fn look(&mut self, now_ns: u64, seats: &[SeatWords]) -> Vec<Suspect> {
-        if now_ns.saturating_sub(self.looked_at_ns) >= self.patience_ns / 2 {
+        let gap_ns = now_ns.saturating_sub(self.looked_at_ns);
+        if gap_ns >= self.patience_ns / 2 {
             // The watcher has not looked for long: what was silent meanwhile may have stood still together with it, as processes of one
             // machine do.
             self.seats.clear();
         }
         self.looked_at_ns = now_ns;
+        self.counted_ns += gap_ns.min(self.patience_ns / PART_OF_PATIENCE);
+        let counted_ns = self.counted_ns;
         self.seats.truncate(seats.len());
-        let new = seats[self.seats.len()..].iter().map(|&seat| Seen { seat, since_ns: now_ns });
+        let new = seats[self.seats.len()..].iter().map(|&seat| Seen { seat, since_ns: counted_ns });
         self.seats.extend(new);
         let mut suspects = Vec::new();
         for ((slot, seen), &seat) in (0..).zip(&mut self.seats).zip(seats) {
             if (seen.seat.claim, seen.seat.beat) != (seat.claim, seat.beat) {
-                *seen = Seen { seat, since_ns: now_ns };
+                *seen = Seen { seat, since_ns: counted_ns };
             }
             if let (Some(claim), Some(slot)) = (seat.claim, Slot::new(slot))
-                && now_ns.saturating_sub(seen.since_ns) >= self.patience_ns
+                && counted_ns - seen.since_ns >= self.patience_ns
             {
                 suspects.push(Suspect { slot, claim });
             }
@@ -74,38 +85,54 @@ mod tests {
         watch.look(now_ns, seats).iter().map(|suspect| (suspect.slot.index(), suspect.claim.0)).collect()
     }
 
+    /// A look comes before a fifth of it is over.
+    const PATIENCE: Duration = Duration::from_nanos(50);
+
     #[test]
     fn who_is_silent_for_as_long_as_patience_lasts_is_taken_for_dead() {
-        let mut watch = Watch::new(Duration::from_nanos(10));
-        for now_ns in [5, 8, 11, 14] {
-            let beats = if now_ns < 14 { 1 } else { 2 };
+        let mut watch = Watch::new(PATIENCE);
+        for now_ns in [5, 15, 25, 35, 45] {
+            let beats = if now_ns < 45 { 1 } else { 2 };
             assert_eq!(suspects(&mut watch, now_ns, &[seat(7, 1), seat(0, 0), seat(8, beats)]), []);
         }
-        assert_eq!(suspects(&mut watch, 15, &[seat(7, 1), seat(0, 0), seat(8, 2)]), [(0, 7)]);
-        assert_eq!(suspects(&mut watch, 19, &[seat(7, 1), seat(0, 0), seat(8, 2)]), [(0, 7)]);
-        assert_eq!(suspects(&mut watch, 23, &[seat(7, 1), seat(0, 0), seat(8, 2)]), [(0, 7)]);
-        assert_eq!(suspects(&mut watch, 24, &[seat(7, 1), seat(0, 0), seat(8, 2)]), [(0, 7), (2, 8)]);
+        for now_ns in [55, 65, 75, 85] {
+            assert_eq!(suspects(&mut watch, now_ns, &[seat(7, 1), seat(0, 0), seat(8, 2)]), [(0, 7)]);
+        }
+        assert_eq!(suspects(&mut watch, 95, &[seat(7, 1), seat(0, 0), seat(8, 2)]), [(0, 7), (2, 8)]);
     }
 
     #[test]
     fn a_new_member_of_a_seat_is_given_time_of_its_own() {
-        let mut watch = Watch::new(Duration::from_nanos(10));
-        for now_ns in [0, 4, 8] {
+        let mut watch = Watch::new(PATIENCE);
+        for now_ns in [0, 10, 20, 30, 40] {
             assert_eq!(suspects(&mut watch, now_ns, &[seat(7, 1)]), []);
         }
-        for now_ns in [10, 14, 18] {
+        for now_ns in [50, 60, 70, 80, 90] {
             assert_eq!(suspects(&mut watch, now_ns, &[seat(9, 1)]), [], "another has the seat");
         }
-        assert_eq!(suspects(&mut watch, 20, &[seat(9, 1)]), [(0, 9)]);
+        assert_eq!(suspects(&mut watch, 100, &[seat(9, 1)]), [(0, 9)]);
     }
 
     #[test]
     fn who_has_stood_still_himself_gives_the_others_time() {
-        let mut watch = Watch::new(Duration::from_nanos(10));
+        let mut watch = Watch::new(PATIENCE);
         assert_eq!(suspects(&mut watch, 0, &[seat(7, 1)]), []);
-        for now_ns in [1_000, 1_004, 1_008] {
+        for now_ns in [1_000, 1_010, 1_020, 1_030, 1_040] {
             assert_eq!(suspects(&mut watch, now_ns, &[seat(7, 1)]), []);
         }
-        assert_eq!(suspects(&mut watch, 1_010, &[seat(7, 1)]), [(0, 7)]);
+        assert_eq!(suspects(&mut watch, 1_050, &[seat(7, 1)]), [(0, 7)]);
+    }
+
+    #[test]
+    fn time_in_which_the_seats_could_not_be_read_is_no_silence_of_the_others() {
+        let mut watch = Watch::new(PATIENCE);
+        for now_ns in [0, 24, 48, 72, 96] {
+            assert_eq!(
+                suspects(&mut watch, now_ns, &[seat(7, 1)]),
+                [],
+                "a fifth of the patience counts each time"
+            );
+        }
+        assert_eq!(suspects(&mut watch, 120, &[seat(7, 1)]), [(0, 7)]);
     }
 }
