@@ -75,7 +75,8 @@ pub struct MountArgs {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["accelerate", "accelerate_for"])]
     keep: Option<PathBuf>,
 
-    /// Most memory to take from the pool [default: all there is]
+    /// Most memory to take from the pool [default: all there is]. Names and attributes take memory of this process, up to an
+    /// eighth of the limit besides; each user of --allow-other gets a quarter of that
     #[arg(long, value_name = "SIZE")]
     limit: Option<ByteSize>,
 }
@@ -93,6 +94,7 @@ pub fn run(args: MountArgs) -> Result<()> {
         acceleration: (args.accelerate || !args.accelerate_for.is_empty())
             .then_some(Acceleration { trusted_uids: args.accelerate_for }),
         redundancy: args.redundancy,
+        limit_bytes: args.limit.map(|limit| limit.0),
     };
     config.check()?;
     // Forked while there is one thread and no far memory, see there.

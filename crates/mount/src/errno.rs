@@ -47,6 +47,7 @@ impl From<NamespaceError> for Failure {
             E::NameTooLong => Errno::ENAMETOOLONG,
             E::TooManyLinks => Errno::EMLINK,
             E::Full => Errno::ENOSPC,
+            E::OverShare => Errno::EDQUOT,
             E::Invalid => Errno::EINVAL,
             E::NotPermitted => Errno::EPERM,
             E::NoAttribute => Errno::ENODATA,

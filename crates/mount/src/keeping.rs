@@ -11,7 +11,7 @@ use farpool_keep::{Journal, Kept};
 use parking_lot::RwLockWriteGuard;
 
 use crate::body::Body;
-use crate::namespace::{MAX_INODES, Namespace, Ownership, kept_bodies};
+use crate::namespace::{Budget, MAX_INODES, Namespace, Ownership, kept_bodies};
 
 /// What an earlier process has left of a mount, and where this one writes its names down. Dropped before it was mounted, it leaves
 /// all of that to a successor.
@@ -57,10 +57,12 @@ pub(crate) struct Names {
 
 impl Names {
     /// What was kept; else an empty root that looks like the directory which the mount covers.
-    pub(crate) fn of(root: Ownership, kept: Option<KeptMount>) -> Self {
+    pub(crate) fn of(root: Ownership, budget: Budget, kept: Option<KeptMount>) -> Self {
         let now = SystemTime::now();
         let Some(mut found) = kept else {
-            return Names { namespace: Namespace::new(root, now, MAX_INODES), journal: None };
+            let mut namespace = Namespace::new(root, now, MAX_INODES);
+            namespace.limit_to(budget);
+            return Names { namespace, journal: None };
         };
         let (kept, mut files) = (mem::take(&mut found.kept), mem::take(&mut found.files));
         let body = |file| Some(Arc::new(Body::new(files.remove(&file)?)));
@@ -68,6 +70,7 @@ impl Names {
         // What was left out must not come back under a number that is given out again.
         found.journal.append_in_parts(&namespace.left_out(&kept));
         namespace.note_changes();
+        namespace.limit_to(budget);
         found.store = None;
         Names { namespace, journal: Some(found.journal.clone()) }
     }

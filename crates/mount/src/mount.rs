@@ -19,7 +19,7 @@ use crate::fs::{FarFs, Kernel};
 use crate::guests::{Growing, Hall, Opener, Server};
 use crate::keeping::{KeptMount, Names};
 use crate::mountpoint::{check_allow_other, check_mountpoint, resolve};
-use crate::namespace::{MODE_MASK, Ownership};
+use crate::namespace::{Budget, MODE_MASK, Ownership};
 use crate::watcher::Watcher;
 use crate::worker::Bell;
 
@@ -43,6 +43,8 @@ pub struct MountConfig {
     pub allow_other: bool,
     /// How files bear the loss of a node, unless something else is chosen for one of them or its directory.
     pub redundancy: Redundancy,
+    /// Most far memory; an eighth of it is what names and attributes may take of this process's memory.
+    pub limit_bytes: Option<u64>,
     /// Who may work on files directly; `None`: nobody.
     pub acceleration: Option<Acceleration>,
 }
@@ -103,7 +105,8 @@ pub fn run(
         config.acceleration.as_ref().map(|acceleration| open_hall(acceleration, &kernel, &store, growing));
     let hall = hall.transpose().map_err(MountError::Broken)?;
     let (hall, guests) = hall.unzip();
-    let names = Names::of(root, kept);
+    let budget = Budget::of(config.limit_bytes, rustix::process::geteuid().as_raw());
+    let names = Names::of(root, budget, kept);
     let file_system =
         FarFs::new(store.clone(), names, bell.clone(), kernel.clone(), flusher, hall, config.redundancy);
 

@@ -8,6 +8,7 @@
 //! N4. Inode numbers and directory cookies are never reused: a stale number finds nothing, and `readdir`
 //!     continues where it stopped whatever happened in between.
 //! N5. A refused operation changes nothing.
+//! N6. What all of it takes is counted, in all and for each user, and bounded (`budget`).
 //! Not here: file contents (`F` stands for them), permissions (the kernel checks them, `default_permissions`),
 //! the clock (callers pass `now`), I/O.
 
@@ -15,6 +16,7 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::time::SystemTime;
 
+mod budget;
 mod change;
 mod directory;
 mod keeping;
@@ -25,6 +27,8 @@ mod rename;
 mod tests;
 mod xattr;
 
+use budget::{Account, inode_bytes, name_bytes};
+pub use budget::{Budget, INODE_BYTES, NAME_BYTES};
 pub use change::Change;
 use directory::Directory;
 pub use directory::DirectoryEntry;
@@ -84,9 +88,12 @@ pub enum NamespaceError {
     /// More than [`MAX_LINKS`] names of one file.
     #[error("too many links")]
     TooManyLinks,
-    /// [`MAX_INODES`], or a limit of extended attributes, reached.
+    /// [`MAX_INODES`], the [`Budget`], or a limit of extended attributes, reached.
     #[error("no room for another inode or attribute")]
     Full,
+    /// The user's share of the [`Budget`] is used up.
+    #[error("the user has as many names and attributes as one user may have")]
+    OverShare,
     /// A directory would be moved into itself, or an inode is not of the kind the call is for.
     #[error("invalid argument")]
     Invalid,
@@ -171,6 +178,8 @@ struct Inode<F> {
     times: Times,
     nlink: u32,
     xattrs: Xattrs,
+    /// What its owner is charged for it.
+    charged: usize,
     /// How often the kernel was told of the inode and has not forgotten it.
     lookups: u64,
     /// Open file handles.
@@ -187,6 +196,7 @@ pub struct Namespace<F> {
     xattr_bytes: usize,
     last_ino: u64,
     limit: usize,
+    account: Account,
     /// What has changed since it was last written down, if it is.
     touched: Option<Vec<Touched>>,
 }
@@ -203,11 +213,23 @@ impl<F> Namespace<F> {
             times: Times::at(now),
             nlink: 2,
             xattrs: Xattrs::default(),
+            charged: 0,
             lookups: 1,
             opens: 0,
         };
         let inodes = HashMap::from([(Ino::ROOT, root)]);
-        Namespace { inodes, names: 0, xattr_bytes: 0, last_ino: Ino::ROOT.0, limit, touched: None }
+        let account = Account::default();
+        let mut names = Namespace {
+            inodes,
+            names: 0,
+            xattr_bytes: 0,
+            last_ino: Ino::ROOT.0,
+            limit,
+            account,
+            touched: None,
+        };
+        names.charge_all();
+        names
     }
 
     /// Inodes alive, with or without a name.
@@ -283,13 +305,17 @@ impl<F> Namespace<F> {
         }
         let is_directory = matches!(kind, Kind::Directory);
         let ownership = self.inherited(parent, ownership, is_directory)?;
+        let bytes = inode_bytes(&kind);
+        self.account.check(ownership.uid, bytes + name_bytes(name))?;
         self.last_ino += 1;
         let ino = Ino(self.last_ino);
         let directory = is_directory.then(|| Directory::new(parent));
         let nlink = if is_directory { 2 } else { 1 };
         let (times, xattrs) = (Times::at(now), Xattrs::default());
-        let inode = Inode { kind, directory, ownership, times, nlink, xattrs, lookups: 0, opens: 0 };
+        let (charged, lookups, opens) = (0, 0, 0);
+        let inode = Inode { kind, directory, ownership, times, nlink, xattrs, charged, lookups, opens };
         self.inodes.insert(ino, inode);
+        self.charge(ino, bytes);
         self.add_entry(parent, name, ino, now);
         Ok(ino)
     }
@@ -310,6 +336,7 @@ impl<F> Namespace<F> {
         if self.names >= self.limit {
             return Err(NamespaceError::Full);
         }
+        self.account.check(inode.ownership.uid, name_bytes(name))?;
         let inode = self.inode_mut(ino)?;
         inode.nlink += 1;
         inode.times.changed = now;
@@ -393,6 +420,7 @@ impl<F> Namespace<F> {
     /// The caller has checked that `parent` is a directory without that name, and has counted the link.
     fn add_entry(&mut self, parent: Ino, name: &OsStr, ino: Ino, now: SystemTime) {
         self.names += 1;
+        self.charge(ino, name_bytes(name));
         self.touch(|| Touched::Inode(ino));
         self.touch(|| Touched::Entry(parent, name.to_owned()));
         let child_is_directory = self.adopt(ino, parent);
@@ -406,6 +434,9 @@ impl<F> Namespace<F> {
         self.names -= 1;
         self.touch(|| Touched::Entry(parent, name.to_owned()));
         let ino = self.directory(parent).ok().and_then(|directory| directory.get(name));
+        if let Some(ino) = ino {
+            self.discharge(ino, name_bytes(name));
+        }
         let child_is_directory = ino.is_some_and(|ino| self.directory(ino).is_ok());
         let (nlink, directory) = self.edit(parent, now);
         directory.remove(name);
@@ -443,7 +474,9 @@ impl<F> Namespace<F> {
             return None;
         }
         self.xattr_bytes -= inode.xattrs.bytes();
-        match self.inodes.remove(&ino)?.kind {
+        let ended = self.inodes.remove(&ino)?;
+        self.settle_account(&ended);
+        match ended.kind {
             Kind::File(body) => Some(body),
             _ => None,
         }

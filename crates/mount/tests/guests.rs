@@ -3,14 +3,14 @@
 mod support;
 
 use std::fs::{File, OpenOptions};
-use std::io::{IoSlice, IoSliceMut, Seek, SeekFrom, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use farpool_file::guest::{GuestFile, GuestSession, Host};
+use farpool_file::guest::{Given, GuestFile, GuestSession, Host, Room};
 use farpool_wire::{REGISTER, Registered, UNREGISTER};
 use support::{TestMount, eventually};
 
@@ -55,12 +55,12 @@ impl Direct {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Option<usize> {
-        self.guest.write_at(&self.session, offset, &[IoSlice::new(data)])
+        self.guest.write_at(&self.session, offset, &[data.into()])
     }
 
     fn read(&self, offset: u64, length: usize) -> Option<Vec<u8>> {
         let mut bytes = vec![0xEE; length];
-        let read = self.guest.read_at(&self.session, offset, &mut [IoSliceMut::new(&mut bytes)])?;
+        let read = self.guest.read_at(&self.session, offset, &[bytes[..].as_mut().into()])?;
         bytes.truncate(read);
         Some(bytes)
     }
@@ -212,11 +212,11 @@ fn several_pieces_of_memory_are_read_and_written_in_order() {
     let direct = Direct::open(&mount.path().join("pieces"));
     direct.file.write_all_at(&[0; 2 * BLOCK], 0).unwrap();
     direct.until_open();
-    let pieces = [IoSlice::new(b"one"), IoSlice::new(b""), IoSlice::new(b"two")];
+    let pieces = [&b"one"[..], b"", b"two"].map(Given::from);
     assert_eq!(direct.guest.write_at(&direct.session, 8190, &pieces), Some(6));
     let (mut first, mut second) = ([0; 4], [0; 20_000]);
-    let mut to = [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)];
-    assert_eq!(direct.guest.read_at(&direct.session, 8190, &mut to), Some(2 * BLOCK - 8190));
+    let to = [first.as_mut_slice(), &mut second].map(Room::from);
+    assert_eq!(direct.guest.read_at(&direct.session, 8190, &to), Some(2 * BLOCK - 8190));
     assert_eq!((&first, &second[..3]), (b"onet", &b"wo\0"[..]));
 }
 

@@ -6,13 +6,14 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fs::{File as StdFile, OpenOptions};
-use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use farpool_preload::backend::{Backend, File, Host, Registration, SOCKET_NAME_MAX, TICKET_BYTES};
+use farpool_preload::backend::{
+    Backend, File, Given, Host, Registration, Room, SOCKET_NAME_MAX, TICKET_BYTES,
+};
 
 /// Operations served by the stand-in.
 static SERVED: AtomicU64 = AtomicU64::new(0);
@@ -160,16 +161,16 @@ impl Served {
 }
 
 impl File for Served {
-    fn read_at(&self, session: &dyn Any, offset: u64, to: &mut [IoSliceMut<'_>]) -> Option<usize> {
+    fn read_at(&self, session: &dyn Any, offset: u64, to: &[Room<'_>]) -> Option<usize> {
         let (fd, pieces) = (self.file.as_raw_fd(), to.len());
-        // SAFETY: `IoSliceMut` is `iovec` in memory; the pieces are alive and not shared.
-        let moved = unsafe { libc::syscall(libc::SYS_preadv, fd, to.as_mut_ptr(), pieces, offset, 0) };
+        // SAFETY: `Room` is `iovec` in memory; the pieces are alive.
+        let moved = unsafe { libc::syscall(libc::SYS_preadv, fd, to.as_ptr(), pieces, offset, 0) };
         self.count(session, moved as isize)
     }
 
-    fn write_at(&self, session: &dyn Any, offset: u64, from: &[IoSlice<'_>]) -> Option<usize> {
+    fn write_at(&self, session: &dyn Any, offset: u64, from: &[Given<'_>]) -> Option<usize> {
         let (fd, pieces) = (self.file.as_raw_fd(), from.len());
-        // SAFETY: `IoSlice` is `iovec` in memory; the pieces are alive.
+        // SAFETY: `Given` is `iovec` in memory; the pieces are alive.
         let moved = unsafe { libc::syscall(libc::SYS_pwritev, fd, from.as_ptr(), pieces, offset, 0) };
         self.count(session, moved as isize)
     }

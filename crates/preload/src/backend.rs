@@ -1,9 +1,10 @@
 //! What the interposer needs from a mount. The real one speaks to the daemon; tests bring a stand-in.
 
 use std::any::Any;
-use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::RawFd;
 use std::sync::Arc;
+
+pub use farpool_file::guest::{Given, Room};
 
 /// Bytes of a ticket.
 pub const TICKET_BYTES: usize = 32;
@@ -59,8 +60,8 @@ pub trait Host: Send + Sync {
 /// same host.
 pub trait File: Send + Sync {
     /// Reads from `offset` on. Fewer bytes than asked for mean the end of the file.
-    fn read_at(&self, session: &dyn Any, offset: u64, to: &mut [IoSliceMut<'_>]) -> Option<usize>;
+    fn read_at(&self, session: &dyn Any, offset: u64, to: &[Room<'_>]) -> Option<usize>;
 
     /// Writes from `offset` on.
-    fn write_at(&self, session: &dyn Any, offset: u64, from: &[IoSlice<'_>]) -> Option<usize>;
+    fn write_at(&self, session: &dyn Any, offset: u64, from: &[Given<'_>]) -> Option<usize>;
 }

@@ -1,12 +1,11 @@
 //! What the hooks ask: serve this call, or let the kernel do it?
 
 use std::any::Any;
-use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::backend::{Backend, File};
+use crate::backend::{Backend, File, Given, Room};
 use crate::entry::within;
 use crate::hosts::{Hosts, Opened};
 use crate::identity::same;
@@ -60,11 +59,11 @@ impl Engine {
     }
 
     /// A positional read, if it can be served here.
-    pub fn read(&self, fd: RawFd, to: &mut [IoSliceMut<'_>], offset: i64) -> Option<usize> {
+    pub fn read(&self, fd: RawFd, to: &[Room<'_>], offset: i64) -> Option<usize> {
         if self.table.is_plain(fd) {
             return None;
         }
-        let (offset, _) = range(offset, to.iter().map(|piece| piece.len()))?;
+        let (offset, _) = range(offset, to.iter().map(Room::len))?;
         within(|| {
             let pin = self.usable(fd, flag::READABLE)?;
             self.operate(fd, &pin, |file, session| file.read_at(session, offset, to))
@@ -72,11 +71,11 @@ impl Engine {
     }
 
     /// A positional write, if it can be served here.
-    pub fn write(&self, fd: RawFd, from: &[IoSlice<'_>], offset: i64) -> Option<usize> {
+    pub fn write(&self, fd: RawFd, from: &[Given<'_>], offset: i64) -> Option<usize> {
         if self.table.is_plain(fd) {
             return None;
         }
-        let (offset, end) = range(offset, from.iter().map(|piece| piece.len()))?;
+        let (offset, end) = range(offset, from.iter().map(Given::len))?;
         within(|| {
             let pin = self.usable(fd, flag::WRITABLE).filter(|pin| end <= pin.write_limit())?;
             self.operate(fd, &pin, |file, session| file.write_at(session, offset, from))

@@ -1,12 +1,11 @@
 //! The mounts of this machine, as a backend: two ioctls to the daemon by way of the kernel, and its host's line.
 
 use std::any::Any;
-use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use farpool_file::guest::{GuestFile, GuestSession, Host as GuestHost};
+use farpool_file::guest::{Given, GuestFile, GuestSession, Host as GuestHost, Room};
 use farpool_wire::{GUEST_VERSION, REGISTER, Registered, UNREGISTER};
 
 use crate::backend::{Backend, File, Host, Registration, SOCKET_NAME_MAX, TICKET_BYTES};
@@ -106,11 +105,11 @@ impl Host for Joined {
 }
 
 impl File for GuestFile {
-    fn read_at(&self, session: &dyn Any, offset: u64, to: &mut [IoSliceMut<'_>]) -> Option<usize> {
+    fn read_at(&self, session: &dyn Any, offset: u64, to: &[Room<'_>]) -> Option<usize> {
         GuestFile::read_at(self, session.downcast_ref::<GuestSession>()?, offset, to)
     }
 
-    fn write_at(&self, session: &dyn Any, offset: u64, from: &[IoSlice<'_>]) -> Option<usize> {
+    fn write_at(&self, session: &dyn Any, offset: u64, from: &[Given<'_>]) -> Option<usize> {
         GuestFile::write_at(self, session.downcast_ref::<GuestSession>()?, offset, from)
     }
 }

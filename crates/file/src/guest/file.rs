@@ -11,13 +11,14 @@ use farpool_wire::BLOCK_BYTES;
 use futures_util::future::join_all;
 
 use super::layout::Layout;
+use super::program::Given;
 use super::store::{GuestPlace, GuestStore};
 use super::table::DirectBytes;
 use crate::error::nothing_was_stored;
 use crate::file_core::MAX_FILE_BYTES;
 use crate::read::{in_pieces, read_verified};
 use crate::rules::{Rules, Shipped};
-use crate::split::{Piece, pieces_of};
+use crate::split::{Piece, pieces};
 use crate::write::Locks;
 
 /// How often a piece is read anew because a writer changed it meanwhile, before the owner is asked.
@@ -76,7 +77,7 @@ impl<R: Rules> GuestFileCore<R> {
         core: &SessionCore,
         place: &GuestPlace,
         offset: u64,
-        data: &[u8],
+        data: Given<'_>,
     ) -> Result<(), AskOwner> {
         let at_work = place.enter();
         self.check_open()?;
@@ -85,7 +86,9 @@ impl<R: Rules> GuestFileCore<R> {
         if end > self.layout.size() && !self.layout.may_grow() {
             return Err(AskOwner);
         }
-        let writes = pieces_of(offset, data).map(|(piece, own)| self.write_piece(core, piece, own));
+        let own = |piece: &Piece| data.behind((piece.file_offset(piece.start) - offset) as usize);
+        let writes =
+            pieces(offset, data.len() as u64).map(|piece| self.write_piece(core, piece, own(&piece)));
         // All of them to their end: a write given up half-way would be in doubt. What was stored is stored once more, by the
         // owner, if it has to be asked.
         join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
@@ -131,7 +134,8 @@ impl<R: Rules> GuestFileCore<R> {
         read.await.map_err(|_| AskOwner)
     }
 
-    async fn write_piece(&self, core: &SessionCore, piece: Piece, data: &[u8]) -> Result<(), AskOwner> {
+    /// Writes a piece, which `data` begins with.
+    async fn write_piece(&self, core: &SessionCore, piece: Piece, data: Given<'_>) -> Result<(), AskOwner> {
         let extent = self.extent(piece.stripe)?.ok_or(AskOwner)?;
         if !extent.region().node.is_near() || !self.layout.is_writable() {
             return Err(AskOwner); // G5, G6
@@ -147,7 +151,7 @@ impl<R: Rules> GuestFileCore<R> {
         let buffer = core.buffer(piece.aligned_bytes() as usize).map_err(|_| AskOwner)?;
         let mut buffer = self.old_ends(core, piece, &extent, &locks, buffer).await?;
         let start = (piece.start - piece.aligned_start()) as usize;
-        buffer[start..start + data.len()].copy_from_slice(data);
+        data.copy_to(&mut buffer[start..start + (piece.end - piece.start) as usize]);
         locks.begin_store();
         let (buffer, result) = core.write(&extent, piece.aligned_start(), buffer).await;
         match result {

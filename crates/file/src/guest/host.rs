@@ -1,7 +1,7 @@
 //! The blocking edge of a guest: a process that works on files of a mount's daemon.
 
 use std::cell::RefCell;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
@@ -26,6 +26,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use super::file::GuestFileCore;
 use super::line;
 use super::owner::GuestId;
+use super::program::{Given, Room, fill_all};
 use super::store::{GuestMemory, GuestPlace, GuestRegion, GuestStore};
 
 /// How long the daemon may take to answer. It answers at once, unless it was stopped.
@@ -218,36 +219,29 @@ impl Host {
 
 impl GuestFile {
     /// Reads into these pieces of memory, in order; fewer bytes at the end of the file. `None`: ask the kernel.
-    pub fn read_at(&self, session: &GuestSession, offset: u64, to: &mut [IoSliceMut<'_>]) -> Option<usize> {
-        let length: usize = to.iter().map(|piece| piece.len()).sum();
+    pub fn read_at(&self, session: &GuestSession, offset: u64, to: &[Room<'_>]) -> Option<usize> {
+        let length: usize = to.iter().map(Room::len).sum();
         if length > MAX_TRANSFER_BYTES || !self.core.is_open() || self.host.is_over() {
             return None;
         }
         let read = self.core.read(&session.core, &session.place, offset, length);
         let (buffer, within) = block_on(session.core.endpoint(), read).ok()?;
-        let mut rest = buffer.as_deref().map_or(&[][..], |bytes| &bytes[within]);
-        let bytes = rest.len();
-        for piece in to {
-            let (own, behind) = rest.split_at(piece.len().min(rest.len()));
-            piece[..own.len()].copy_from_slice(own);
-            rest = behind;
-        }
-        Some(bytes)
+        Some(fill_all(to, buffer.as_deref().map_or(&[][..], |bytes| &bytes[within])))
     }
 
     /// Writes these pieces of memory, in order. `None`: ask the kernel, for all of it.
-    pub fn write_at(&self, session: &GuestSession, offset: u64, from: &[IoSlice<'_>]) -> Option<usize> {
-        let length: usize = from.iter().map(|piece| piece.len()).sum();
+    pub fn write_at(&self, session: &GuestSession, offset: u64, from: &[Given<'_>]) -> Option<usize> {
+        let length: usize = from.iter().map(Given::len).sum();
         if length == 0 || length > MAX_TRANSFER_BYTES || !self.core.is_open() || self.host.is_over() {
             return None;
         }
         let mut gathered = session.gathered.try_borrow_mut().ok()?;
-        let data: &[u8] = match from {
-            [one] => one,
+        let data = match from {
+            [one] => *one,
             several => {
                 gathered.clear();
-                several.iter().for_each(|piece| gathered.extend_from_slice(piece));
-                &gathered
+                several.iter().for_each(|piece| piece.append_to(&mut gathered));
+                Given::from(&gathered[..])
             }
         };
         let write = self.core.write(&session.core, &session.place, offset, data);

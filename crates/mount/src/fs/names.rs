@@ -11,7 +11,9 @@ use super::volume::{inherit, is_directory};
 use super::{FarFs, GENERATION, Outcome};
 use crate::body::Body;
 use crate::errno::Failure;
-use crate::namespace::{Change, Ino, Kind, MAX_INODES, MAX_NAME_BYTES, Namespace, Ownership, RenameMode};
+use crate::namespace::{
+    Change, INODE_BYTES, Ino, Kind, MAX_INODES, MAX_NAME_BYTES, NAME_BYTES, Namespace, Ownership, RenameMode,
+};
 
 /// Entries prepared at a time: a little more than a `getdents` buffer of 32 KiB holds. The kernel asks again.
 const LISTING_BATCH: usize = 256;
@@ -201,14 +203,19 @@ impl FarFs {
         let capacity = self.store.capacity();
         let block = u64::from(STATFS_BLOCK_BYTES);
         let (total, free) = (capacity.total_bytes / block, capacity.free_bytes / block);
-        let (inodes, most) = (self.namespace.read().inodes() as u64, MAX_INODES as u64);
+        let (inodes, free_inodes) = {
+            let names = self.namespace.read();
+            let (taken, most) = names.metadata_bytes();
+            let fit = most.saturating_sub(taken) / (INODE_BYTES + NAME_BYTES);
+            (names.inodes() as u64, fit.min(MAX_INODES.saturating_sub(names.inodes())) as u64)
+        };
         let name_bytes = MAX_NAME_BYTES as u32;
         reply.statfs(
             total,
             free,
             free,
-            most,
-            most.saturating_sub(inodes),
+            inodes + free_inodes,
+            free_inodes,
             STATFS_BLOCK_BYTES,
             name_bytes,
             STATFS_BLOCK_BYTES,

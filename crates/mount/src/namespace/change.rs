@@ -31,12 +31,15 @@ impl<F> Namespace<F> {
         self.touch(|| Touched::Inode(ino));
         let inode = self.inode_mut(ino)?;
         let (own, times) = (&mut inode.ownership, &mut inode.times);
+        let (before, charged) = (own.uid, inode.charged);
         own.mode = change.mode.map_or(own.mode, |mode| mode & MODE_MASK);
         own.uid = change.uid.unwrap_or(own.uid);
         own.gid = change.gid.unwrap_or(own.gid);
+        let after = own.uid;
         times.accessed = change.accessed.unwrap_or(times.accessed);
         times.modified = change.modified.unwrap_or(times.modified);
         times.changed = now;
+        self.pass_on(before, after, charged);
         Ok(())
     }
 

@@ -71,6 +71,11 @@ impl Directory {
         }
     }
 
+    /// All but `.` and `..`.
+    pub(super) fn named(&self, own: Ino) -> impl Iterator<Item = DirectoryEntry<'_>> {
+        self.entries(own, DOT_DOT_COOKIE)
+    }
+
     pub(super) fn entries(&self, own: Ino, cookie: u64) -> impl Iterator<Item = DirectoryEntry<'_>> {
         let dots = [(DOT_COOKIE, own, "."), (DOT_DOT_COOKIE, self.parent, "..")];
         let dots = dots.into_iter().map(|(cookie, ino, name)| (cookie, ino, OsStr::new(name)));

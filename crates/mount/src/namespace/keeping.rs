@@ -218,6 +218,7 @@ impl<F> Namespace<F> {
             }
         }
         names.restore_xattrs(kept);
+        names.charge_all();
         names
     }
 
@@ -321,7 +322,8 @@ fn found<F>(kept: &KeptInode, parent: Ino, body: &mut impl FnMut(u64) -> Option<
     let directory = matches!(kind, Kind::Directory).then(|| Directory::new(parent));
     let nlink = if directory.is_some() { 2 } else { 0 };
     let (ownership, times, xattrs) = (kept.ownership(), kept.times(), Xattrs::default());
-    Some(Inode { kind, directory, ownership, times, nlink, xattrs, lookups: 0, opens: 0 })
+    let (charged, lookups, opens) = (0, 0, 0);
+    Some(Inode { kind, directory, ownership, times, nlink, xattrs, charged, lookups, opens })
 }
 
 #[cfg(test)]
@@ -422,6 +424,8 @@ mod tests {
             }
             let mut again = restored(&kept);
             prop_assert_eq!(seen(&again), seen(&names));
+            names.check_account();
+            again.check_account();
             prop_assert_eq!(again.xattr_bytes, again.inodes.values().map(|inode| inode.xattrs.bytes()).sum::<usize>());
             // Numbers are not used again.
             let fresh = again.make(Ino::ROOT, OsStr::new("fresh"), Kind::File(1), own(0), at(0)).unwrap();

@@ -196,6 +196,7 @@ fn check(space: &Namespace<usize>, model: &Model) {
     let alive: Vec<Ino> = model.made.iter().copied().filter(|&ino| model.alive(ino)).collect();
     assert_eq!(space.inodes(), alive.len(), "an inode lives on, or ended too early");
     assert_eq!(space.names, model.entries.len());
+    space.check_account();
     for &ino in &alive {
         let subdirectories = model.children(ino).filter(|child| model.directories.contains(child)).count();
         let nlink = match model.directories.contains(&ino) {

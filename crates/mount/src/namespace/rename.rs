@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::time::SystemTime;
 
-use super::{Ino, Namespace, NamespaceError, Outcome, Touched, check_name};
+use super::{Ino, Namespace, NamespaceError, Outcome, Touched, check_name, name_bytes};
 
 /// What becomes of an entry that is already there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,6 +80,8 @@ impl<F> Namespace<F> {
             let (nlink, directory) = self.edit(place.parent, now);
             *nlink = *nlink + u32::from(came_directory) - u32::from(left_directory);
             directory.replace(place.name, comes);
+            self.discharge(leaves, name_bytes(place.name));
+            self.charge(comes, name_bytes(place.name));
             self.mark_changed(comes, now);
         }
     }

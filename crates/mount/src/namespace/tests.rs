@@ -206,3 +206,79 @@ fn a_new_owner_gets_a_file_without_its_privileges_and_a_directory_with_them() {
         assert_eq!(space.attributes(ino).unwrap().ownership.mode, left);
     }
 }
+
+const HOST: u32 = 1000;
+const GUEST: u32 = 2000;
+
+/// Names that may take so much.
+fn bounded(bytes: usize) -> Namespace<&'static str> {
+    let mut space = Namespace::new(Ownership { mode: 0o777, uid: HOST, gid: 0 }, at(0), MAX_INODES);
+    space.limit_to(Budget { bytes, host: HOST });
+    space
+}
+
+fn of(uid: u32) -> Ownership {
+    Ownership { mode: 0o644, uid, gid: 0 }
+}
+
+/// Makes files until that is refused: how many, and why.
+fn fill(space: &mut Namespace<&'static str>, uid: u32, prefix: &str) -> (usize, NamespaceError) {
+    for number in 0.. {
+        let name = OsString::from(format!("{prefix}{number}"));
+        if let Err(error) = space.make(Ino::ROOT, &name, Kind::File(""), of(uid), at(1)) {
+            return (number, error);
+        }
+    }
+    unreachable!()
+}
+
+#[test]
+fn names_are_bounded_in_all_and_for_each_user_and_removing_them_makes_room() {
+    let mut space = bounded(1 << 20);
+    let (of_guest, error) = fill(&mut space, GUEST, "guest");
+    assert_eq!(error, NamespaceError::OverShare);
+    assert!((150..(1 << 18) / INODE_BYTES).contains(&of_guest), "{of_guest}");
+    let (of_another, error) = fill(&mut space, GUEST + 1, "another");
+    assert_eq!((of_another.abs_diff(of_guest) < 10, error), (true, NamespaceError::OverShare));
+    let (of_host, error) = fill(&mut space, HOST, "host");
+    assert_eq!(error, NamespaceError::Full);
+    assert!(of_host > of_guest, "{of_host}");
+    assert_eq!(fill(&mut space, 0, "root"), (0, NamespaceError::Full));
+    space.check_account();
+    let _body = space.unlink(Ino::ROOT, OsStr::new("guest0"), at(2)).unwrap();
+    assert_eq!(fill(&mut space, GUEST + 1, "more").1, NamespaceError::OverShare);
+    assert_eq!(fill(&mut space, GUEST, "again").0, 1);
+    space.check_account();
+}
+
+#[test]
+fn links_targets_and_extended_attributes_are_charged_to_the_owner_of_the_inode_and_pass_to_the_next_one() {
+    let mut space = bounded(1 << 20);
+    let share = (1 << 20) / 4;
+    let file = space.make(Ino::ROOT, OsStr::new("file"), Kind::File(""), of(GUEST), at(1)).unwrap();
+    let value = vec![0; 60 << 10];
+    let set = |space: &mut Namespace<_>, name: &str| {
+        space.set_xattr(file, OsStr::new(name), &value, XattrMode::Set, at(1))
+    };
+    for name in ["user.a", "user.b", "user.c", "user.d", "user.a"] {
+        set(&mut space, name).unwrap();
+    }
+    let link = |space: &mut Namespace<_>, number: usize| {
+        space.link(file, Ino::ROOT, OsStr::new(&format!("{number:0200}")), at(1))
+    };
+    let links = (0..).find(|number| link(&mut space, *number).is_err()).unwrap();
+    assert_eq!(link(&mut space, links), Err(NamespaceError::OverShare));
+    assert!(links < share / 200, "{links}");
+    let target = Kind::Symlink(OsString::from("x".repeat(4000)));
+    let refused = space.make(Ino::ROOT, OsStr::new("symlink"), target, of(GUEST), at(1));
+    assert_eq!(refused, Err(NamespaceError::OverShare));
+    // Given away, all of it is another's.
+    let change = Change { uid: Some(GUEST + 1), ..Change::default() };
+    space.change(file, change, at(2)).unwrap();
+    space.check_account();
+    assert_eq!(link(&mut space, links), Err(NamespaceError::OverShare));
+    space.remove_xattr(file, OsStr::new("user.b"), at(3)).unwrap();
+    link(&mut space, links).unwrap();
+    assert!(fill(&mut space, GUEST, "file").0 > 100);
+    space.check_account();
+}

@@ -1,6 +1,7 @@
 //! Extended attributes: small values by name, kept with the inode and gone with it.
 //!
-//! X1. What all of them take is bounded, per inode and in total, so that nobody fills the daemon's memory with them.
+//! X1. What all of them take is bounded, per inode, in total, and with names for each user (`budget`), so that nobody fills the
+//!     daemon's memory with them.
 //! Not here: which classes of names there are (`fs`).
 
 use std::collections::BTreeMap;
@@ -115,7 +116,7 @@ impl<F> Namespace<F> {
         self.touch(|| Touched::Xattr(ino, name.to_owned()));
         self.touch(|| Touched::Inode(ino));
         let total = self.xattr_bytes;
-        let inode = self.inode_mut(ino)?;
+        let inode = self.inodes.get_mut(&ino).ok_or(NamespaceError::Stale)?;
         let xattrs = &mut inode.xattrs;
         let old = xattrs.values.get(name).map(|old| bytes_of(name, old));
         match (mode, old) {
@@ -130,10 +131,13 @@ impl<F> Namespace<F> {
         if bytes > MAX_INODE_XATTR_BYTES || list_bytes > MAX_XATTR_LIST_BYTES || total > MAX_XATTR_BYTES {
             return Err(NamespaceError::Full);
         }
+        self.account.check(inode.ownership.uid, new.saturating_sub(old_bytes))?;
         xattrs.values.insert(name.to_owned(), value.into());
         (xattrs.bytes, xattrs.list_bytes) = (bytes, list_bytes);
         inode.times.changed = now;
         self.xattr_bytes = total;
+        self.discharge(ino, old_bytes);
+        self.charge(ino, new);
         Ok(())
     }
 
@@ -149,6 +153,7 @@ impl<F> Namespace<F> {
         let freed = before - inode.xattrs.bytes;
         inode.times.changed = now;
         self.xattr_bytes -= freed;
+        self.discharge(ino, freed);
         Ok(())
     }
 }

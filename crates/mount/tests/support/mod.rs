@@ -112,7 +112,8 @@ fn serve_when_another_test_asks() {
     let allow_other = rustix::process::geteuid().is_root();
     let acceleration = std::env::var_os(SERVE_GUESTS).map(|_| Acceleration::default());
     let redundancy = Redundancy::default();
-    let config = MountConfig { mountpoint, threads: 4, allow_other, redundancy, acceleration };
+    let limit_bytes = None;
+    let config = MountConfig { mountpoint, threads: 4, allow_other, redundancy, limit_bytes, acceleration };
     let (stop, stopped) = mpsc::channel();
     std::thread::spawn(move || {
         std::io::stdin().read_to_end(&mut Vec::new()).unwrap();

@@ -1,82 +1,105 @@
 //! `pread`, `pwrite` and their relatives, under every name that glibc gives them.
+//!
+//! The program's memory may be touched by its other threads at any moment, and pieces of a call may overlap: no reference is made
+//! to it.
 
 use std::ffi::{c_int, c_void};
-use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 
 use libc::{iovec, off_t, size_t, ssize_t};
 
 use super::{engine, next};
+use crate::backend::{Given, Room};
 
 /// Most pieces of one call; PostgreSQL's most. The kernel takes up to 1024, but they are put down on the stack here, and
 /// threads may have little of it.
 const PIECES_MAX: usize = 128;
 
 /// # Safety
-/// `to` has room for `bytes` bytes that nobody else uses meanwhile, as for `pread`.
+/// `to` has room for `bytes` bytes, as for `pread`.
 unsafe fn read_here(fd: c_int, to: *mut c_void, bytes: size_t, offset: off_t) -> Option<ssize_t> {
-    if to.is_null() || isize::try_from(bytes).is_err() || engine().table.is_plain(fd) {
+    if !is_usable(to, bytes) || engine().table.is_plain(fd) {
         return None;
     }
-    // SAFETY: the program vouches for `bytes` bytes at `to`, and has lent them to this call alone.
-    let piece = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes) };
-    engine().read(fd, &mut [IoSliceMut::new(piece)], offset).map(|bytes| bytes as ssize_t)
+    // SAFETY: the program vouches for `bytes` bytes at `to`.
+    let room = unsafe { Room::new(to.cast::<u8>(), bytes) };
+    engine().read(fd, &[room], offset).map(|bytes| bytes as ssize_t)
 }
 
 /// # Safety
-/// At `from` there are `bytes` bytes that nobody changes meanwhile, as for `pwrite`.
+/// At `from` there are `bytes` bytes, as for `pwrite`.
 unsafe fn write_here(fd: c_int, from: *const c_void, bytes: size_t, offset: off_t) -> Option<ssize_t> {
-    if from.is_null() || isize::try_from(bytes).is_err() || engine().table.is_plain(fd) {
+    if !is_usable(from, bytes) || engine().table.is_plain(fd) {
         return None;
     }
-    // SAFETY: the program vouches for `bytes` bytes at `from`, unchanged while this call runs.
-    let piece = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
-    engine().write(fd, &[IoSlice::new(piece)], offset).map(|bytes| bytes as ssize_t)
+    // SAFETY: the program vouches for `bytes` bytes at `from`.
+    let given = unsafe { Given::new(from.cast::<u8>(), bytes) };
+    engine().write(fd, &[given], offset).map(|bytes| bytes as ssize_t)
 }
 
-/// The pieces of a call, if all of them could be slices. The caller has made sure that the call is one of ours.
-///
-/// # Safety
-/// At `pieces` there are `count` pieces, which stay as they are for as long as the answer is used.
-unsafe fn pieces<'a>(pieces: *const iovec, count: c_int) -> Option<&'a [iovec]> {
-    let count = usize::try_from(count).ok().filter(|count| (1..=PIECES_MAX).contains(count))?;
-    if pieces.is_null() || !pieces.is_aligned() {
-        return None;
+/// Whether memory can be ours to copy. What cannot be, the kernel judges.
+fn is_usable(start: *const c_void, bytes: size_t) -> bool {
+    !start.is_null() && isize::try_from(bytes).is_ok()
+}
+
+/// The pieces of a call, made of what its list says. Each entry is read once: other threads may change the list.
+struct Pieces<T> {
+    made: [MaybeUninit<T>; PIECES_MAX],
+    count: usize,
+}
+
+impl<T: Copy> Pieces<T> {
+    /// `None` if one of them is not for us. The caller has made sure that the call is one of ours.
+    ///
+    /// # Safety
+    /// At `list` there are `count` pieces.
+    unsafe fn of(list: *const iovec, count: c_int, make: impl Fn(iovec) -> T) -> Option<Self> {
+        let count = usize::try_from(count).ok().filter(|count| (1..=PIECES_MAX).contains(count))?;
+        if list.is_null() || !list.is_aligned() {
+            return None;
+        }
+        let mut made = [const { MaybeUninit::uninit() }; PIECES_MAX];
+        for (at, place) in made[..count].iter_mut().enumerate() {
+            // SAFETY: the program vouches for `count` pieces. Volatile, so that what is checked is what is used.
+            let piece = unsafe { list.add(at).read_volatile() };
+            if !is_usable(piece.iov_base, piece.iov_len) {
+                return None;
+            }
+            place.write(make(piece));
+        }
+        Some(Pieces { made, count })
     }
-    // SAFETY: the program vouches for `count` pieces.
-    let pieces = unsafe { std::slice::from_raw_parts(pieces, count) };
-    let usable = |piece: &iovec| !piece.iov_base.is_null() && isize::try_from(piece.iov_len).is_ok();
-    pieces.iter().all(usable).then_some(pieces)
+
+    fn all(&self) -> &[T] {
+        // SAFETY: as many were made, in memory of our own, and live as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.made.as_ptr().cast::<T>(), self.count) }
+    }
 }
 
 /// # Safety
-/// As for `preadv`: `count` pieces at `to`, each with room that nobody else uses meanwhile.
+/// As for `preadv`: `count` pieces at `to`, each with room.
 unsafe fn readv_here(fd: c_int, to: *const iovec, count: c_int, offset: off_t) -> Option<ssize_t> {
     if !engine().is_ours(fd) {
         return None;
     }
+    // SAFETY: the program vouches for each piece.
+    let room = |piece: iovec| unsafe { Room::new(piece.iov_base.cast::<u8>(), piece.iov_len) };
     // SAFETY: as the caller's.
-    let given = unsafe { pieces(to, count) }?;
-    let mut copy = [const { std::mem::MaybeUninit::<IoSliceMut<'_>>::uninit() }; PIECES_MAX];
-    for (place, piece) in copy.iter_mut().zip(given) {
-        // SAFETY: the program vouches for the piece, and has lent it to this call alone.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(piece.iov_base.cast::<u8>(), piece.iov_len) };
-        place.write(IoSliceMut::new(bytes));
-    }
-    // SAFETY: as many were written as are taken, and nothing has a destructor.
-    let to =
-        unsafe { std::slice::from_raw_parts_mut(copy.as_mut_ptr().cast::<IoSliceMut<'_>>(), given.len()) };
-    engine().read(fd, to, offset).map(|bytes| bytes as ssize_t)
+    let to = unsafe { Pieces::of(to, count, room) }?;
+    engine().read(fd, to.all(), offset).map(|bytes| bytes as ssize_t)
 }
 
+/// # Safety
+/// As for `pwritev`: `count` pieces at `from`.
 unsafe fn writev_here(fd: c_int, from: *const iovec, count: c_int, offset: off_t) -> Option<ssize_t> {
     if !engine().is_ours(fd) {
         return None;
     }
+    // SAFETY: the program vouches for each piece.
+    let given = |piece: iovec| unsafe { Given::new(piece.iov_base.cast::<u8>(), piece.iov_len) };
     // SAFETY: as the caller's.
-    let given = unsafe { pieces(from, count) }?;
-    // SAFETY: `IoSlice` is `iovec` in memory, as its documentation promises, and each piece was checked.
-    let from = unsafe { std::slice::from_raw_parts(given.as_ptr().cast::<IoSlice<'_>>(), given.len()) };
-    engine().write(fd, from, offset).map(|bytes| bytes as ssize_t)
+    let from = unsafe { Pieces::of(from, count, given) }?;
+    engine().write(fd, from.all(), offset).map(|bytes| bytes as ssize_t)
 }
 
 macro_rules! positional {

@@ -47,7 +47,9 @@ static int close_one(int fd) {
 
 static long one_read(int fd, char *to, size_t bytes, off_t offset) {
     struct iovec pieces[3] = {{to, bytes / 3}, {to + bytes / 3, bytes / 3}, {to + 2 * (bytes / 3), bytes % 3}};
-    switch (below(8)) {
+    struct iovec overlapping[3] = {{to, bytes / 3}, {to + bytes / 6, bytes / 3}, {to + bytes / 12, bytes / 4}};
+    switch (below(9)) {
+    case 8: return preadv(fd, overlapping, 3, offset);
     case 0: return preadv(fd, pieces, 3, offset);
     case 1: return preadv2(fd, pieces, 3, offset, below(2) ? 0 : RWF_HIPRI);
     case 2: return preadv64(fd, pieces, (int)below(5) - 1 > 3 ? 3 : (int)below(4), offset);
@@ -59,7 +61,9 @@ static long one_read(int fd, char *to, size_t bytes, off_t offset) {
 
 static long one_write(int fd, char *from, size_t bytes, off_t offset) {
     struct iovec pieces[3] = {{from, bytes / 3}, {from + bytes / 3, bytes / 3}, {from + 2 * (bytes / 3), bytes % 3}};
-    switch (below(8)) {
+    struct iovec overlapping[3] = {{from, bytes / 3}, {from + bytes / 6, bytes / 3}, {from + bytes / 12, bytes / 4}};
+    switch (below(9)) {
+    case 8: return pwritev(fd, overlapping, 3, offset);
     case 0: return pwritev(fd, pieces, 3, offset);
     case 1: return pwritev2(fd, pieces, 3, offset, below(10) ? 0 : RWF_APPEND);
     case 2: return pwritev64(fd, pieces, (int)below(4), offset);

@@ -103,7 +103,8 @@ impl AsGuest {
             }
             Asked::Write(cells) => {
                 let data = filled(entry.number(), number, cells.clone());
-                let written = guest_file.write(&self.core, &self.place, cells.start * CELL, &data).await;
+                let written =
+                    guest_file.write(&self.core, &self.place, cells.start * CELL, data[..].into()).await;
                 written.ok()?;
                 Ended::Done
             }

@@ -1,0 +1,176 @@
+//! What names and attributes may take of the daemon's memory: in all, and for each user.
+//!
+//! U1. Whatever an inode takes is charged to its owner: itself, its names, a link's target, its extended attributes. So it is
+//!     the one who can remove it who runs out, wherever the names lie.
+//! U2. What would go over a bound is refused before anything changes. A new owner gets what there is: the system's
+//!     administrator has decided that.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+
+use super::{Ino, Inode, Kind, Namespace, NamespaceError, Outcome};
+
+/// What an inode takes, roughly: itself, its place in the table, a file's body and its places in tables of the file store.
+pub const INODE_BYTES: usize = 768;
+/// What a name takes beside its own bytes, roughly: two places in its directory.
+pub const NAME_BYTES: usize = 128;
+/// Most bytes of a mount without a limit: more than [`MAX_INODES`](super::MAX_INODES) and all extended attributes take with names of usual
+/// length.
+pub const MAX_METADATA_BYTES: usize = 2 << 30;
+/// Of a mount's limit, the part that names and attributes may take beside it.
+pub const METADATA_PART: u64 = 8;
+/// Of that, the part that each user may have who is neither root nor the one who mounts.
+const SHARE: usize = 4;
+
+/// Most that names and attributes take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Budget {
+    /// In all.
+    pub bytes: usize,
+    /// The user who mounts: it has no share, and neither has root.
+    pub host: u32,
+}
+
+impl Budget {
+    /// That of a mount with this limit of far memory.
+    pub fn of(limit_bytes: Option<u64>, host: u32) -> Self {
+        let part = |limit| usize::try_from(limit / METADATA_PART).unwrap_or(usize::MAX);
+        Budget { bytes: limit_bytes.map_or(MAX_METADATA_BYTES, part).min(MAX_METADATA_BYTES), host }
+    }
+
+    fn share_of(&self, uid: u32) -> usize {
+        if uid == 0 || uid == self.host { self.bytes } else { self.bytes / SHARE }
+    }
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Budget::of(None, 0)
+    }
+}
+
+/// What is charged now.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    budget: Budget,
+    bytes: usize,
+    users: HashMap<u32, usize>,
+}
+
+impl Account {
+    /// Whether a user may have so much more.
+    pub(super) fn check(&self, uid: u32, more: usize) -> Outcome<()> {
+        let had = self.users.get(&uid).copied().unwrap_or(0);
+        if self.bytes + more > self.budget.bytes {
+            Err(NamespaceError::Full)
+        } else if had + more > self.budget.share_of(uid) {
+            Err(NamespaceError::OverShare)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn add(&mut self, uid: u32, bytes: usize) {
+        self.bytes += bytes;
+        *self.users.entry(uid).or_default() += bytes;
+    }
+
+    fn remove(&mut self, uid: u32, bytes: usize) {
+        self.bytes -= bytes;
+        if let Some(had) = self.users.get_mut(&uid) {
+            *had -= bytes;
+            if *had == 0 {
+                self.users.remove(&uid); // users come and go
+            }
+        }
+    }
+}
+
+/// What a name takes.
+pub(super) fn name_bytes(name: &OsStr) -> usize {
+    NAME_BYTES + name.len()
+}
+
+/// What an inode takes without names and extended attributes.
+pub(super) fn inode_bytes<F>(kind: &Kind<F>) -> usize {
+    match kind {
+        Kind::Symlink(target) => INODE_BYTES + target.len(),
+        _ => INODE_BYTES,
+    }
+}
+
+impl<F> Namespace<F> {
+    /// From now on names and attributes take no more than this.
+    pub fn limit_to(&mut self, budget: Budget) {
+        self.account.budget = budget;
+    }
+
+    /// Bytes that names and attributes take, and may take.
+    pub fn metadata_bytes(&self) -> (usize, usize) {
+        (self.account.bytes, self.account.budget.bytes)
+    }
+
+    /// Charges an inode's owner.
+    pub(super) fn charge(&mut self, ino: Ino, bytes: usize) {
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            inode.charged += bytes;
+            self.account.add(inode.ownership.uid, bytes);
+        }
+    }
+
+    /// Takes back what was charged.
+    pub(super) fn discharge(&mut self, ino: Ino, bytes: usize) {
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            inode.charged -= bytes;
+            self.account.remove(inode.ownership.uid, bytes);
+        }
+    }
+
+    /// Takes back all that was charged for an inode that has ended.
+    pub(super) fn settle_account(&mut self, ended: &Inode<F>) {
+        self.account.remove(ended.ownership.uid, ended.charged);
+    }
+
+    /// An inode has another owner now.
+    pub(super) fn pass_on(&mut self, from: u32, to: u32, bytes: usize) {
+        self.account.remove(from, bytes);
+        self.account.add(to, bytes);
+    }
+
+    /// Counts all that there is anew.
+    pub(super) fn charge_all(&mut self) {
+        self.inodes.values_mut().for_each(|inode| inode.charged = 0);
+        self.account = Account { budget: self.account.budget, ..Account::default() };
+        let charges = self.all_charges();
+        charges.into_iter().for_each(|(ino, bytes)| self.charge(ino, bytes));
+    }
+
+    /// What each inode takes, counted anew.
+    fn all_charges(&self) -> HashMap<Ino, usize> {
+        let own = |inode: &Inode<F>| inode_bytes(&inode.kind) + inode.xattrs.bytes();
+        let mut charges: HashMap<Ino, usize> =
+            self.inodes.iter().map(|(ino, inode)| (*ino, own(inode))).collect();
+        for (ino, inode) in &self.inodes {
+            let entries = inode.directory.iter().flat_map(|directory| directory.named(*ino));
+            for entry in entries {
+                *charges.entry(entry.ino).or_default() += name_bytes(entry.name);
+            }
+        }
+        charges
+    }
+
+    /// U1, counted from scratch.
+    #[cfg(test)]
+    pub(super) fn check_account(&self) {
+        let charges = self.all_charges();
+        for (ino, inode) in &self.inodes {
+            assert_eq!(inode.charged, charges[ino], "{ino:?}");
+        }
+        assert_eq!(self.account.bytes, charges.values().sum::<usize>());
+        let mut users = HashMap::new();
+        for inode in self.inodes.values() {
+            *users.entry(inode.ownership.uid).or_default() += inode.charged;
+        }
+        assert_eq!(self.account.users, users);
+    }
+}
