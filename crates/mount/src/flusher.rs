@@ -10,11 +10,10 @@
 //!     second has all descriptors: a request is answered where it was read.
 //! F3. Where the watcher could not end the connection, there is no flusher: a killed daemon must not hang anybody.
 //!
-//! The kernel is told of a size by storing the file's last byte in its pages, which are then forgotten again: that lets the file
-//! reach so far at once, and makes answers void that were under way. It takes the lock of that page, and no other. A process
-//! may have that lock while a worker reads the page for it (read-ahead) or writes it: hence F1 for this as well. Nobody who waits for
-//! such an answer may have it: openings and ioctls have no page, nor have `SEEK_END` and reads that are about to begin,
-//! nor a direct write, which is why of failed writes only those are answered like this.
+//! F4. The kernel is told a size by storing the file's last byte in its pages, and forgetting that page. This raises its size at
+//!     once, and makes it drop older answers. It takes the lock of one page, and not that of the inode. A process may hold a
+//!     page's lock while it waits for a worker (read-ahead, a write through the pages), so F1 is for this as well. The callers
+//!     that wait for such an answer hold no page's lock: `open`, `ioctl`, `lseek`, a read that has not begun, a direct write.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};

@@ -15,8 +15,8 @@ use crate::handles::{Handle, Standing};
 use crate::namespace::{Ino, Kind, Ownership};
 use crate::worker::{contained, with_session};
 
-/// How long whoever has cut a file off waits if the kernel is just being told how long it was: that takes the lock of a page, which may
-/// have to be read.
+/// How long a truncation waits while the kernel is being told the size of before: that takes the lock of a page, which a worker may
+/// have to read first.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 impl FarFs {
@@ -195,7 +195,7 @@ impl FarFs {
         check_usable(body)?;
         let resize = || with_session(&self.store, |session| body.far.set_size(session, size));
         let resized = contained(&self.bell, resize);
-        // Whoever tells the kernel from here on finds the new size; a larger one is not told once this is answered.
+        // A larger size of before must not be told once this is answered.
         drop(body.telling.try_lock_for(PATIENCE).ok_or(Errno::EIO)?);
         match resized {
             Some(resized) => {

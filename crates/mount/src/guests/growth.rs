@@ -1,8 +1,7 @@
 //! Who makes a file longer, and whether the kernel knows how long it is.
 //!
 //! The kernel believes that it alone changes a file's size. It drops attributes that another answer for the file overtook, and
-//! goes on with the size that it has; so a size that others change must be *told* to it ([`Flusher::tell`](crate::flusher::Flusher::tell)),
-//! and told before it uses its own.
+//! goes on with the size that it has. So a size that others change must be *told* to it (`Flusher::tell`) before it uses its own.
 //!
 //! S1. Guests make a file longer only while it has a single opening, which is registered. All other sizes are the kernel's doing.
 //! S2. While they may, and until the kernel was told what came of it, attributes of the file have no lifetime: whatever makes the
@@ -10,8 +9,9 @@
 //!     and is answered when the kernel was told. A question that is answered with the size itself (`stat`) ends nothing.
 //! S3. What makes the kernel use its size without a question ends the growth before, and is answered when the kernel was told:
 //!     another opening, the end of a registration (maps, `O_APPEND`), a write that failed (the kernel rolls back to its size).
-//! S4. An answer that sets the kernel's size unconditionally (new attributes, a new link) ends the growth first, for good:
-//!     what is answered is then the size until the kernel itself changes it, and none of them is under way when growth begins.
+//! S4. Some answers set the kernel's size whatever came meanwhile: those to changes of attributes and to new links. Such a request
+//!     ends the growth first, for good. So the size that is answered holds until the kernel itself changes it, and no such
+//!     answer is under way when growth begins.
 
 use parking_lot::Mutex;
 
