@@ -15,46 +15,55 @@ use crate::pool::Shared;
 use crate::session::{Confined, Direction, Way};
 use crate::space::Extent;
 
-/// How long who finds all siblings at work waits for one of them: some operations, after which locks are handed to who
-/// waits.
-const WAIT_FOR_ONE: Duration = Duration::from_millis(10);
+/// How long who finds siblings at work waits for one of them: a few operations of a busy machine, after which the lock is
+/// handed to who waits.
+const WAIT_FOR_ONE: Duration = Duration::from_millis(50);
+
+/// What came of asking siblings.
+pub(crate) enum Borrowed {
+    /// One has carried it out, or tried to.
+    Done(Result<(), AccessError>),
+    /// Some are at work, and may be connected.
+    AllBusy,
+    /// None of them is connected.
+    NobodyConnected,
+}
 
 /// Sessions of the same process.
 pub(crate) trait Siblings: Send + Sync {
-    /// Carries out a transfer by a connection of one of them. `None`: nobody who is connected has time.
-    fn transfer(
-        &self,
-        direction: Direction,
-        extent: &Extent,
-        offset: u64,
-        bytes: &mut [u8],
-    ) -> Option<Result<(), AccessError>>;
+    /// Carries out a transfer by a connection of one of them.
+    fn transfer(&self, direction: Direction, extent: &Extent, offset: u64, bytes: &mut [u8]) -> Borrowed;
 }
 
 impl Siblings for Weak<Shared> {
-    fn transfer(
-        &self,
-        direction: Direction,
-        extent: &Extent,
-        offset: u64,
-        bytes: &mut [u8],
-    ) -> Option<Result<(), AccessError>> {
-        let shared = self.upgrade()?;
+    fn transfer(&self, direction: Direction, extent: &Extent, offset: u64, bytes: &mut [u8]) -> Borrowed {
+        let Some(shared) = self.upgrade() else { return Borrowed::NobodyConnected };
         let sessions = shared.sessions();
         let first = shared.next_lender.fetch_add(1, Ordering::Relaxed); // any number will do
         let (before, after) = sessions.split_at(first % sessions.len().max(1));
-        let in_turn = || after.iter().chain(before);
-        let idle = in_turn().filter_map(|session| session.try_lock());
-        // Who borrows holds the lock of its own session, and so never meets itself.
-        for session in idle.chain(in_turn().take(1).filter_map(|session| session.try_lock_for(WAIT_FOR_ONE)))
-        {
-            if session.0.is_connected(&extent.region().node)
-                && let Some(ended) = session.carry(direction, extent, offset, bytes)
-            {
-                return Some(ended);
+        let mut carry = |session: &Confined| {
+            let connected = session.0.is_connected(&extent.region().node);
+            connected.then(|| session.carry(direction, extent, offset, bytes)).flatten()
+        };
+        let mut busy = Vec::new();
+        for session in after.iter().chain(before) {
+            match session.try_lock() {
+                Some(session) => match carry(&session) {
+                    Some(ended) => return Borrowed::Done(ended),
+                    None => {}
+                },
+                None => busy.push(session),
             }
         }
-        None
+        // Who borrows holds the lock of its own session: it is among the busy ones, and is no reason to wait.
+        let others = busy.len().saturating_sub(1);
+        let Some(next) = busy.get(first % busy.len().max(1)).filter(|_| others > 0) else {
+            return Borrowed::NobodyConnected;
+        };
+        match next.try_lock_for(WAIT_FOR_ONE).and_then(|session| carry(&session)) {
+            Some(ended) => Borrowed::Done(ended),
+            None => Borrowed::AllBusy,
+        }
     }
 }
 

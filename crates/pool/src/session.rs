@@ -25,7 +25,7 @@ use futures_util::future::{Either, select};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::NODE_DEADLINE;
-use crate::borrowing::Siblings;
+use crate::borrowing::{Borrowed, Siblings};
 use crate::error::{AccessError, is_shortage};
 use crate::giving_up::{LOOK_EVERY, Sign};
 use crate::pool::Shared;
@@ -41,6 +41,8 @@ const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause: what was a burst is over by then, and a node that lives again is found soon.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// Before a sibling that was at work is asked again: it was waited for already.
+const SIBLING_PAUSE: Duration = Duration::from_millis(2);
 /// How long a session that was refused a place goes by its siblings before it asks again.
 const CROWDED_FOR: Millis = Millis(1_000);
 
@@ -159,6 +161,8 @@ enum Next {
     TryAgain,
     /// The node has no place for this connection.
     Borrow,
+    /// Siblings have connections and are at work.
+    BorrowSoon,
     Fail(AccessError),
 }
 
@@ -265,8 +269,9 @@ impl SessionCore {
             match next {
                 Next::Fail(error) => return (buffer, Err(settled(error, region.id, in_doubt))),
                 Next::Borrow => {}
+                Next::BorrowSoon if tries.soon(self).await => {}
                 Next::TryAgain if tries.again(self).await => {}
-                Next::TryAgain => {
+                Next::TryAgain | Next::BorrowSoon => {
                     return (buffer, Err(settled(self.out_of_patience(region), region.id, in_doubt)));
                 }
             }
@@ -338,10 +343,12 @@ impl SessionCore {
     ) -> Result<(), Next> {
         let siblings = self.siblings.as_ref().expect("crowded only among siblings");
         match siblings.transfer(direction, extent, offset, &mut buffer[..]) {
-            Some(Ok(())) => Ok(()),
-            Some(Err(error)) if !matches!(error, AccessError::Short { .. }) => Err(Next::Fail(error)),
-            // Nobody is connected or has time: its own place is asked for again.
-            _ => {
+            Borrowed::Done(Ok(())) => Ok(()),
+            // It has lost its place meanwhile.
+            Borrowed::Done(Err(AccessError::Short { .. })) | Borrowed::AllBusy => Err(Next::BorrowSoon),
+            Borrowed::Done(Err(error)) => Err(Next::Fail(error)),
+            // Its own place is asked for again.
+            Borrowed::NobodyConnected => {
                 self.crowded.borrow_mut().remove(&extent.region().id.node);
                 Err(Next::TryAgain)
             }
@@ -517,6 +524,12 @@ impl Tries {
             session.endpoint.sleep((RETRY_PAUSE * self.made).min(LONGEST_PAUSE)).await;
         }
         self.made += 1;
+        session.leases.now() <= self.until
+    }
+
+    /// After siblings were found at work.
+    async fn soon(&mut self, session: &SessionCore) -> bool {
+        session.endpoint.sleep(SIBLING_PAUSE).await;
         session.leases.now() <= self.until
     }
 }

@@ -11,6 +11,8 @@ const REMEMBERED: usize = 16 << 10;
 /// The table of sessions of one server, whatever carries its connections; these are numbered by the server.
 pub struct Sessions {
     sessions: HashMap<SessionId, Session>,
+    /// Whose each connection is, so that a flood of connections that come and go costs no search each.
+    by_connection: HashMap<u64, SessionId>,
     /// Sessions in the order in which their connections ended; entries may be outdated.
     ended: VecDeque<SessionId>,
 }
@@ -29,7 +31,7 @@ impl Default for Sessions {
 impl Sessions {
     /// An empty table.
     pub fn new() -> Self {
-        Sessions { sessions: HashMap::new(), ended: VecDeque::new() }
+        Sessions { sessions: HashMap::new(), by_connection: HashMap::new(), ended: VecDeque::new() }
     }
 
     /// Enters a greeting. Returns the incarnation now in force, and an older connection to close first.
@@ -39,10 +41,13 @@ impl Sessions {
             Some(known) if known.incarnation >= hello.incarnation => (known.incarnation_in_force(), None),
             Some(known) => {
                 let older = std::mem::replace(known, fresh).connection;
+                older.map(|older| self.by_connection.remove(&older));
+                self.by_connection.insert(connection, hello.session);
                 (hello.incarnation, older)
             }
             None => {
                 self.sessions.insert(hello.session, fresh);
+                self.by_connection.insert(connection, hello.session);
                 (hello.incarnation, None)
             }
         }
@@ -50,11 +55,8 @@ impl Sessions {
 
     /// A connection has ended.
     pub fn closed(&mut self, connection: u64) {
-        let Some((&id, session)) =
-            self.sessions.iter_mut().find(|(_, session)| session.connection == Some(connection))
-        else {
-            return;
-        };
+        let Some(id) = self.by_connection.remove(&connection) else { return };
+        let Some(session) = self.sessions.get_mut(&id) else { return };
         session.connection = None;
         self.ended.push_back(id);
         while self.ended.len() > REMEMBERED {
@@ -105,13 +107,8 @@ mod tests {
         let mut sessions = Sessions::new();
         for id in 0..3 * REMEMBERED as u64 {
             sessions.greet(hello(id, 1), id);
-            sessions.sessions.get_mut(&SessionId(id)).unwrap().connection = None;
-            sessions.ended.push_back(SessionId(id));
-            if id % 1024 == 0 {
-                sessions.greet(hello(u64::MAX, id + 1), u64::MAX - id);
-                sessions.closed(u64::MAX - id);
-            }
+            sessions.closed(id);
         }
-        assert!(sessions.sessions.len() <= REMEMBERED + 1024 + 1);
+        assert!(sessions.sessions.len() <= REMEMBERED && sessions.by_connection.is_empty());
     }
 }

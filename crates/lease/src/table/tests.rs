@@ -179,3 +179,15 @@ fn pinned_and_ended_leases_are_not_revoked() {
     assert_eq!(table.revoke(Millis(1), unknown, Millis(0)), Err(RevokeRefusal::Unknown));
     assert_eq!(table.revoke(TTL, lease, Millis(0)), Err(RevokeRefusal::Ended));
 }
+
+#[test]
+fn all_grants_of_a_lease_are_of_its_owner_until_it_ends() {
+    let (mut table, lease) = table_with_one_lease();
+    let grant = add(&mut table, 1, lease).unwrap().lending;
+    assert_eq!((table.owner(lease), table.owner(grant)), (Some(OWNER), Some(OWNER)));
+    assert_eq!(table.owner(Lending { region: 9, ..lease }), None);
+    assert_eq!(table.fence_grant(Millis(2), OWNER, lease, &KEY, grant.epoch).map(|_| ()), Ok(()));
+    assert_eq!((table.owner(lease), table.owner(grant)), (Some(OWNER), None));
+    assert_eq!(table.release(OWNER, lease, &KEY), Ok(Released::Fence));
+    assert_eq!(table.owner(lease), None);
+}
