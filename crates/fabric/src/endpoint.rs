@@ -12,6 +12,7 @@ mod operation;
 mod queue;
 mod sleep;
 mod table;
+mod turns;
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -28,6 +29,7 @@ pub use batch::{Batch, Running};
 pub use queue::{ChangingWord, Queue, Transferring};
 use sleep::Sleep;
 use table::{QueueState, Table};
+pub use turns::Turns;
 
 /// Operations in flight per endpoint (paper 1, section 4.2: 128 transfers per staging buffer).
 pub const MAX_IN_FLIGHT: usize = 128;
@@ -62,6 +64,7 @@ struct Shared {
     clock: Rc<dyn Clock>,
     arena: Arena,
     deadline_ns: u64,
+    turns: Turns,
 }
 
 impl Shared {
@@ -100,6 +103,7 @@ impl Endpoint {
                 clock: config.clock,
                 arena,
                 deadline_ns: in_ns(config.deadline),
+                turns: Turns::default(),
             }),
         }
     }
@@ -129,7 +133,13 @@ impl Endpoint {
     /// Sends what is waiting, collects what has finished, closes queues whose deadline has passed.
     /// Returns how many operations ended. Never blocks.
     pub fn poll(&self) -> usize {
+        self.shared.turns.another();
         self.shared.table.borrow_mut().poll(self.shared.clock.now_ns())
+    }
+
+    /// How often it was polled, for other threads to look at.
+    pub fn turns(&self) -> Turns {
+        self.shared.turns.clone()
     }
 
     /// When [`Endpoint::poll`] has something to do even if nothing arrives: the earliest deadline or end of a sleep.

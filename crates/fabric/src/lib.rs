@@ -40,6 +40,7 @@ pub use descriptors::{Descriptor, leaves_room, raise_limit};
 pub use drive::block_on;
 pub use endpoint::{
     Batch, ChangingWord, Endpoint, EndpointConfig, MAX_BATCH, MAX_IN_FLIGHT, Queue, Running, Transferring,
+    Turns,
 };
 pub use host::{AccessKind, Cut, Host, HostIdentity, LentMemory, SharedRegion, access_refusal};
 pub use memory::{

@@ -5,19 +5,19 @@ use std::time::Duration;
 
 use farpool_fabric::block_on;
 use farpool_txn::horizon::collect;
-use farpool_txn::membership::{Role, fill_role};
+use farpool_txn::membership::{Duty, Role, fill_role};
 use farpool_txn::{BeginError, Cut, ReadError, Session, Shipped, Table, Worker};
 
 use crate::catalog::Catalog;
 use crate::database::Shared;
 use crate::error::DatabaseError;
-use crate::service::ROLE_PAUSE;
+use crate::service::{ROLE_PAUSE, show_pause};
 
 /// Between two looks at what no snapshot needs any more: a row whose ring is full waits so long, and a few READs of all words are cheap.
 const COLLECT_PAUSE: Duration = Duration::from_micros(300);
 
 /// Collects while nobody else does.
-pub(crate) fn collect_if_nobody_does(shared: &Shared) -> Result<(), DatabaseError> {
+pub(crate) fn collect_if_nobody_does(shared: &Shared, duty: &Duty) -> Result<(), DatabaseError> {
     // It commits nothing. Nor does it announce its snapshots: while it reads one, no horizon goes on.
     let worker = Worker::sharing(shared.memory()?, shared.at().oracle(), shared.slot.clone())
         .expect("the oracle has a slot for it");
@@ -26,11 +26,19 @@ pub(crate) fn collect_if_nobody_does(shared: &Shared) -> Result<(), DatabaseErro
     let work = async || {
         let mut known = Known { shared, worker: &worker, catalog: Catalog::new(shared), changes: None };
         let tables = async |cut: &Cut| known.tables(cut).await;
-        collect::<Shipped, _>(memory, &oracle, &horizon, tables, COLLECT_PAUSE, || shared.is_over()).await
+        collect::<Shipped, _>(
+            memory,
+            &oracle,
+            &horizon,
+            tables,
+            COLLECT_PAUSE,
+            duty.rounds(|| shared.is_over()),
+        )
+        .await
     };
     let role = (Role::Collector, shared.seat.claim);
     let collected = fill_role(memory, &at, role, ROLE_PAUSE, || shared.is_over(), work);
-    block_on(memory.endpoint(), collected)
+    block_on(memory.endpoint(), duty.does(memory, show_pause(shared), collected))
 }
 
 /// What the collector knows of the tables.

@@ -1,5 +1,7 @@
 //! What a compute server does beside its transactions: says that it lives, looks after those that do not, and does for all what one has to.
 
+mod threads;
+
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -7,7 +9,7 @@ use std::time::Duration;
 use farpool_fabric::{Endpoint, block_on};
 use farpool_txn::horizon::forget;
 use farpool_txn::membership::{
-    Duty, Lookout, Role, SeatWords, beat, fill_role, leave_seat, read_seats, role_of,
+    Duty, Lookout, Role, SeatWords, Vouching, beat, fill_role, leave_seat, read_seats, role_of, signs_of,
 };
 use farpool_txn::oracle::{fetch, publish};
 use farpool_txn::{Memory, Shipped};
@@ -22,6 +24,10 @@ use crate::trouble::failed;
 pub(crate) const BEATS: u32 = 10;
 /// How often roles are looked at that nobody may have.
 pub(crate) const ROLE_PAUSE: Duration = Duration::from_millis(50);
+
+/// A node that is silent for so long is lost: leases end then. So no part of a compute server is taken for stuck before that which may be
+/// waiting for a node.
+const NODE_SILENCE: Duration = Duration::from_secs(10);
 
 /// A look at all parts of an oracle takes no longer, over tcp on one host (`farpool bench io`), while nobody is kept from running. Readers
 /// who take longer look again.
@@ -47,26 +53,31 @@ pub struct MemberInfo {
 
 /// Starts the threads; each ends when the process's part in the database does.
 pub(crate) fn start(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, DatabaseError> {
-    // Before any of the threads can find that all is over.
-    let duties = [shared.duties.begin(), shared.duties.begin()];
-    let thread = |name: &str, run: fn(&Shared) -> Result<(), DatabaseError>, duty: Option<Duty>| {
-        let shared = shared.clone();
-        let spawned = std::thread::Builder::new().name(name.into()).spawn(move || match run(&shared) {
-            Ok(()) => duty.into_iter().for_each(Duty::ends),
-            Err(error) => drop(failed(&shared, error)),
-        });
-        spawned.map_err(DatabaseError::Thread)
-    };
-    let [publishes, collects] = duties.map(Some);
-    let mut threads = vec![
-        thread("db-members", take_part, None)?,
-        thread("db-publisher", publish_if_nobody_does, publishes)?,
-        thread("db-collector", collect_if_nobody_does, collects)?,
-    ];
-    if shared.fetched.is_some() {
-        threads.push(thread("db-fetcher", fetch_for_all, None)?);
+    let fetches = shared.fetched.is_some().then_some(("fetcher", fetch_for_all as Work));
+    let duties = [("publisher", publish_if_nobody_does as Work), ("collector", collect_if_nobody_does)];
+    // All begin before any of the threads can find that all is over.
+    let duties: Vec<_> = duties
+        .into_iter()
+        .chain(fetches)
+        .map(|(name, work)| (name, work, shared.duties.begin(name)))
+        .collect();
+    let mut started = vec![threads::start(shared, "members", take_part)?];
+    for (name, work, duty) in duties {
+        started.push(threads::start(shared, name, move |shared| {
+            work(shared, &duty)?;
+            duty.ends();
+            Ok(())
+        })?);
     }
-    Ok(threads)
+    Ok(started)
+}
+
+/// What a duty is, and what shows its progress.
+type Work = fn(&Shared, &Duty) -> Result<(), DatabaseError>;
+
+/// How often a duty shows that it makes progress.
+pub(crate) fn show_pause(shared: &Shared) -> Duration {
+    shared.patience / BEATS
 }
 
 /// Says that this member lives, and looks after others; at the end gives the seat back.
@@ -99,13 +110,26 @@ async fn or_end(
     part.await.map_err(|error| failed(shared, error))
 }
 
-/// Until the end, or until it cannot be said any more.
+/// Until the end, or until it cannot be said any more; and not while a part of this process makes no progress.
 async fn say_alive(shared: &Shared, memory: &Memory) -> Result<(), DatabaseError> {
-    let at = shared.at().members();
-    let mut count = 0;
+    let (at, endpoint) = (shared.at().members(), memory.endpoint());
+    let mut vouching = Vouching::<Shipped>::new(shared.patience, NODE_SILENCE);
+    let (mut count, mut told) = (0, None);
     while !shared.is_over() {
-        count += 1;
-        beat(memory, &at, &shared.seat, count).await?;
+        let stuck = vouching.look(endpoint.now_ns(), &signs_of(&shared.duties, &shared.slot));
+        if stuck.is_none() {
+            count += 1;
+            beat(memory, &at, &shared.seat, count).await?;
+        }
+        if told != stuck {
+            match stuck {
+                Some(part) => {
+                    tracing::error!(%part, "no progress: the other compute servers will shut this one out")
+                }
+                None => tracing::warn!("all parts of this compute server make progress again"),
+            }
+            told = stuck;
+        }
         if let Some(region) = shared.leases.lost().first() {
             shared.end(Ended::LeaseEnded(*region));
         }
@@ -113,7 +137,7 @@ async fn say_alive(shared: &Shared, memory: &Memory) -> Result<(), DatabaseError
             // What it has locked stays so until others have looked after its seat.
             shared.end(Ended::Failed(IN_DOUBT.to_owned()));
         }
-        pause(memory.endpoint(), shared, shared.patience / BEATS).await;
+        pause(endpoint, shared, shared.patience / BEATS).await;
     }
     Ok(())
 }
@@ -158,25 +182,27 @@ async fn forget_idle(shared: &Shared, memory: &Memory) -> Result<(), DatabaseErr
 }
 
 /// Publishes cuts of all parts while nobody else does.
-fn publish_if_nobody_does(shared: &Shared) -> Result<(), DatabaseError> {
+fn publish_if_nobody_does(shared: &Shared, duty: &Duty) -> Result<(), DatabaseError> {
     let memory = shared.memory()?;
     let (at, role) = (shared.at().members(), (Role::Publisher, shared.seat.claim));
     let oracle = shared.at().oracle();
     let pace = oracle.pace(LOOK);
     let work = || {
-        let publish_part = |part: &_| publish::<Shipped>(&memory, *part, pace, || shared.is_over());
+        let publish_part =
+            |part: &_| publish::<Shipped>(&memory, *part, pace, duty.rounds(|| shared.is_over()));
         try_join_all(oracle.parts().iter().map(publish_part)).map_ok(drop)
     };
     let published = fill_role(&memory, &at, role, ROLE_PAUSE, || shared.is_over(), work);
-    Ok(block_on(memory.endpoint(), published)?)
+    Ok(block_on(memory.endpoint(), duty.does(&memory, show_pause(shared), published))?)
 }
 
 /// Reads what is published, for all clients.
-fn fetch_for_all(shared: &Shared) -> Result<(), DatabaseError> {
+fn fetch_for_all(shared: &Shared, duty: &Duty) -> Result<(), DatabaseError> {
     let (memory, oracle) = (shared.memory()?, shared.at().oracle());
     let Some(fetched) = &shared.fetched else { return Ok(()) };
-    let fetching = fetch::<Shipped>(&memory, &oracle, fetched, Duration::ZERO, || shared.is_over());
-    Ok(block_on(memory.endpoint(), fetching)?)
+    let fetching =
+        fetch::<Shipped>(&memory, &oracle, fetched, Duration::ZERO, duty.rounds(|| shared.is_over()));
+    Ok(block_on(memory.endpoint(), duty.does(&memory, show_pause(shared), fetching))?)
 }
 
 /// Sleeps, but not beyond the end.

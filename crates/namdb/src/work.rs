@@ -83,8 +83,17 @@ pub struct Strike {
     pub step: Step,
     /// In the how-manieth commit that comes so far.
     pub commit: u32,
-    /// The signal.
-    pub signal: Signal,
+    /// What it does.
+    pub blow: Blow,
+}
+
+/// What a process does to itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Blow {
+    /// Sends itself a signal.
+    Signal(Signal),
+    /// Its working thread stands still from then on; all others go on.
+    Hang,
 }
 
 thread_local! {
@@ -97,16 +106,27 @@ enum Striking {}
 impl Rules for Striking {
     fn passes(step: Step) {
         STRIKE.with(|strike| match strike.get() {
-            Some(Strike { commit: 0 | 1, step: at, signal }) if at == step => {
+            Some(Strike { commit: 0 | 1, step: at, blow }) if at == step => {
                 strike.set(None);
-                // Nothing of ours is left to say that it cannot be done.
-                let _ = kill_process(getpid(), signal);
+                blow.falls();
             }
             Some(found) if found.step == step => {
                 strike.set(Some(Strike { commit: found.commit - 1, ..found }))
             }
             _ => {}
         });
+    }
+}
+
+impl Blow {
+    fn falls(self) {
+        match self {
+            // Nothing of ours is left to say that it cannot be done.
+            Blow::Signal(signal) => drop(kill_process(getpid(), signal)),
+            Blow::Hang => loop {
+                std::thread::park();
+            },
+        }
     }
 }
 

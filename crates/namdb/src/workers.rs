@@ -49,9 +49,10 @@ impl Workers {
         taken.map(|number| Place { workers: self.clone(), number: number as u16 })
     }
 
-    /// Whether there is no client, nor anything under way for one that has left.
+    /// Whether there is no client, nor anything under way for one that has left. Asked when the process's part is over: a client that comes
+    /// behind this finds that out.
     pub(crate) fn is_empty(&self) -> bool {
-        self.places.iter().all(|place| place.state() == State::Free)
+        self.places.iter().all(PlaceWord::is_free)
     }
 
     /// The clients that have had nothing to do since the last time this was asked.

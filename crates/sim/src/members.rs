@@ -76,6 +76,8 @@ struct Run {
     members: RefCell<Vec<Rc<Member>>>,
     /// Drivers of members that have not ended, and mishaps that have not.
     left: Left,
+    /// Nodes from which members are cut off at present.
+    cuts: Cell<u32>,
     /// Nothing goes wrong any more.
     is_quiet: Cell<bool>,
     /// The auditor has done his work.
@@ -293,6 +295,7 @@ fn setting(world: World, tasks: Tasks, seed: u64, faults: Kinds, random: &mut Ra
         observer,
         members: RefCell::default(),
         left: Left::default(),
+        cuts: Cell::new(0),
         is_quiet: Cell::new(false),
         is_over: Cell::new(false),
     }

@@ -46,7 +46,7 @@ pub use record::{
     FoundVersion, MOST_OLD_VERSIONS, MOST_RECORD_BYTES, NumberedHeader, RecordId, RecordLayout, Ring,
 };
 pub use rules::{Rules, Shipped, Step};
-pub use slot::{MAX_COMMITS_UNDER_WAY, MAX_COUNTS_UNSHOWN, SharedSlot};
+pub use slot::{Held, MAX_COMMITS_UNDER_WAY, MAX_COUNTS_UNSHOWN, SharedSlot};
 pub use table::Table;
 pub use transaction::{Committing, Row, Transaction};
 pub use worker::{Session, StampError, Stamped, Worker};

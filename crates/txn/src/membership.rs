@@ -11,12 +11,15 @@
 //!     had nothing under way any more, for itself or for all.
 //! M5. A *role* (publishing cuts, say) is taken by a claim as well, and free again only when its member has nothing of it under way, or was
 //!     fenced.
+//! M6. A member says that it lives only while each of its parts makes progress: a beat vouches for the work of the member, not only for the
+//!     thread that writes it.
 
 mod caring;
 mod duties;
 mod layout;
 mod roles;
 mod rules;
+mod vouching;
 mod watch;
 
 pub use caring::{CareError, Lookout, Premises};
@@ -24,6 +27,7 @@ pub use duties::{Duties, Duty};
 pub use layout::{MembersAt, MembersLayout, Role, SeatWords};
 pub use roles::{fill_role, give_up_role, role_of, take_role};
 pub use rules::SeatRules;
+pub use vouching::{Part, Sign, Vouching, signs_of};
 pub use watch::{Suspect, Watch};
 
 use std::time::Duration;

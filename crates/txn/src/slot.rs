@@ -1,8 +1,11 @@
 //! The commits of one slot of the timestamp vector, of which several may be under way, by several threads.
 
+mod hands;
 mod ledger;
 mod shared;
 
+pub use hands::Held;
+pub(crate) use hands::{Hand, Holding};
 pub use shared::SharedSlot;
 pub(crate) use shared::{Turn, Writer, Writing};
 

@@ -22,7 +22,7 @@ use crate::log::LogAt;
 use crate::memory::{Memory, MemoryError, Piece};
 use crate::oracle::{Copied, Fetched, Latest, Oracle, read_published};
 use crate::rules::{Rules, Shipped};
-use crate::slot::{SharedSlot, Turn, Writer, Writing};
+use crate::slot::{Hand, Holding, SharedSlot, Turn, Writer, Writing};
 use crate::transaction::Transaction;
 use looking::Looks;
 pub use stamping::{StampError, Stamped};
@@ -43,6 +43,8 @@ pub struct Worker<R = Shipped> {
     pub(crate) announcer: Option<Announcer>,
     looks: Looks,
     slot: Arc<SharedSlot>,
+    /// What the others of its compute server see of its commits.
+    hand: Arc<Hand>,
     /// Where the slot's word lies.
     word: (Piece, u64),
     /// For the slot's word, of which one write is under way at a time.
@@ -83,6 +85,7 @@ impl<R: Rules> Worker<R> {
     pub fn sharing(memory: Memory, oracle: impl Into<Oracle>, slot: Arc<SharedSlot>) -> Option<Self> {
         let oracle = oracle.into();
         let word = oracle.word(slot.slot())?;
+        let hand = slot.joins(memory.endpoint().turns());
         Some(Worker {
             memory,
             oracle,
@@ -91,6 +94,7 @@ impl<R: Rules> Worker<R> {
             announcer: None,
             looks: Looks::default(),
             slot,
+            hand,
             word,
             buffer: RefCell::new(None),
             is_writing: Cell::new(false),
@@ -184,7 +188,9 @@ impl<R: Rules> Worker<R> {
         let begun = self.slot.begin(log_bytes);
         self.is_put_off.set(matches!(begun, Err(CommitError::Busy)));
         let (version, log_start) = begun?;
-        Ok(UnderWay { worker: self, version, log_start, open: None, is_over: false, is_touched: false })
+        let holding = Some(self.hand.holds());
+        let (open, is_over, is_touched) = (None, false, false);
+        Ok(UnderWay { worker: self, version, log_start, holding, open, is_over, is_touched })
     }
 
     /// Takes room for the slot's word.
@@ -232,7 +238,7 @@ impl<R: Rules> Worker<R> {
     }
 
     /// Shows a commit that is installed whole, and waits until it is shown; false: it will not be, by this slot's workers.
-    async fn show(&self, version: Version) -> bool {
+    async fn show(&self, version: Version, holding: Option<Holding<'_>>) -> bool {
         let writing = self.slot.end(version);
         if R::frees_log_when_over() {
             self.slot.forget(version);
@@ -241,6 +247,8 @@ impl<R: Rules> Worker<R> {
             // Where that fails, the slot is stuck.
             let _ = self.write(writing).await;
         }
+        // From here on it waits for others.
+        drop(holding);
         // Mostly this write had it: then there is nothing to be patient for, nor a clock to be read.
         if self.slot.is_shown(version) {
             return true;
@@ -252,7 +260,10 @@ impl<R: Rules> Worker<R> {
             match select(turn, patience).await {
                 Either::Left((Turn::Shown, _)) => return true,
                 Either::Left((Turn::Stuck, _)) => return false,
-                Either::Left((Turn::Write(writing), _)) => drop(self.write(writing).await),
+                Either::Left((Turn::Write(writing), _)) => {
+                    let _holding = self.hand.holds();
+                    drop(self.write(writing).await);
+                }
                 // An earlier commit of the slot does not go on: this one is in doubt with it.
                 Either::Right(_) => self.slot.is_stuck(),
             }
@@ -265,6 +276,8 @@ pub(crate) struct UnderWay<'a, R: Rules> {
     worker: &'a Worker<R>,
     version: Version,
     log_start: u64,
+    /// Others wait for it.
+    holding: Option<Holding<'a>>,
     /// What its snapshot needs is kept for so long: it writes there.
     open: Option<Open<'a>>,
     is_over: bool,
@@ -306,7 +319,7 @@ impl<'a, R: Rules> UnderWay<'a, R> {
     pub(crate) async fn is_shown(&mut self) -> bool {
         // From here on others may show it: dropped, it is in doubt, also where it has no records.
         self.is_touched = true;
-        self.is_over = self.worker.show(self.version).await;
+        self.is_over = self.worker.show(self.version, self.holding.take()).await;
         self.is_over
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use farpool_namdb::work::{Signal, Step, Strike, Work, work_table};
+use farpool_namdb::work::{Blow, Signal, Step, Strike, Work, work_table};
 
 use super::{Beginning, DatabaseAt};
 use crate::output::{say, tell};
@@ -52,22 +52,23 @@ pub struct WorkArgs {
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
     rate: u32,
 
-    /// Send this process a signal at a step of one of its commits, for tests: kill:locked:20
-    #[arg(long, value_name = "SIGNAL:STEP:N", value_parser = parse_strike, hide = true)]
+    /// Send this process a signal at a step of one of its commits, or let its thread hang there, for tests: kill:locked:20
+    #[arg(long, value_name = "BLOW:STEP:N", value_parser = parse_strike, hide = true)]
     strike: Option<Strike>,
 }
 
 fn parse_strike(text: &str) -> Result<Strike, String> {
-    let wrong = || "write for instance kill:locked:20, or stop:shown:1".to_owned();
+    let wrong = || "write for instance kill:locked:20, stop:shown:1, or hang:logged:2".to_owned();
     let mut parts = text.split(':');
-    let (Some(signal), Some(step), Some(commit), None) =
+    let (Some(blow), Some(step), Some(commit), None) =
         (parts.next(), parts.next(), parts.next(), parts.next())
     else {
         return Err(wrong());
     };
-    let signal = match signal {
-        "kill" => Signal::KILL,
-        "stop" => Signal::STOP,
+    let blow = match blow {
+        "kill" => Blow::Signal(Signal::KILL),
+        "stop" => Blow::Signal(Signal::STOP),
+        "hang" => Blow::Hang,
         _ => return Err(wrong()),
     };
     let step = match step {
@@ -78,7 +79,7 @@ fn parse_strike(text: &str) -> Result<Strike, String> {
         "shown" => Step::Shown,
         _ => return Err(wrong()),
     };
-    Ok(Strike { signal, step, commit: commit.parse().map_err(|_| wrong())? })
+    Ok(Strike { blow, step, commit: commit.parse().map_err(|_| wrong())? })
 }
 
 /// Works until the time is over, or it does not go on.

@@ -262,6 +262,49 @@ fn members_wait_for_a_node_that_stands_still_and_go_on_over_tcp() {
     assert_a_node_may_stand_still("tcp");
 }
 
+/// The process goes on, and says that it lives: only its publisher does nothing.
+#[test]
+fn a_publisher_whose_thread_stands_still_is_shut_out_and_another_one_publishes() {
+    let ground = Ground::new();
+    let mut first = ground.up();
+    let mut second = ground.up();
+    ground.bank("shm", "0");
+    let publisher = || {
+        let status = ground.status();
+        let servers = status["servers"].as_array().unwrap();
+        servers.iter().find(|server| server["publishes"] == true)?["slot"].as_u64()
+    };
+    assert_eq!(publisher(), Some(0), "the first to come");
+    let still = first.stop_thread("db-publisher");
+    // Commits are acknowledged, and seen by what comes after them.
+    assert!(ground.bank("shm", "1").stdout.contains("50000 cents"));
+    assert_ne!(publisher(), Some(0));
+    first.assert_running();
+    drop(still);
+    let output = first.wait();
+    assert!(output.stderr.contains("took this one for dead"), "{output:?}");
+    second.assert_running();
+}
+
+#[test]
+fn a_compute_server_of_which_a_thread_hangs_in_a_commit_is_shut_out_and_its_locks_are_free() {
+    let ground = Ground::new();
+    let mut up = ground.up();
+    let hung = ["prepared", "locked", "installed"].map(|step| format!("hang:{step}:20"));
+    let mut hung: Vec<Process> =
+        (1..).zip(&hung).map(|(number, strike)| ground.work_until(number, "shm", 60, Some(strike))).collect();
+    within(Duration::from_secs(60), "those that hang are shut out", || {
+        up.assert_running();
+        ground.status()["servers"].as_array().unwrap().len() == 1
+    });
+    for process in &mut hung {
+        process.assert_running();
+        process.kill();
+    }
+    assert!(ground.work(4, "shm", 1).wait().status.success(), "nothing is locked any more");
+    assert!(ground.judge(4) > 20);
+}
+
 const STEPS: [&str; 5] = ["prepared", "logged", "locked", "installed", "shown"];
 
 /// Processes are killed, or stopped until they were shut out, at each step of a commit, while others work.

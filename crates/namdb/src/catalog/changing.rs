@@ -14,6 +14,7 @@ use crate::database::Shared;
 use crate::error::{Ended, Stop, TxError};
 use crate::plan::MOST_WORKERS;
 use crate::trouble::{failed, told};
+use crate::workers::Place;
 
 /// How long somebody else's change is waited for: longer than it takes until he is taken for dead, usually.
 const ROLE_PATIENCE: Duration = Duration::from_secs(20);
@@ -40,6 +41,10 @@ pub(super) fn change<T>(
     let place = shared.workers.take().ok_or(TxError::TooManyClients(MOST_WORKERS))?;
     // Once more: from here on the seat is not given back, but it may have been.
     shared.check().map_err(TxError::Ended)?;
+    let number = shared.plan.workers(shared.seat.slot).start + place.number();
+    let place = Taken { shared, place: Some(place) };
+    // Others wait for whoever has the role: a thread that stands still with it ends this process's part.
+    let _held = shared.slot.held_by(&endpoint);
     let done = block_on(&endpoint, async {
         let give_up_at = endpoint.now_ns() + ROLE_PATIENCE.as_nanos() as u64;
         while !take_role(&memory, &at, Role::Catalog, shared.seat.claim).await.map_err(TxError::Memory)? {
@@ -57,7 +62,6 @@ pub(super) fn change<T>(
         let slot = Arc::new(SharedSlot::after(slot, log, recovered.last));
         let worker: Worker<Shipped> =
             Worker::sharing(memory, oracle, slot).expect("the oracle has a slot for it");
-        let number = shared.plan.workers(shared.seat.slot).start + place.number();
         let worker =
             worker.announcing(shared.at().horizon(), number).await?.expect("the plan has a place for each");
         let change = Change { worker, catalog: Catalog::new(shared) };
@@ -76,7 +80,7 @@ pub(super) fn change<T>(
     });
     match done {
         Ok((changed, left)) => {
-            has_left(shared, place, left);
+            has_left(shared, place.back(), left);
             changed
         }
         Err(error) => {
@@ -94,14 +98,44 @@ pub(super) fn change<T>(
     }
 }
 
+/// The place of who changes the catalog. Dropped without being given [back](Self::back), by a panic say, the process's part in the database
+/// ends: the role is another's only once this process is shut out.
+struct Taken<'a> {
+    shared: &'a Shared,
+    place: Option<Place>,
+}
+
+impl Taken<'_> {
+    /// Nothing is under way any more.
+    fn back(mut self) -> Place {
+        self.place.take().expect("it was not given back")
+    }
+
+    /// Nobody knows what is under way.
+    fn keep(self) {
+        self.back().keep();
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        let Some(place) = self.place.take() else { return };
+        place.keep();
+        self.shared.end(Ended::Failed(
+            "a change of tables was given up half-way: open the database again".to_owned(),
+        ));
+    }
+}
+
 impl Change {
     /// Its way to far memory.
     pub(super) fn memory(&self) -> &Memory {
         self.worker.memory()
     }
 
-    /// Between two steps of what takes long, while no transaction is open: it needs no old snapshot.
+    /// Between two steps of what takes long, while no transaction is open: it needs no old snapshot, and its thread shows that it runs.
     pub(super) async fn keep_up(&self) -> Result<(), TxError> {
+        self.memory().endpoint().yield_now().await;
         Ok(self.worker.keep_up().await?)
     }
 

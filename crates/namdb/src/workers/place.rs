@@ -129,6 +129,13 @@ impl<W: Word> Default for PlaceWord<W> {
 }
 
 impl<W: Word> PlaceWord<W> {
+    /// Whether it is free, for who closes the places: a client that takes it behind this finds that they are closed.
+    pub(super) fn is_free(&self) -> bool {
+        // A change, though nothing changes: it has a place in the order of the word's changes. Release: pairs with the acquire of the
+        // client that takes it behind this. Acquire: pairs with the release of the last one that had it before.
+        self.0.compare_exchange(Free as u8, Free as u8, Ordering::AcqRel).is_ok()
+    }
+
     /// What it is at. A hint, but for who alone may change it.
     pub(super) fn state(&self) -> State {
         STATES[usize::from(self.0.load(Ordering::Relaxed))]

@@ -45,7 +45,7 @@ async fn audit(run: &Rc<Run>) -> Result<(), String> {
         let Some(auditor) = comes_right(run).await? else {
             run.world.note("no member lives, and no seat is free", &[]);
             // Their clients would wait for cuts that nobody publishes.
-            run.members.borrow().iter().for_each(|member| run.tasks.kill(member.process));
+            run.members.borrow().iter().for_each(|member| member.kill());
             return Ok(());
         };
         let audited = examine(&auditor).await;

@@ -24,6 +24,11 @@ pub(super) const SEAT_BEFORE_RECOVERY: &str = "seat-freed-before-recovery";
 /// A seat is free before what its workers announced is taken away.
 pub(super) const SEAT_BEFORE_FORGETTING: &str = "seat-freed-before-words-forgotten";
 
+/// A member says that it lives while its publisher or its collector stands still.
+pub(super) const BEATS_WITHOUT_DUTIES: &str = "beats-while-a-duty-stands-still";
+/// A member says that it lives while a thread of it stands still in the middle of a commit.
+pub(super) const BEATS_WITHOUT_COMMITS: &str = "beats-while-a-commit-stands-still";
+
 pub(super) const MUTATIONS: &[&str] = &[
     LISTED_LATE,
     CARER_IGNORED,
@@ -34,6 +39,8 @@ pub(super) const MUTATIONS: &[&str] = &[
     ROLES_FIRST,
     SEAT_BEFORE_RECOVERY,
     SEAT_BEFORE_FORGETTING,
+    BEATS_WITHOUT_DUTIES,
+    BEATS_WITHOUT_COMMITS,
 ];
 
 /// The rules of a run: as they ship, but for the one that is wrong.
@@ -70,6 +77,14 @@ impl SeatRules for Chosen {
 
     fn recovers_before_seat() -> bool {
         !is(SEAT_BEFORE_RECOVERY) && Shipped::recovers_before_seat()
+    }
+
+    fn vouches_for_duties() -> bool {
+        !is(BEATS_WITHOUT_DUTIES) && Shipped::vouches_for_duties()
+    }
+
+    fn vouches_for_commits() -> bool {
+        !is(BEATS_WITHOUT_COMMITS) && Shipped::vouches_for_commits()
     }
 
     fn forgets_before_seat() -> bool {

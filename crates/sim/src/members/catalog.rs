@@ -46,6 +46,8 @@ pub(super) async fn change(member: &Rc<Member>) -> Result<(), String> {
         return Ok(());
     }
     let memory = member.memory().await.map_err(|error| told(&error))?;
+    member.keeps_turning(member.process, memory.endpoint());
+    let _held = member.slot.held_by(memory.endpoint());
     while !take_role(&memory, &at, Role::Catalog, claim).await.map_err(|error| told(&error))? {
         if member.is_over() {
             leaves(member);

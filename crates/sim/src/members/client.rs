@@ -4,6 +4,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
+use farpool_fabric::sim::ProcessId;
 use farpool_txn::membership::Premises;
 use farpool_txn::{Session, Worker};
 use futures_util::future::{Either, join_all, select};
@@ -35,9 +36,9 @@ impl Drop for Busy {
 
 /// Starts a worker with one or two sessions.
 pub(super) fn start(member: &Rc<Member>, number: u16) {
-    let (here, busy) = (member.clone(), Busy(member.clone()));
-    member.run.tasks.spawn(member.process, async move {
-        if let Err(why) = work(&here, number).await {
+    let (here, busy, part) = (member.clone(), Busy(member.clone()), member.add_client());
+    member.run.tasks.spawn(part, async move {
+        if let Err(why) = work(&here, part, number).await {
             here.ends(&why);
         }
         drop(busy);
@@ -67,11 +68,12 @@ pub(super) fn leaves(member: &Member) {
     member.workers.set(member.workers.get() - 1);
 }
 
-async fn work(member: &Rc<Member>, number: u16) -> Result<(), String> {
+async fn work(member: &Rc<Member>, part: ProcessId, number: u16) -> Result<(), String> {
     if !takes_place(member) {
         return Ok(());
     }
-    let memory = member.memory().await.map_err(|error| error.to_string())?;
+    let memory = member.memory_of(part).await.map_err(|error| error.to_string())?;
+    member.keeps_turning(part, memory.endpoint());
     let worker = Worker::sharing(memory, member.oracle(), member.slot.clone());
     let worker = announced(member, worker.expect("the oracle has the slot"), number).await?;
     let mut random = member.run.ledger.random();

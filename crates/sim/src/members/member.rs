@@ -1,5 +1,5 @@
 //! A compute server, as `farpool-namdb` makes one of a process: what are threads there are tasks here, each with a way to far memory of
-//! its own.
+//! its own. Threads that may stand still while the rest goes on are processes of their own in the world.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -7,12 +7,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use farpool_fabric::Endpoint;
 use farpool_fabric::sim::{HostId, Path, ProcessId, Random};
 use farpool_txn::horizon::{HorizonAt, collect};
 use farpool_txn::log::LogAt;
 use farpool_txn::membership::{
-    Duties, Duty, Lookout, MembersAt, Premises, Role, Seat, beat, fill_role, leave_seat, list_grants,
-    wait_for_seat,
+    Duties, Duty, Lookout, MembersAt, Premises, Role, Seat, Vouching, beat, fill_role, leave_seat,
+    list_grants, signs_of, wait_for_seat,
 };
 use farpool_txn::oracle::publish;
 use farpool_txn::recovery::recover;
@@ -29,6 +30,8 @@ use crate::staying::Staying;
 const MOST_LIVES: u64 = 3;
 /// A member says that it lives so many times before it is taken for dead.
 const BEATS: u32 = 10;
+/// No operation waits for a node so long.
+const NODE_SILENCE: Duration = Duration::from_millis(2);
 /// Between two looks at whether a seat or a role is free.
 const PAUSE: Duration = Duration::from_micros(40);
 /// Between two looks at what no snapshot needs any more.
@@ -46,10 +49,28 @@ pub(super) struct Wanted {
     pub(super) changes_catalog: bool,
 }
 
+/// Threads of a member that may stand still by themselves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum PartKind {
+    Publisher,
+    Collector,
+    /// All of its workers.
+    Clients,
+}
+
+impl PartKind {
+    pub(super) const ALL: [PartKind; 3] = [PartKind::Publisher, PartKind::Collector, PartKind::Clients];
+}
+
 /// A process with a seat.
 pub(super) struct Member {
     pub(super) run: Rc<Run>,
+    /// Its beats, and its looks at the others.
     pub(super) process: ProcessId,
+    publisher: ProcessId,
+    collector: ProcessId,
+    /// Its workers.
+    clients: RefCell<Vec<ProcessId>>,
     place: (HostId, Path),
     pub(super) grants: Vec<Epoch>,
     pub(super) seat: Seat,
@@ -80,7 +101,59 @@ impl Member {
     }
 
     pub(super) async fn memory(&self) -> Result<Memory, MemoryError> {
-        self.run.memory(self.process, self.place, &self.grants).await
+        self.memory_of(self.process).await
+    }
+
+    /// The way to all memory of a part.
+    pub(super) async fn memory_of(&self, part: ProcessId) -> Result<Memory, MemoryError> {
+        self.run.memory(part, self.place, &self.grants).await
+    }
+
+    /// A process for another worker.
+    pub(super) fn add_client(&self) -> ProcessId {
+        let client = self.run.world.add_process(self.place.0);
+        self.clients.borrow_mut().push(client);
+        client
+    }
+
+    /// The processes of one kind of parts.
+    pub(super) fn parts(&self, kind: PartKind) -> Vec<ProcessId> {
+        match kind {
+            PartKind::Publisher => vec![self.publisher],
+            PartKind::Collector => vec![self.collector],
+            PartKind::Clients => self.clients.borrow().clone(),
+        }
+    }
+
+    fn all_parts(&self) -> impl Iterator<Item = ProcessId> {
+        let parts = PartKind::ALL.into_iter().flat_map(|kind| self.parts(kind));
+        parts.chain([self.process])
+    }
+
+    /// Ends all of it where it stands.
+    pub(super) fn kill(&self) {
+        self.all_parts().for_each(|part| self.run.tasks.kill(part));
+    }
+
+    /// All of it stands still.
+    pub(super) fn pause(&self, lasting: Duration) {
+        self.all_parts().for_each(|part| self.run.world.pause(part, lasting));
+    }
+
+    /// Whether a part of it stands still, or all of it.
+    pub(super) fn stands_still(&self) -> bool {
+        let world = &self.run.world;
+        self.all_parts().any(|part| world.paused_until_ns(part) > world.now_ns())
+    }
+
+    /// A thread that runs polls its endpoint again and again, whether anything arrives or not.
+    pub(super) fn keeps_turning(self: &Rc<Self>, part: ProcessId, endpoint: &Endpoint) {
+        let (here, endpoint) = (self.clone(), endpoint.clone());
+        self.run.tasks.spawn(part, async move {
+            while !here.is_over() {
+                endpoint.sleep(here.run.patience / BEATS).await;
+            }
+        });
     }
 
     /// Its part is over, and nobody has wanted that.
@@ -227,6 +300,9 @@ async fn join_in(
     Ok(Some(Rc::new(Member {
         run: run.clone(),
         process,
+        publisher: run.world.add_process(place.0),
+        collector: run.world.add_process(place.0),
+        clients: RefCell::default(),
         place,
         grants,
         seat,
@@ -241,16 +317,17 @@ async fn join_in(
 
 /// What runs beside [`take_part`].
 fn begin_tasks(member: &Rc<Member>, wanted: Wanted) {
-    let spawn = |task: std::pin::Pin<Box<dyn Future<Output = Result<(), MemoryError>>>>| {
+    let spawn = |part, task: std::pin::Pin<Box<dyn Future<Output = Result<(), MemoryError>>>>| {
         let here = member.clone();
-        member.run.tasks.spawn(member.process, async move {
+        member.run.tasks.spawn(part, async move {
             if let Err(error) = task.await {
                 here.ends(&error.to_string());
             }
         });
     };
-    spawn(Box::pin(publish_if_nobody_does(member.clone(), member.duties.begin())));
-    spawn(Box::pin(collect_if_nobody_does(member.clone(), member.duties.begin())));
+    let [publishes, collects] = ["publisher", "collector"].map(|name| member.duties.begin(name));
+    spawn(member.publisher, Box::pin(publish_if_nobody_does(member.clone(), publishes)));
+    spawn(member.collector, Box::pin(collect_if_nobody_does(member.clone(), collects)));
     for number in 0..wanted.workers {
         client::start(member, number);
     }
@@ -258,7 +335,7 @@ fn begin_tasks(member: &Rc<Member>, wanted: Wanted) {
         catalog::start(member);
     }
     if broken::is(broken::LISTED_LATE) {
-        spawn(Box::pin(list_late(member.clone())));
+        spawn(member.process, Box::pin(list_late(member.clone())));
     }
 }
 
@@ -276,12 +353,18 @@ async fn take_part(member: &Rc<Member>) -> Result<(), MemoryError> {
 }
 
 async fn say_alive(member: &Member, memory: &Memory) -> Result<(), MemoryError> {
+    let mut vouching = Vouching::<Chosen>::new(member.run.patience, NODE_SILENCE);
     let mut count = 0;
     while !member.is_over() {
-        count += 1;
-        if let Err(error) = beat(memory, &member.members(), &member.seat, count).await {
-            member.ends(&error.to_string());
-            return Err(error);
+        let signs = signs_of(&member.duties, &member.slot);
+        if vouching.look(memory.endpoint().now_ns(), &signs).is_none() {
+            count += 1;
+            if let Err(error) = beat(memory, &member.members(), &member.seat, count).await {
+                member.ends(&error.to_string());
+                return Err(error);
+            }
+        } else if !member.run.faults.are_any() {
+            member.run.ledger.complain("a part of a member was taken for stuck where nothing is".to_owned());
         }
         if member.slot.is_in_doubt() {
             member.ends("a commit is in doubt");
@@ -316,23 +399,35 @@ async fn look_after_others(member: &Member, memory: &Memory) -> Result<(), Memor
 }
 
 async fn publish_if_nobody_does(member: Rc<Member>, duty: Duty) -> Result<(), MemoryError> {
-    let memory = member.memory().await?;
-    let work = || publish::<Engine>(&memory, member.at().oracle(), Duration::ZERO, || member.is_over());
+    let memory = member.memory_of(member.publisher).await?;
+    let work =
+        || publish::<Engine>(&memory, member.at().oracle(), Duration::ZERO, duty.rounds(|| member.is_over()));
     let role = (Role::Publisher, member.seat.claim);
-    fill_role(&memory, &member.members(), role, PAUSE, || member.is_over(), work).await?;
+    let at = member.members();
+    let publishes = fill_role(&memory, &at, role, PAUSE, || member.is_over(), work);
+    duty.does(&memory, member.run.patience / BEATS, publishes).await?;
     duty.ends();
     Ok(())
 }
 
 async fn collect_if_nobody_does(member: Rc<Member>, duty: Duty) -> Result<(), MemoryError> {
-    let memory = member.memory().await?;
+    let memory = member.memory_of(member.collector).await?;
     let (oracle, horizon) = (member.oracle(), member.horizon());
     let work = || {
         let tables = async |_: &Cut| Ok::<_, MemoryError>(None);
-        collect::<Engine, _>(&memory, &oracle, &horizon, tables, COLLECT_PAUSE, || member.is_over())
+        collect::<Engine, _>(
+            &memory,
+            &oracle,
+            &horizon,
+            tables,
+            COLLECT_PAUSE,
+            duty.rounds(|| member.is_over()),
+        )
     };
     let role = (Role::Collector, member.seat.claim);
-    fill_role(&memory, &member.members(), role, PAUSE, || member.is_over(), work).await?;
+    let at = member.members();
+    let collects = fill_role(&memory, &at, role, PAUSE, || member.is_over(), work);
+    duty.does(&memory, member.run.patience / BEATS, collects).await?;
     duty.ends();
     Ok(())
 }

@@ -47,6 +47,16 @@ pub trait SeatRules: 'static {
         true
     }
 
+    /// Whether a member is silent while one of its duties makes no progress (M6).
+    fn vouches_for_duties() -> bool {
+        true
+    }
+
+    /// Whether a member is silent while a commit of it makes no progress (M6).
+    fn vouches_for_commits() -> bool {
+        true
+    }
+
     /// Whether what its workers announced is taken away before its seat is free (M4).
     fn forgets_before_seat() -> bool {
         true

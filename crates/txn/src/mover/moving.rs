@@ -97,6 +97,8 @@ impl PieceMover {
                 let head = entry_of(u64::from_le_bytes(*head));
                 found.push((index, self.chain_from(memory, index, head, horizon).await?));
             }
+            // In shared memory nothing of this waits: what else the thread has to do has its turn.
+            memory.endpoint().yield_now().await;
         }
         Ok(found)
     }

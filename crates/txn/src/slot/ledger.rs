@@ -225,6 +225,14 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
         self.shown().max(self.vanished.load(Ordering::Acquire))
     }
 
+    /// The first commit that is neither shown nor gone, if any has begun behind those that are.
+    pub(super) fn oldest_under_way(&self) -> Option<u64> {
+        let settled = self.settled();
+        // Relaxed: a count carries no data.
+        let begun = self.begun.load(Ordering::Relaxed) & !CLOSED;
+        (begun > settled).then_some(settled + 1)
+    }
+
     /// How far all is over without a gap.
     pub(super) fn over(&self) -> u64 {
         self.over_with(None)

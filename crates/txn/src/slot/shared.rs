@@ -9,13 +9,16 @@
 //! H4. What the log has of a commit stays there until the word has it, or nothing of it is left: till then it may have to be undone.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Poll, Waker};
 
+use farpool_fabric::{Endpoint, Turns};
 use farpool_wire::{Slot, Version};
 use parking_lot::Mutex;
 
 use super::MAX_COMMITS_UNDER_WAY;
+use super::hands::{Hand, Hands, Held};
 use super::ledger::{Awaited, Ledger, Look, NotBegun};
 use crate::error::{CommitError, LeaveError};
 use crate::log::{LogAt, LogRoom};
@@ -42,6 +45,8 @@ pub struct SharedSlot {
     sleeping: Mutex<BTreeMap<u64, Waker>>,
     /// Something of this compute server may still land in far memory, nobody knows when, that is no commit.
     has_loose_ends: AtomicBool,
+    /// The threads that commit here.
+    hands: Hands,
 }
 
 /// The right to write the slot's word, and the duty: dropped before it is [`done`](Self::done), nobody knows what the word is.
@@ -79,12 +84,38 @@ impl SharedSlot {
             room: Mutex::new(LogRoom::new(log.layout.ring_bytes())),
             sleeping: Mutex::default(),
             has_loose_ends: AtomicBool::new(false),
+            hands: Hands::default(),
         }
     }
 
     /// Which it is.
     pub fn slot(&self) -> Slot {
         self.slot
+    }
+
+    /// A worker commits here from now on, on a thread that turns like this.
+    pub(crate) fn joins(&self, turns: Turns) -> Arc<Hand> {
+        self.hands.joins(turns)
+    }
+
+    /// Others wait for the thread that polls `endpoint`, for another reason than a commit here, until what this gives is dropped.
+    pub fn held_by(&self, endpoint: &Endpoint) -> Held {
+        Held::new(self.hands.joins(endpoint.turns()))
+    }
+
+    /// Workers with commits for which others wait, by numbers of their own, and what shows that the thread of each runs.
+    pub(crate) fn holding(&self) -> Vec<(u64, u64)> {
+        self.hands.holding()
+    }
+
+    /// Whether others wait for a commit of one of its workers: it may hold locks.
+    pub fn is_held(&self) -> bool {
+        !self.holding().is_empty()
+    }
+
+    /// The count of the oldest commit that is under way.
+    pub(crate) fn oldest_under_way(&self) -> Option<u64> {
+        self.ledger.oldest_under_way()
     }
 
     /// Its log, for whoever commits in it.
@@ -396,6 +427,20 @@ mod tests {
         assert!(matches!(slot.begin(8), Err(CommitError::Stuck)));
         writing.done();
         assert!(matches!(slot.leave(), Ok((13, None))), "that is so already");
+    }
+
+    #[test]
+    fn the_oldest_commit_that_is_neither_shown_nor_gone_is_under_way() {
+        let slot = slot();
+        assert_eq!(slot.oldest_under_way(), None);
+        let [first, second] = std::array::from_fn(|_| begin(&slot));
+        slot.vanish(second);
+        assert_eq!(slot.oldest_under_way(), Some(first.count()));
+        let writing = slot.end(first).unwrap();
+        assert_eq!(slot.oldest_under_way(), Some(first.count()), "its word is being written");
+        writing.done();
+        assert_eq!(slot.oldest_under_way(), None);
+        assert!(slot.retire() && slot.oldest_under_way().is_none());
     }
 
     #[test]

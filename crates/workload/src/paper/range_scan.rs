@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use super::stage::{Spot, start_pool, subfolder};
 use crate::child::run;
@@ -138,7 +138,7 @@ impl Scene {
             (None, Spot::Tmpfs) => subfolder(tmpfs, "postgres")?,
             (None, _) => subfolder(work, "postgres")?,
         };
-        let wrapper = if spot == Spot::InterposedShm { interposer(options.farpool) } else { Vec::new() };
+        let wrapper = if spot == Spot::InterposedShm { interposer(options.farpool).to_vec() } else { Vec::new() };
         let log: PathBuf = work.join(format!("{}.log", spot.name().replace([' ', ','], "-")));
         let of_server = ServerOptions { wrapper: &wrapper, ..ServerOptions::new(&dir, &log) };
         let server = Server::start(&of_server, stop)?;

@@ -4,6 +4,7 @@ mod client;
 mod mount;
 mod pool;
 mod process;
+mod thread;
 mod up;
 
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ pub use pool::{Pool, PoolOptions};
 pub use process::{
     Output, Process, assert_complaint, children_of, farpool, is_running, root, run, run_command, tied,
 };
+pub use thread::StoppedThread;
 pub use up::Up;
 
 /// Nothing here takes as long on a busy machine, unless it hangs.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{PATIENCE, eventually, within};
+use super::{PATIENCE, StoppedThread, eventually, within};
 
 /// From SIGTERM to SIGKILL in a guard.
 const END_DEADLINE: Duration = Duration::from_secs(20);
@@ -149,6 +149,12 @@ impl Process {
 
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// One of its threads stands still, and the others go on.
+    #[track_caller]
+    pub fn stop_thread(&self, name: &str) -> StoppedThread {
+        StoppedThread::stop(self.id(), name)
     }
 
     /// SIGKILL, and reaped.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use loom::model::Builder;
-use loom::sync::atomic::{AtomicU8 as LoomState, AtomicU64 as LoomWord};
+use loom::sync::atomic::{AtomicBool as LoomFlag, AtomicU8 as LoomState, AtomicU64 as LoomWord};
 use loom::thread;
 
 use super::*;
@@ -22,6 +22,8 @@ const SOUND: u8 = 0;
 const FREED_AT_ONCE: u8 = 1;
 /// Nothing is ordered by the state.
 const UNORDERED: u8 = 2;
+/// Who closes the places only glances at them.
+const GLANCES: u8 = 4;
 /// A client begins though its word is taken away just now.
 const BEGINS_AT_ONCE: u8 = 3;
 
@@ -131,6 +133,36 @@ fn model<const FAULT: u8>(begins_again: bool) {
             assert_eq!(shared.place.state(), Free, "nothing is under way any more");
         }
     });
+}
+
+/// A process's part in the database ends while a client comes: the seat is given back, or there is a client that goes on.
+fn model_of_closing<const FAULT: u8>() {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(PREEMPTIONS);
+    builder.check(|| {
+        let place = Arc::new(PlaceWord::<Faulty<FAULT>>::default());
+        let is_over = Arc::new(LoomFlag::new(false));
+        let closes = thread::spawn({
+            let (place, is_over) = (place.clone(), is_over.clone());
+            move || {
+                is_over.store(true, Ordering::Release);
+                if FAULT == GLANCES { place.state() == Free } else { place.is_free() }
+            }
+        });
+        let goes_on = place.happens(Event::Taken).1.is_some() && !is_over.load(Ordering::Acquire);
+        let is_given_back = closes.join().unwrap();
+        assert!(!(goes_on && is_given_back), "a client works in a seat that may be another's");
+    });
+}
+
+#[test]
+fn a_client_that_comes_when_the_seat_is_given_back_finds_that_out() {
+    model_of_closing::<SOUND>();
+}
+
+#[test]
+fn the_model_notices_who_only_glances_at_the_places() {
+    assert_caught(model_of_closing::<GLANCES>);
 }
 
 fn assert_caught(model: impl Fn() + std::panic::UnwindSafe) {

@@ -1,0 +1,55 @@
+//! One thread of a process that stands still while the others go on: held by ptrace(2), which may be used on children.
+
+use std::io::Error;
+use std::os::raw::c_uint;
+use std::path::Path;
+
+use libc::{__WALL, PTRACE_DETACH, PTRACE_INTERRUPT, PTRACE_SEIZE, c_void, pid_t, ptrace, waitpid};
+
+/// A thread that stands still until this is dropped, which has to be by the thread that has stopped it.
+pub struct StoppedThread {
+    id: pid_t,
+}
+
+impl StoppedThread {
+    /// Stops the thread of that name of a child, or of what a child has become.
+    #[track_caller]
+    pub fn stop(process: u32, name: &str) -> StoppedThread {
+        let id = find(process, name);
+        let none = std::ptr::null_mut::<c_void>();
+        for request in [PTRACE_SEIZE, PTRACE_INTERRUPT] {
+            // SAFETY: neither request reads or writes memory of this process.
+            let asked = unsafe { ptrace(request as c_uint, id, none, none) };
+            let error = Error::last_os_error();
+            assert_ne!(
+                asked, -1,
+                "cannot stop a thread of a child by ptrace, which this test needs: {error}"
+            );
+        }
+        let mut status = 0;
+        // SAFETY: `status` is a number of our own, and lives until the call returns.
+        let waited = unsafe { waitpid(id, &mut status, __WALL) };
+        assert!(waited == id && libc::WIFSTOPPED(status), "{name}: {waited}, status {status:#x}");
+        StoppedThread { id }
+    }
+}
+
+impl Drop for StoppedThread {
+    fn drop(&mut self) {
+        let none = std::ptr::null_mut::<c_void>();
+        // SAFETY: the request neither reads nor writes memory of this process. A thread that is gone by now needs nothing.
+        unsafe { ptrace(PTRACE_DETACH as c_uint, self.id, none, none) };
+    }
+}
+
+/// The kernel's number of a thread.
+#[track_caller]
+fn find(process: u32, name: &str) -> pid_t {
+    let tasks = Path::new("/proc").join(process.to_string()).join("task");
+    let threads = std::fs::read_dir(tasks).unwrap().flatten();
+    let is_named =
+        |path: &Path| std::fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim_end() == name);
+    let found = threads.map(|thread| thread.path()).find(|path| is_named(path));
+    let found = found.unwrap_or_else(|| panic!("process {process} has no thread {name}"));
+    found.file_name().and_then(|id| id.to_str()?.parse().ok()).expect("threads are numbers")
+}

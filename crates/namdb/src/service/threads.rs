@@ -1,0 +1,59 @@
+//! Threads of a compute server that run until its part in the database is over.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use super::failed;
+use crate::database::Shared;
+use crate::error::{DatabaseError, Ended};
+
+/// Starts one, named `db-` and this.
+pub(super) fn start(
+    shared: &Arc<Shared>,
+    name: &'static str,
+    run: impl FnOnce(&Shared) -> Result<(), DatabaseError> + Send + 'static,
+) -> Result<JoinHandle<()>, DatabaseError> {
+    let shared = shared.clone();
+    let serve = move || match or_panic(name, || run(&shared), |why| shared.end(why)) {
+        Ok(()) => {}
+        Err(error) => drop(failed(&shared, error)),
+    };
+    std::thread::Builder::new().name(format!("db-{name}")).spawn(serve).map_err(DatabaseError::Thread)
+}
+
+/// What `run` returns. If it panics, the process's part in the database ends first: what the thread had for all, others can have once this
+/// process is shut out, and not before.
+fn or_panic<T>(name: &str, run: impl FnOnce() -> T, ends: impl FnOnce(Ended)) -> T {
+    // Nothing of what `run` has used is used behind this: the whole part is over.
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        ends(Ended::Failed(format!(
+            "the {name} of this compute server has panicked: open the database again"
+        )));
+        resume_unwind(panic)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use farpool_txn::membership::Duties;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_panics_ends_the_part_of_its_process_and_leaves_its_duty_in_doubt() {
+        let (duties, ended) = (Duties::default(), Cell::new(None));
+        let duty = duties.begin("publisher");
+        let run = || {
+            let _duty = duty;
+            panic!("on purpose");
+        };
+        let thread = || or_panic::<()>("publisher", run, |why| ended.set(Some((why, duties.are_in_doubt()))));
+        assert!(catch_unwind(AssertUnwindSafe(thread)).is_err(), "who joins the thread is told");
+        let (why, is_in_doubt) = ended.take().unwrap();
+        assert!(why.to_string().contains("publisher") && is_in_doubt, "{why}");
+        assert_eq!(or_panic("publisher", || 7, |_| panic!("nothing has happened")), 7);
+    }
+}
