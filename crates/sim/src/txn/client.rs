@@ -31,7 +31,7 @@ const MOST_IDLE_NS: u64 = 100_000;
 const GIVEN_UP_PERMILLE: u32 = 60;
 const MOST_PATIENCE_NS: u64 = 80_000;
 /// Transactions before which a session gives others up that it has prepared, many of them, where some are given up.
-const WASTES_PERMILLE: u32 = 40;
+const WASTES_PERMILLE: u32 = 80;
 
 /// Starts a client in a slot whose last commit is `last`, with one to three sessions.
 pub(super) fn start(run: &Rc<Run>, slot: u16, last: u64, random: &mut Random) {
@@ -189,21 +189,21 @@ impl Client {
                 gives_up(&self.run, self.slot, self.grant, &why);
                 break;
             }
-            if self.run.faults.drops
-                && self.transactor.random.chance(WASTES_PERMILLE)
-                && let Err(why) = wasting::use_up_counts(&worker, &self.transactor.table).await
-            {
+            let wastes = self.run.faults.drops && self.transactor.random.chance(WASTES_PERMILLE);
+            if wastes && let Err(why) = wasting::use_up_counts(&worker, &self.transactor.table).await {
                 gives_up(&self.run, self.slot, self.grant, &why);
                 break;
             }
-            let is_only_reading = self.transactor.random.chance(400);
+            // Behind counts that nothing tells of, it writes, and is given up: perhaps in the middle of its commit.
+            let is_only_reading = !wastes && self.transactor.random.chance(400);
             let records: Vec<_> = (0..1 + self.transactor.random.below(MOST_RECORDS))
                 .map(|_| {
                     let record = self.transactor.random.below(self.transactor.table.records());
                     (record, !is_only_reading && self.transactor.random.chance(600))
                 })
                 .collect();
-            let gives_up_after = (self.run.faults.drops && self.transactor.random.chance(GIVEN_UP_PERMILLE))
+            let is_impatient = wastes || self.transactor.random.chance(GIVEN_UP_PERMILLE);
+            let gives_up_after = (self.run.faults.drops && is_impatient)
                 .then(|| Duration::from_nanos(self.transactor.random.below(MOST_PATIENCE_NS)));
             let run = self.run.clone();
             let done = match gives_up_after {
