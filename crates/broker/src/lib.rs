@@ -9,9 +9,10 @@
 //! B6. Leases are taken back by their nodes, which choose and which keep the grace; pinned ones never.
 //! Not here: data (it never passes the broker), renewals and grants (owners go to their nodes), fences.
 //!
-//! [`place`], [`Pool`], [`Placing`] and [`TakingBack`] are pure; `store`, `peers`, `acquire` and `service` are their shell.
+//! [`place`], [`Pool`], [`Placing`], [`TakingBack`] and `claims` are pure; `store`, `peers`, `acquire` and `service` are their shell.
 
 mod acquire;
+mod claims;
 mod peers;
 mod placement;
 mod placing;
@@ -20,6 +21,7 @@ mod service;
 mod state;
 mod store;
 
+pub use claims::MAX_OWNERS_PER_IDENTITY;
 pub use placement::{Candidate, place};
 pub use placing::{Placing, TakingBack, Wish, are_sound};
 pub use server::{BrokerConfig, BrokerError, run};

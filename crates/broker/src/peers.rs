@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use farpool_control::{ControlError, Tls, dial};
+use farpool_control::{ControlError, Tls, dial, explain};
 use farpool_lease::LeaseClass;
 use farpool_wire::control::node_client::NodeClient;
 use farpool_wire::control::{
@@ -34,7 +34,7 @@ pub enum PeerError {
     #[error("no answer in time")]
     Late,
     /// It cannot be reached, or refuses.
-    #[error("{0}")]
+    #[error("{}", explain(.0))]
     Failed(#[from] tonic::Status),
     /// It answers what was not asked.
     #[error("malformed answer: {0}")]

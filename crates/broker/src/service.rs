@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use farpool_control::limits::{MAX_REGIONS_PER_ACQUIRE, REGION_GRANULE_BYTES};
-use farpool_control::{REQUEST_TIMEOUT, Tls, check_address};
+use farpool_control::{Identity, Peer, REQUEST_TIMEOUT, Tls, check_address};
 use farpool_lease::{LeaseClass, Millis};
 use farpool_wire::control::broker_server::Broker;
 use farpool_wire::control::{
@@ -19,6 +19,7 @@ use tokio::time::{Instant, timeout};
 use tonic::{Request, Response, Status};
 
 use crate::acquire::{ACQUIRE_DEADLINE, acquire, take_back};
+use crate::claims::{Claims, MAX_OWNERS_PER_IDENTITY};
 use crate::peers::{MAX_ASKED_AT_ONCE, Peers};
 use crate::placing::Wish;
 use crate::state::{MAX_NODES, Pool, ReportRefusal};
@@ -40,6 +41,8 @@ const REFRESH_EVERY: Duration = Duration::from_millis(100);
 /// The gRPC service over the broker's beliefs and its store.
 pub struct BrokerService {
     pool: Mutex<Pool>,
+    /// Locked before the pool where both are.
+    claims: Mutex<Claims>,
     store: Arc<Store>,
     peers: Peers,
     started: Instant,
@@ -55,6 +58,7 @@ impl BrokerService {
         store.reports()?.iter().for_each(|report| pool.remember(Millis(0), report));
         Ok(BrokerService {
             pool: Mutex::new(pool),
+            claims: Mutex::default(),
             store: Arc::new(store),
             peers: Peers::new(tls),
             started: Instant::now(),
@@ -73,7 +77,8 @@ impl BrokerService {
                 Ok(report) => report,
                 Err(error) => return tracing::debug!(%node, %error, "a node did not show its table"),
             };
-            if let Err(refusal) = self.believe(&report) {
+            let registrar = self.claims.lock().registrar(node);
+            if let Err(refusal) = self.believe(&report, registrar) {
                 tracing::warn!(%node, %refusal, "a node's table was not accepted");
             }
         };
@@ -82,22 +87,39 @@ impl BrokerService {
     }
 
     /// Takes a node's report for true, if it can be.
-    fn believe(&self, report: &RegisterRequest) -> Result<RegisterResponse, ReportRefusal> {
+    fn believe(
+        &self,
+        report: &RegisterRequest,
+        identity: Option<Identity>,
+    ) -> Result<RegisterResponse, ReportRefusal> {
         if report.region_bytes == 0 || !report.region_bytes.is_multiple_of(REGION_GRANULE_BYTES) {
             return Err(ReportRefusal::Malformed("regions are multiples of 1 MiB"));
         }
         let address = report.address.clone().unwrap_or_default();
-        let served = [address.control, address.tcp].into_iter().filter(|address| !address.is_empty());
-        if served.into_iter().any(|address| check_address(&address).is_err()) {
+        let served = [&address.control, &address.tcp].into_iter().filter(|address| !address.is_empty());
+        if served.into_iter().any(|address| check_address(address).is_err()) {
             return Err(ReportRefusal::Malformed("addresses are HOST:PORT"));
         }
-        self.pool.lock().report(self.now(), report)
+        let node = NodeId(address.node);
+        let owners: BTreeSet<u64> =
+            report.lent.iter().filter(|region| region.held).map(|region| region.owner).collect();
+        let mut claims = self.claims.lock();
+        let mut pool = self.pool.lock();
+        if !claims.has_room(node, &identity, owners.len(), |node| pool.owners_on(node)) {
+            return Err(ReportRefusal::TooManyOwners);
+        }
+        let answer = pool.report(self.now(), report)?;
+        claims.registered(node, identity);
+        Ok(answer)
     }
 
-    /// Drops nodes that have been silent for long, here and in the store.
+    /// Drops nodes that have been silent for long, here and in the store, and names of owners that hold nothing.
     pub async fn forget_silent(&self) {
         let forgotten = self.pool.lock().forget(self.now());
+        let holding = self.pool.lock().owners();
+        self.claims.lock().keep_only(&holding);
         for node in forgotten {
+            self.claims.lock().forget(node);
             tracing::info!(%node, "a node has been silent for long and is forgotten");
             self.change_store(move |store| store.forget(node)).await;
         }
@@ -106,6 +128,11 @@ impl BrokerService {
     /// Counts a connection that was cut off for what its peer began with.
     pub fn connection_rejected(&self) {
         self.rejected.fetch_add(1, Ordering::Relaxed); // a statistic: pairs with nothing
+    }
+
+    fn page(&self, asked: &StatusRequest) -> StatusResponse {
+        let connections_rejected = self.rejected.load(Ordering::Relaxed); // see `connection_rejected`
+        StatusResponse { connections_rejected, ..self.pool.lock().status(self.now(), asked) }
     }
 
     /// Waits until a request may ask nodes.
@@ -136,13 +163,15 @@ impl Broker for BrokerService {
         &self,
         request: Request<RegisterRequest>,
     ) -> Result<Response<RegisterResponse>, Status> {
-        let report = request.into_inner();
+        let identity = identity_of(&request);
+        let mut report = request.into_inner();
         let node = NodeId(report.address.as_ref().map_or(0, |address| address.node));
-        let answer = self.believe(&report).map_err(|refusal| {
+        let answer = self.believe(&report, identity).map_err(|refusal| {
             tracing::info!(%node, %refusal, "a node was not registered");
             refused(refusal)
         })?;
         tracing::debug!(%node, lent = report.lent.len(), of = report.regions_total, "a node has registered");
+        report.lent = Vec::new(); // the store says whom to ask, not what is so
         self.change_store(move |store| store.remember(node, &report)).await;
         Ok(Response::new(answer))
     }
@@ -157,6 +186,13 @@ impl Broker for BrokerService {
 
     async fn acquire(&self, request: Request<AcquireRequest>) -> Result<Response<AcquireResponse>, Status> {
         let wish = wish_from(request.get_ref())?;
+        if !self.claims.lock().asks(wish.owner, &identity_of(&request)) {
+            let text = format!(
+                "this certificate, or this address, has asked for {MAX_OWNERS_PER_IDENTITY} owners, the most there may be: \
+                 give leases back"
+            );
+            return Err(Status::resource_exhausted(text));
+        }
         let _turn = self.turn().await?;
         let owner = wish.owner;
         let answer = acquire(&self.pool, &self.peers, || self.now(), wish).await;
@@ -173,16 +209,24 @@ impl Broker for BrokerService {
         Ok(Response::new(answer))
     }
 
-    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+    async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
+        let asked = request.into_inner();
+        if asked.nodes_after.is_some() || asked.owners_after.is_some() {
+            return Ok(Response::new(self.page(&asked))); // the nodes were asked for the first page
+        }
         let mut refreshed = self.refreshed.lock().await;
         if refreshed.is_none_or(|at| at.elapsed() >= REFRESH_EVERY) {
             self.refresh().await;
             *refreshed = Some(Instant::now());
         }
         drop(refreshed);
-        let connections_rejected = self.rejected.load(Ordering::Relaxed); // see `connection_rejected`
-        Ok(Response::new(StatusResponse { connections_rejected, ..self.pool.lock().status(self.now()) }))
+        Ok(Response::new(self.page(&asked)))
     }
+}
+
+/// Who sends a request; `None` where a request comes by no connection.
+fn identity_of<T>(request: &Request<T>) -> Option<Identity> {
+    request.extensions().get::<Peer>().map(|peer| peer.identity.clone())
 }
 
 fn check_count(count: u32) -> Result<(), Status> {
@@ -212,6 +256,6 @@ fn refused(refusal: ReportRefusal) -> Status {
         ReportRefusal::RegionSize { .. } | ReportRefusal::OlderIncarnation => {
             Status::failed_precondition(text)
         }
-        ReportRefusal::Full => Status::resource_exhausted(text),
+        ReportRefusal::Full | ReportRefusal::TooManyOwners => Status::resource_exhausted(text),
     }
 }

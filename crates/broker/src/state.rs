@@ -5,12 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use farpool_control::limits::{MAX_ADDRESS_BYTES, MAX_REGIONS_PER_NODE};
 use farpool_lease::{LeaseClass, Millis};
 use farpool_wire::control::{
-    HeartbeatRequest, Lease, NodeAddress, NodeStatus, OwnerStatus, RegisterRequest, RegisterResponse,
-    StatusResponse,
+    HeartbeatRequest, Lease, NodeAddress, RegisterRequest, RegisterResponse, StatusRequest, StatusResponse,
 };
 use farpool_wire::{NodeId, OwnerId};
 
+use crate::claims::MAX_OWNERS_PER_IDENTITY;
 use crate::placement::{Candidate, place};
+
+mod status;
 
 /// How often a node says that it lives: rare enough to cost nothing, often enough to notice a death in seconds.
 pub const HEARTBEAT_INTERVAL: Millis = Millis(1_000);
@@ -45,6 +47,12 @@ pub enum ReportRefusal {
     /// The node was started again; this is its old process. Or somebody else has its name.
     #[error("a later incarnation of this node has registered and lives: end one of the two processes")]
     OlderIncarnation,
+    /// Whoever has that certificate has too much, or is hostile.
+    #[error(
+        "the nodes that registered with this certificate, or from this address, name more than {MAX_OWNERS_PER_IDENTITY} owners, \
+         the most one broker keeps for them: give these nodes certificates of their own, or run a second pool"
+    )]
+    TooManyOwners,
     /// Run a second pool.
     #[error("the pool has {MAX_NODES} nodes already, the most one broker serves")]
     Full,
@@ -109,7 +117,8 @@ impl Pool {
     /// Notes a node that an earlier broker knew. Nothing is placed there before it reports.
     pub fn remember(&mut self, now: Millis, report: &RegisterRequest) {
         if let Ok(address) = validate(report) {
-            let known = Known { heard: false, ..known_from(now, address, report) };
+            // What it lends and has lent, it will say itself.
+            let known = Known { heard: false, free: 0, ..known_from(now, address, report) };
             self.nodes.entry(NodeId(address.node)).or_insert(known);
         }
     }
@@ -297,33 +306,19 @@ impl Pool {
         self.nodes.values().find(|known| known.is_alive(now)).map_or(0, |known| known.region_bytes)
     }
 
-    /// What `farpool status` prints.
-    pub fn status(&self, now: Millis) -> StatusResponse {
-        let mut owners: BTreeMap<OwnerId, u32> = BTreeMap::new();
-        for (owner, held) in self.nodes.values().filter(|known| known.is_alive(now)).flat_map(|k| &k.holdings)
-        {
-            let sum = owners.entry(*owner).or_default();
-            *sum = sum.saturating_add(held.regions);
-        }
-        let nodes = self.nodes.values().map(|known| NodeStatus {
-            address: Some(known.address.clone()),
-            alive: known.is_alive(now),
-            last_seen_ms: now.since(known.last_seen).0,
-            region_bytes: known.region_bytes,
-            regions_total: known.regions_total,
-            regions_free: known.free,
-            regions_lent: known.held(),
-            frames_rejected: known.frames_rejected,
-        });
-        StatusResponse {
-            region_bytes: self.region_bytes(now),
-            nodes: nodes.collect(),
-            owners: owners
-                .into_iter()
-                .map(|(owner, regions)| OwnerStatus { owner: owner.0, regions })
-                .collect(),
-            connections_rejected: 0, // the shell's to know
-        }
+    /// One page of what `farpool status` prints.
+    pub fn status(&self, now: Millis, asked: &StatusRequest) -> StatusResponse {
+        status::page(self.nodes.iter().map(|(node, known)| (*node, known)), now, asked)
+    }
+
+    /// Owners that hold something on a node.
+    pub fn owners_on(&self, node: NodeId) -> usize {
+        self.nodes.get(&node).map_or(0, |known| known.holdings.len())
+    }
+
+    /// Every owner that holds something anywhere.
+    pub fn owners(&self) -> BTreeSet<OwnerId> {
+        self.nodes.values().flat_map(|known| known.holdings.keys().copied()).collect()
     }
 }
 
@@ -363,7 +358,8 @@ fn validate(report: &RegisterRequest) -> Result<&NodeAddress, ReportRefusal> {
     let Some(address) = &report.address else {
         return malformed("no address");
     };
-    let texts = [&address.control, &address.tcp, &address.shm_socket, &address.host, &address.rdma];
+    let NodeAddress { control, tcp, shm_socket, host, rdma, host_name, .. } = address;
+    let texts = [control, tcp, shm_socket, host, rdma, host_name];
     if address.control.is_empty() || texts.iter().any(|text| text.len() > MAX_ADDRESS_BYTES) {
         return malformed("an address is missing or too long");
     }

@@ -14,7 +14,7 @@ use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefini
 const FORMAT: u64 = 1;
 const META: TableDefinition<&str, u64> = TableDefinition::new("farpool.meta");
 const FORMAT_KEY: &str = "format";
-/// Node id to its last report: a [`RegisterRequest`] as sent.
+/// Node id to its last report: a [`RegisterRequest`], without what was lent.
 const NODES: TableDefinition<u64, &[u8]> = TableDefinition::new("farpool.nodes");
 
 /// Memory for the file's pages. A thousand reports fit; everything is in memory anyway.
@@ -107,10 +107,12 @@ impl Store {
         decoded.collect::<Result<_, _>>().map_err(|error| self.damaged(error.to_string()))
     }
 
-    /// Replaces a node's report.
+    /// Replaces a node's report. One that says the same costs no write: nodes report often.
     pub fn remember(&self, node: NodeId, report: &RegisterRequest) -> Result<(), StoreError> {
         let record = report.encode_to_vec();
-        self.contained(|| self.try_change(node, Some(&record)))
+        self.contained(|| {
+            if self.try_has(node, &record)? { Ok(()) } else { self.try_change(node, Some(&record)) }
+        })
     }
 
     /// Drops a node's report.
@@ -145,6 +147,11 @@ impl Store {
     fn try_records(&self) -> Result<Vec<Vec<u8>>, redb::Error> {
         let nodes = self.database()?.begin_read()?.open_table(NODES)?;
         nodes.iter()?.map(|entry| Ok(entry?.1.value().to_vec())).collect()
+    }
+
+    fn try_has(&self, node: NodeId, record: &[u8]) -> Result<bool, redb::Error> {
+        let nodes = self.database()?.begin_read()?.open_table(NODES)?;
+        Ok(nodes.get(node.0)?.is_some_and(|kept| kept.value() == record))
     }
 
     fn try_change(&self, node: NodeId, record: Option<&[u8]>) -> Result<(), redb::Error> {

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use farpool_broker::{BrokerConfig, BrokerError, StoreError, run};
 use farpool_control::{ControlError, SERVER_NAME, Tls};
 use farpool_lease::{LeaseClass, Millis};
-use farpool_wire::control::{AcquireRequest, AcquireResponse, OwnerStatus, RevokeRequest};
+use farpool_wire::control::{
+    AcquireRequest, AcquireResponse, NodeAddress, OwnerStatus, RegionState, RegisterRequest, RevokeRequest,
+};
 use futures_util::future::join_all;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -253,5 +255,42 @@ async fn broker_and_nodes_talk_over_tls_and_strangers_are_refused() {
     let mut stranger = farpool_wire::control::broker_client::BrokerClient::new(
         farpool_control::dial(&broker.address.to_string(), None).unwrap(),
     );
-    stranger.status(farpool_wire::control::StatusRequest {}).await.unwrap_err();
+    stranger.status(farpool_wire::control::StatusRequest::default()).await.unwrap_err();
+}
+
+/// 20,000 owners with a region each.
+fn a_report(node: u64) -> RegisterRequest {
+    let control = "127.0.0.1:1".to_owned(); // nobody listens there
+    let state = |region: u32| RegionState {
+        region,
+        owner: node << 32 | u64::from(region),
+        epoch: 1,
+        class: LeaseClass::Revocable.to_wire(),
+        held: true,
+        ..Default::default()
+    };
+    RegisterRequest {
+        address: Some(NodeAddress { node, incarnation: 1, control, ..Default::default() }),
+        region_bytes: REGION_BYTES,
+        regions_total: 20_000,
+        lent: (0..20_000).map(state).collect(),
+    }
+}
+
+#[tokio::test]
+async fn one_peer_that_registers_ever_more_owners_is_stopped_and_neither_store_nor_status_suffer() {
+    let (dir, broker) = a_broker().await;
+    let mut client = broker.client();
+    let mut refused = None;
+    let most = (farpool_broker::MAX_OWNERS_PER_IDENTITY / 20_000) as u64;
+    for node in 1..=most + 1 {
+        refused = client.register(a_report(node)).await.err();
+        assert_eq!(refused.is_some(), node > most, "{refused:?}");
+    }
+    let refused = refused.unwrap();
+    assert!(refused.message().contains("owners") && refused.message().contains("certificate"), "{refused}");
+    let status = broker.status().await;
+    assert_eq!(status.nodes.len() as u64, most);
+    let stored = std::fs::metadata(dir.path().join("broker.redb")).unwrap().len();
+    assert!(stored < 8 << 20, "{stored} bytes");
 }

@@ -8,7 +8,11 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use farpool_broker::BrokerConfig;
+use farpool_control::{SERVER_NAME, Tls};
+use farpool_fabric::TransportChoice;
 use farpool_node::NodeConfig;
+use farpool_pool::{Pool as FarPool, PoolConfig};
+use rcgen::{CertificateParams, KeyPair};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
@@ -48,6 +52,8 @@ impl Pool {
             broker: self.broker.to_string(),
             control_listen: any_port(),
             data_listen: any_port(),
+            advertise: None,
+            register_within: PATIENCE,
             shm_socket: Some(self.directory.path().join(format!("node{number}.sock"))),
             card: None,
             memory_bytes: regions * REGION_BYTES,
@@ -127,6 +133,34 @@ fn the_example_builds_with_what_is_installed_and_spills_to_a_pool() {
     assert_eq!(nobody.status.code(), Some(1));
     let complaint = String::from_utf8(nobody.stderr).unwrap();
     assert!(complaint.contains("127.0.0.1:1") && complaint.contains("farpool up"), "{complaint}");
+}
+
+#[test]
+fn a_broker_that_wants_tls_is_named_as_such_in_c_and_in_rust() {
+    let directory = tempfile::tempdir().unwrap();
+    let key = KeyPair::generate().unwrap();
+    let certificate =
+        CertificateParams::new(vec![SERVER_NAME.to_owned()]).unwrap().self_signed(&key).unwrap();
+    for (name, pem) in
+        [("ca.pem", certificate.pem()), ("cert.pem", certificate.pem()), ("key.pem", key.serialize_pem())]
+    {
+        std::fs::write(directory.path().join(name), pem).unwrap();
+    }
+    let runtime = Runtime::new().unwrap();
+    let (ready, is_ready) = mpsc::channel();
+    let tls = Some(Tls::load(directory.path()).unwrap());
+    let config = BrokerConfig { listen: any_port(), store: directory.path().join("broker.redb"), tls };
+    runtime.spawn(farpool_broker::run(config, move |at| ready.send(at).unwrap(), std::future::pending()));
+    let broker = is_ready.recv_timeout(PATIENCE).unwrap().to_string();
+
+    let installed = Installed::new();
+    let spill = installed.build(&crate_folder().join("example/spill.c"));
+    let output = installed.command(&spill).args([&broker, "1"]).output().unwrap();
+    let in_c = String::from_utf8(output.stderr).unwrap();
+    assert!(in_c.contains("wants TLS") && in_c.contains("--tls-dir"), "{in_c}");
+    let config = PoolConfig { broker, tls: None, transport: TransportChoice::Auto.into(), limit_bytes: None };
+    let in_rust = FarPool::connect(config).err().unwrap().to_string();
+    assert!(in_c.contains(&in_rust), "{in_c}\n{in_rust}");
 }
 
 #[test]

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use anyhow::Result;
 use farpool_broker::BrokerConfig;
 use farpool_control::Tls;
+use farpool_fabric::raise_limit;
 
+use crate::notify;
 use crate::output::say;
 use crate::reach::runtime;
 use crate::shutdown::Shutdown;
@@ -41,11 +43,16 @@ pub struct BrokerArgs {
 /// Serves until asked to stop.
 pub fn run(args: BrokerArgs) -> Result<()> {
     tether::fasten(&args.tether)?;
+    raise_limit(); // connections take a descriptor each
     let tls = args.tls_dir.as_deref().map(Tls::load).transpose()?;
     let config = BrokerConfig { listen: args.listen, store: args.store, tls };
     runtime()?.block_on(async {
         let mut shutdown = Shutdown::listen()?;
-        farpool_broker::run(config, |address| say(format!("ready {address}")), shutdown.asked()).await?;
+        let greet = |address| {
+            say(format!("ready {address}"));
+            notify::ready();
+        };
+        farpool_broker::run(config, greet, shutdown.asked()).await?;
         Ok(())
     })
 }

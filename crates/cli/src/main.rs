@@ -13,6 +13,7 @@ mod doctor;
 mod errors;
 mod mount;
 mod node;
+mod notify;
 mod output;
 mod rdma;
 mod reach;
@@ -49,7 +50,7 @@ struct Cli {
 const AFTER_HELP: &str = "\
 Examples:
   farpool doctor              what this machine lacks, and how to mend it
-  farpool up                  a pool on this machine: a broker and two nodes
+  farpool up                  a pool on this machine: a broker and two nodes (--detach: in the background)
   farpool mount /mnt/far      far memory as a directory, in another terminal
   farpool run COMMAND         a program that uses that directory without system calls
   farpool status              who lends, who borrows

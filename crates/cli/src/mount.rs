@@ -9,9 +9,10 @@ use farpool_file::{FileStore, Redundancy};
 use farpool_mount::{Acceleration, MAX_THREADS, MountConfig, start_watcher};
 use farpool_pool::{Pool, PoolConfig};
 
+use crate::notify;
 use crate::output::{complain, say};
 use crate::rdma::card_transport;
-use crate::reach::{BrokerAt, Located, runtime};
+use crate::reach::{BrokerAt, Located, Wait, runtime};
 use crate::size::ByteSize;
 use keep::Keeping;
 
@@ -27,6 +28,7 @@ mod keep;
 Examples:
   farpool mount /mnt/far                                 the pool of this user's `farpool up`
   farpool mount /mnt/far --broker db-17:7117 --tls-dir /etc/farpool/tls
+  farpool mount /mnt/far --wait 60                       started before or after the pool, as it happens
   farpool mount /mnt/far --redundancy parity:4           bears the loss of a node, over five or more
   farpool mount /mnt/far --keep /run/user/1000/far       files are there again if the daemon is killed and restarted
   sudo farpool mount /mnt/far --allow-other --limit 8GiB  for a database of another user")]
@@ -37,6 +39,9 @@ pub struct MountArgs {
 
     #[command(flatten)]
     broker: BrokerAt,
+
+    #[command(flatten)]
+    wait: Wait,
 
     /// How nodes are reached: shm (same host), verbs (RDMA), tcp, or auto for the best of them
     #[arg(long, default_value = "auto", env = "FARPOOL_TRANSPORT", hide_env_values = true)]
@@ -86,7 +91,8 @@ const THREADS_MIN: usize = 4;
 
 /// Serves until asked to stop.
 pub fn run(args: MountArgs) -> Result<()> {
-    let broker = args.broker.require()?;
+    // Before anything is made, and while a signal simply ends the process.
+    let broker = args.broker.require_within(args.wait)?;
     let config = MountConfig {
         mountpoint: args.dir,
         threads: args.threads.map_or_else(default_threads, usize::from),
@@ -101,6 +107,7 @@ pub fn run(args: MountArgs) -> Result<()> {
     let watcher = start_watcher(&config.mountpoint)?;
     let (asked, stop) = mpsc::sync_channel(1);
     ctrlc::set_handler(move || {
+        notify::stopping();
         let _ = asked.try_send(()); // full: it was asked before
     })
     .context("cannot install signal handlers")?;
@@ -128,7 +135,10 @@ pub fn run(args: MountArgs) -> Result<()> {
         &config,
         kept,
         watcher,
-        || say(format!("ready  {}", config.mountpoint.display())),
+        || {
+            say(format!("ready  {}", config.mountpoint.display()));
+            notify::ready();
+        },
         stop,
     )?;
     if let (Some(keeping), Some(dir)) = (&keeping, &args.keep) {
@@ -140,8 +150,7 @@ pub fn run(args: MountArgs) -> Result<()> {
 /// Nodes may still come, so this is no reason not to mount.
 fn warn_of_missing_nodes(broker: &Located, redundancy: Redundancy) -> Result<()> {
     if redundancy.nodes() > 1 {
-        let answer = runtime()?.block_on(broker.status())?;
-        let alive = answer.nodes.iter().filter(|node| node.alive).count() as u64;
+        let alive = u64::from(runtime()?.block_on(broker.sums())?.nodes_alive);
         if alive < redundancy.nodes() {
             complain(format!(
                 "farpool: {redundancy} needs {} nodes and the pool has {alive}: until more are started (`farpool node`), \

@@ -2,15 +2,17 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use farpool_control::Tls;
 use farpool_node::{NodeConfig, NodeError, Ready};
 
 use crate::errors::UsageError;
+use crate::notify;
 use crate::output::{complain, say};
 use crate::rdma::RdmaListen;
-use crate::reach::{parse_address, runtime};
+use crate::reach::{LONGEST_WAIT_S, parse_address, parse_host, runtime};
 use crate::shutdown::Shutdown;
 use crate::size::{ByteSize, Memory, parse_region_size, whole_regions};
 use crate::tether::{self, Tether};
@@ -18,12 +20,12 @@ use crate::tether::{self, Tether};
 /// Lend this machine's memory to a pool
 ///
 /// Takes the memory, locks it so that it is never swapped out, registers with the broker and serves it until SIGTERM.
-/// Prints `ready` once it serves. The broker may come and go meanwhile.
+/// Prints `ready` once it has registered. The broker may come and go from then on.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   farpool node --broker 127.0.0.1:7117 --memory 2GiB --shm-socket /run/farpool/node.sock
-  farpool node --broker db-17:7117 --tls-dir /etc/farpool/tls --memory auto \\
+  farpool node --broker db-17:7117 --wait 60 --tls-dir /etc/farpool/tls --memory auto \\
       --listen 10.0.0.8:7118 --data-listen 10.0.0.8:7119 --listen-rdma 10.0.0.8:7119 --state /var/lib/farpool")]
 pub struct NodeArgs {
     /// Where the broker listens
@@ -39,6 +41,10 @@ pub struct NodeArgs {
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_region_size)]
     region_size: ByteSize,
 
+    /// How long to wait for the broker, in seconds; with it, broker and nodes may be started in any order
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=LONGEST_WAIT_S))]
+    wait: u64,
+
     /// Where to take leases' renewals; other machines must reach it. Port 0 takes any free one
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     listen: SocketAddr,
@@ -46,6 +52,11 @@ pub struct NodeArgs {
     /// Where to serve the memory over TCP
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     data_listen: SocketAddr,
+
+    /// Name or address under which other machines reach --listen and --data-listen, if it is not the one given there:
+    /// behind a translation of addresses, or where those are 0.0.0.0
+    #[arg(long, value_name = "HOST", value_parser = parse_host)]
+    advertise: Option<String>,
 
     /// Socket by which processes of this machine get at the memory; without it they use TCP. In a folder that no other user
     /// may change
@@ -88,6 +99,8 @@ pub fn run(args: NodeArgs) -> Result<()> {
         broker: args.broker,
         control_listen: args.listen,
         data_listen: args.data_listen,
+        advertise: args.advertise,
+        register_within: Duration::from_secs(args.wait),
         shm_socket: args.shm_socket,
         card: args.listen_rdma.map(|listen| listen.service(args.card_atomics)),
         memory_bytes: memory.0,
@@ -99,7 +112,10 @@ pub fn run(args: NodeArgs) -> Result<()> {
     let runtime = runtime()?;
     let ended = runtime.block_on(async {
         let mut shutdown = Shutdown::listen()?;
-        let greet = |ready: &Ready| say(format!("ready {} lending {memory}", ready.node));
+        let greet = |ready: &Ready| {
+            say(format!("ready {} lending {memory}", ready.node));
+            notify::ready();
+        };
         farpool_node::run(config, greet, shutdown.asked()).await.map_err(explain)
     });
     // A thread may still be taking memory, for minutes if there is much: it ends with the process.
@@ -128,9 +144,10 @@ fn memory_to_lend(memory: Memory, region: ByteSize, spare: ByteSize) -> Result<B
 /// Sizes that cannot be had are the command line's fault.
 fn explain(error: NodeError) -> anyhow::Error {
     match error {
-        NodeError::NoRegion { .. } | NodeError::RegionSize { .. } | NodeError::NotAvailable { .. } => {
-            UsageError(error.to_string()).into()
-        }
+        NodeError::NoRegion { .. }
+        | NodeError::RegionSize { .. }
+        | NodeError::NotAvailable { .. }
+        | NodeError::NotReachable { .. } => UsageError(error.to_string()).into(),
         other => other.into(),
     }
 }

@@ -4,14 +4,38 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use farpool_control::{ControlError, Tls, check_address, dial};
+use farpool_control::{ControlError, Fault, Tls, ask, check_address, dial, explain, fault_of};
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::{StatusRequest, StatusResponse};
+use tokio::time::{Instant, sleep};
 
 use crate::run_dir;
 
 /// Longest wait for the broker's answer to a question that it answers from memory.
 const STATUS_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Longest answer, in pages: each has hundreds of nodes and thousands of owners.
+const MOST_PAGES: usize = 1_024;
+
+/// Longest `--wait`, in seconds: a day.
+pub const LONGEST_WAIT_S: u64 = 24 * 60 * 60;
+/// Between two looks whether there is a pool.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// How long a user of the pool waits for one.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Wait {
+    /// How long to wait for a broker and its first node, in seconds; with it, a pool and its users may be started in any order
+    #[arg(long = "wait", value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=LONGEST_WAIT_S))]
+    seconds: u64,
+}
+
+impl Wait {
+    /// When it ends, counted from now.
+    pub fn deadline(self) -> Instant {
+        Instant::now() + Duration::from_secs(self.seconds)
+    }
+}
 
 /// How a user names the broker.
 #[derive(Clone, Debug, clap::Args)]
@@ -29,6 +53,16 @@ pub struct BrokerAt {
 /// Where a broker listens, as an option.
 pub fn parse_address(text: &str) -> Result<String, ControlError> {
     check_address(text).map(|()| text.to_owned())
+}
+
+/// A host's name or address, as an option.
+pub fn parse_host(text: &str) -> Result<String, String> {
+    let host = text.trim_matches(['[', ']']);
+    let is_address = host.parse::<std::net::IpAddr>().is_ok();
+    if is_address || check_address(&format!("{host}:1")).is_ok() {
+        return Ok(host.to_owned());
+    }
+    Err("write a host's name or address, without a port".to_owned())
 }
 
 /// A broker and what it takes to be let in.
@@ -53,6 +87,29 @@ impl BrokerAt {
         Ok(Some(Located { address, tls }))
     }
 
+    /// As [`require`](Self::require), once there is a broker with a node, or time is up.
+    pub fn require_within(&self, wait: Wait) -> Result<Located> {
+        if wait.seconds == 0 {
+            return self.require();
+        }
+        runtime()?.block_on(async {
+            let deadline = wait.deadline();
+            loop {
+                let looked = async {
+                    let located = self.require()?;
+                    anyhow::Ok((located.sums().await?.nodes_alive > 0).then_some(located))
+                };
+                match looked.await {
+                    Ok(Some(located)) => return Ok(located),
+                    Err(error) if Instant::now() >= deadline => return Err(error),
+                    Ok(None) if Instant::now() >= deadline => return self.require(),
+                    Err(error) if error.is::<ControlError>() => return Err(error), // no time mends that
+                    _ => sleep(LOOK_EVERY).await,
+                }
+            }
+        })
+    }
+
     /// As [`find`](Self::find); no broker is an error.
     pub fn require(&self) -> Result<Located> {
         self.find()?
@@ -61,35 +118,59 @@ impl BrokerAt {
 }
 
 impl Located {
-    /// What the broker knows.
+    /// All that the broker knows.
     pub async fn status(&self) -> Result<StatusResponse> {
-        let mut client = BrokerClient::new(dial(&self.address, self.tls.as_ref())?);
-        match tokio::time::timeout(STATUS_DEADLINE, client.status(StatusRequest {})).await {
-            Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) => Err(self.unreachable(&cause(&status))),
-            Err(_) => Err(self.unreachable(&format!("no answer within {STATUS_DEADLINE:?}"))),
+        let mut all = self.page(StatusRequest::default()).await?;
+        let mut is_whole = !all.more;
+        for _ in 1..MOST_PAGES {
+            if is_whole {
+                break;
+            }
+            let last_node = all.nodes.last().and_then(|node| Some(node.address.as_ref()?.node));
+            let last_owner = all.owners.last().map(|owner| owner.owner);
+            let next =
+                StatusRequest { nodes_after: last_node, owners_after: last_owner, ..Default::default() };
+            let page = self.page(next).await?;
+            is_whole = !page.more || (page.nodes.is_empty() && page.owners.is_empty());
+            all.nodes.extend(page.nodes);
+            all.owners.extend(page.owners);
         }
+        Ok(all)
     }
 
-    fn unreachable(&self, cause: &str) -> anyhow::Error {
-        let fix = if self.tls.is_some() {
-            "start one with `farpool up`, or give --broker HOST:PORT and its --tls-dir"
-        } else {
-            "start one with `farpool up`, or give --broker HOST:PORT, and --tls-dir if it uses TLS"
+    /// How much there is, without who has it.
+    pub async fn sums(&self) -> Result<StatusResponse> {
+        self.page(StatusRequest { only_sums: true, ..Default::default() }).await
+    }
+
+    async fn page(&self, request: StatusRequest) -> Result<StatusResponse> {
+        let client = BrokerClient::new(dial(&self.address, self.tls.as_ref())?);
+        let asked = ask(STATUS_DEADLINE, || {
+            let mut client = client.clone();
+            async move { client.status(request).await }
+        });
+        asked.await.map_err(|status| self.unreachable(&status))
+    }
+
+    fn unreachable(&self, status: &tonic::Status) -> anyhow::Error {
+        let reason = explain(status);
+        let fix = match fault_of(status) {
+            // They name what mends them.
+            Some(fault)
+                if !matches!(
+                    fault,
+                    Fault::Unreachable(_) | Fault::Late | Fault::Closed | Fault::NotFarpool
+                ) =>
+            {
+                return anyhow!("cannot use the broker at {}: {reason}", self.address);
+            }
+            _ if self.tls.is_some() => {
+                "start one with `farpool up`, or give --broker HOST:PORT and its --tls-dir"
+            }
+            _ => "start one with `farpool up`, or give --broker HOST:PORT, and --tls-dir if it uses TLS",
         };
-        anyhow!("cannot reach the broker at {}: {cause};\n{fix}", self.address)
+        anyhow!("cannot reach the broker at {}: {reason};\n{fix}", self.address)
     }
-}
-
-/// The innermost reason: "Connection refused" says more than "transport error".
-fn cause(status: &tonic::Status) -> String {
-    let mut text = status.message().to_owned();
-    let mut source = std::error::Error::source(status);
-    while let Some(error) = source {
-        text = error.to_string();
-        source = error.source();
-    }
-    text
 }
 
 /// A runtime for the control plane: one thread, since nothing here is worth two.

@@ -3,6 +3,7 @@
 //! ```text
 //! RUNDIR/            mode 0700, ours; locked (flock) while `up` runs
 //!   up.pid           who holds the lock
+//!   up.log           complaints of a pool in the background
 //!   broker.addr      the broker's real address; there once the pool is ready
 //!   tls/             ca.pem, cert.pem, key.pem
 //!   state/           the broker's store, the nodes' state and sockets
@@ -22,6 +23,7 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::process::geteuid;
 
 const PID: &str = "up.pid";
+const LOG: &str = "up.log";
 const BROKER_ADDRESS: &str = "broker.addr";
 const TLS: &str = "tls";
 const STATE: &str = "state";
@@ -107,6 +109,11 @@ impl RunDir {
         default_path().canonicalize().is_ok_and(|path| path == self.path)
     }
 
+    /// Where a pool in the background complains.
+    pub fn log(&self) -> PathBuf {
+        self.path.join(LOG)
+    }
+
     /// Where the certificates go.
     pub fn tls_dir(&self) -> PathBuf {
         self.path.join(TLS)
@@ -141,7 +148,7 @@ impl RunDir {
     }
 
     fn clear(&self) {
-        for file in [PID, BROKER_ADDRESS, "up.pid.new", "broker.addr.new"] {
+        for file in [PID, LOG, BROKER_ADDRESS, "up.pid.new", "broker.addr.new"] {
             report_unless_gone(fs::remove_file(self.path.join(file)));
         }
         for folder in [TLS, STATE] {

@@ -3,6 +3,8 @@
 use anyhow::{Context, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::notify;
+
 /// Hears signals from the moment it is made, so that none is lost before somebody waits.
 pub struct Shutdown {
     interrupt: Signal,
@@ -28,5 +30,6 @@ impl Shutdown {
             _ = self.terminate.recv() => {}
             _ = self.hang_up.recv() => {}
         }
+        notify::stopping();
     }
 }

@@ -11,31 +11,47 @@ use crate::size::ByteSize;
 
 /// Say who lends memory and who has borrowed it
 ///
-/// Asks the broker, which knows what the nodes last told it.
+/// Asks the broker, which knows what the nodes last told it. Nodes that have been silent for more than a minute are left out
+/// unless --all is given; after ten the broker has forgotten them.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   farpool status
-  farpool status --json | jq '.nodes[] | select(.alive | not)'
+  farpool status --all --json | jq '.nodes[] | select(.alive | not)'
   farpool status --broker db-17:7117 --tls-dir /etc/farpool/tls")]
 pub struct StatusArgs {
     #[command(flatten)]
     broker: BrokerAt,
+
+    /// Name nodes, too, that have been silent for more than a minute
+    #[arg(long)]
+    all: bool,
 
     /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
 }
 
+/// A node that has been silent for so long is left out: whoever is to mend it has seen it, or asks for all.
+const DEAD_FOR_LONG_MS: u64 = 60_000;
+
 /// Asks and prints.
 pub fn run(args: StatusArgs) -> Result<()> {
     let broker = args.broker.require()?;
-    let answer = runtime()?.block_on(broker.status())?;
-    let status = PoolStatus::new(broker.address, &answer);
+    let mut answer = runtime()?.block_on(broker.status())?;
+    let nodes_left_out = if args.all { 0 } else { leave_out_the_long_dead(&mut answer) };
+    let status = PoolStatus { nodes_left_out, ..PoolStatus::new(broker.address, &answer) };
     if args.json {
         return tell_json(&status);
     }
     status.table().into_iter().try_for_each(tell)
+}
+
+/// Says how many it has left out.
+fn leave_out_the_long_dead(answer: &mut StatusResponse) -> usize {
+    let known = answer.nodes.len();
+    answer.nodes.retain(|node| node.alive || node.last_seen_ms <= DEAD_FOR_LONG_MS);
+    known - answer.nodes.len()
 }
 
 /// Facts about a pool. Names and meanings of the fields are stable; new ones may join.
@@ -49,6 +65,8 @@ struct PoolStatus {
     regions_lent: u64,
     /// Connections that the broker cut off for malformed input.
     connections_rejected: u64,
+    /// Nodes that have been silent for more than a minute, unless all were asked for.
+    nodes_left_out: usize,
     nodes: Vec<Node>,
     owners: Vec<Owner>,
 }
@@ -64,6 +82,7 @@ struct Node {
     shm_socket: String,
     rdma: String,
     host: String,
+    host_name: String,
     region_bytes: u64,
     regions_total: u32,
     regions_free: u32,
@@ -93,6 +112,7 @@ impl PoolStatus {
             regions_free: sum(|node| node.regions_free),
             regions_lent: sum(|node| node.regions_lent),
             connections_rejected: answer.connections_rejected,
+            nodes_left_out: 0,
             nodes: answer.nodes.iter().map(Node::new).collect(),
             owners: answer.owners.iter().map(owner).collect(),
         }
@@ -100,7 +120,7 @@ impl PoolStatus {
 
     fn table(&self) -> Vec<String> {
         let mut lines = vec![format!("broker {}", self.broker)];
-        if self.nodes.is_empty() {
+        if self.nodes.is_empty() && self.nodes_left_out == 0 {
             lines.push("no node lends anything yet: start one with `farpool node`".into());
             return lines;
         }
@@ -111,7 +131,13 @@ impl PoolStatus {
             self.memory(self.regions_total),
             self.nodes.len()
         ));
-        let heads = ["NODE", "ADDRESS", "ALIVE", "REGIONS", "FREE", "LENT", "REJECTED"];
+        if self.nodes_left_out > 0 {
+            let count = self.nodes_left_out;
+            lines.push(format!(
+                "       {count} more silent for over a minute: farpool status --all names them"
+            ));
+        }
+        let heads = ["NODE", "HOST", "ADDRESS", "ALIVE", "REGIONS", "FREE", "LENT", "REJECTED"];
         lines.push(String::new());
         lines.extend(align(&heads, self.nodes.iter().map(Node::cells).collect()));
         if !self.owners.is_empty() {
@@ -140,6 +166,7 @@ impl Node {
             shm_socket: address.shm_socket,
             rdma: address.rdma,
             host: address.host,
+            host_name: address.host_name,
             region_bytes: node.region_bytes,
             regions_total: node.regions_total,
             regions_free: node.regions_free,
@@ -152,6 +179,7 @@ impl Node {
         let alive = if self.alive { "yes".into() } else { format!("no, for {} s", self.last_seen_ms / 1000) };
         vec![
             self.id.clone(),
+            self.host_name.clone(),
             self.control.clone(),
             alive,
             self.regions_total.to_string(),
@@ -183,7 +211,8 @@ mod tests {
     use farpool_wire::control::{NodeAddress, OwnerStatus};
 
     fn node(id: u64, alive: bool, free: u32) -> NodeStatus {
-        let address = NodeAddress { node: id, control: "127.0.0.1:9".into(), ..NodeAddress::default() };
+        let (control, host_name) = ("127.0.0.1:9".into(), format!("db-{id}"));
+        let address = NodeAddress { node: id, control, host_name, ..NodeAddress::default() };
         let (region_bytes, regions_total, regions_lent) = (64 << 20, 4, 4 - free);
         let address = Some(address);
         let (last_seen_ms, frames_rejected) = (9_500, 3);
@@ -204,7 +233,13 @@ mod tests {
         let owners = vec![OwnerStatus { owner: 7, regions: 3 }];
         PoolStatus::new(
             "127.0.0.1:7117".into(),
-            &StatusResponse { region_bytes: 64 << 20, nodes, owners, connections_rejected: 1 },
+            &StatusResponse {
+                region_bytes: 64 << 20,
+                nodes,
+                owners,
+                connections_rejected: 1,
+                ..StatusResponse::default()
+            },
         )
     }
 
@@ -213,9 +248,22 @@ mod tests {
         let table = pool().table();
         assert_eq!(table[1], "pool   64 MiB of 256 MiB free, 1 of 2 nodes alive");
         assert!(
-            table.iter().any(|line| line.starts_with("0000000000000002") && line.contains("no, for 9 s"))
+            table
+                .iter()
+                .any(|line| line.starts_with("0000000000000002  db-2") && line.contains("no, for 9 s"))
         );
         assert!(table.contains(&"0000000000000007  3".to_owned()), "{table:?}");
+    }
+
+    #[test]
+    fn nodes_that_have_been_dead_for_over_a_minute_are_left_out_and_that_is_said() {
+        let dead_for = |id, last_seen_ms| NodeStatus { last_seen_ms, ..node(id, false, 0) };
+        let nodes = vec![node(1, true, 1), dead_for(2, 59_000), dead_for(3, 61_000)];
+        let mut answer = StatusResponse { nodes, ..StatusResponse::default() };
+        let nodes_left_out = leave_out_the_long_dead(&mut answer);
+        let table = PoolStatus { nodes_left_out, ..PoolStatus::new("b:1".into(), &answer) }.table();
+        assert_eq!((answer.nodes.len(), nodes_left_out), (2, 1));
+        assert!(table.iter().any(|line| line.contains("1 more") && line.contains("--all")), "{table:?}");
     }
 
     #[test]
@@ -226,11 +274,11 @@ mod tests {
         };
         assert_eq!(
             names(&json),
-            "broker connections_rejected nodes owners region_bytes regions_free regions_lent regions_total"
+            "broker connections_rejected nodes nodes_left_out owners region_bytes regions_free regions_lent regions_total"
         );
         assert_eq!(
             names(&json["nodes"][0]),
-            "alive control frames_rejected host id incarnation last_seen_ms rdma region_bytes regions_free regions_lent \
+            "alive control frames_rejected host host_name id incarnation last_seen_ms rdma region_bytes regions_free regions_lent \
              regions_total shm_socket tcp"
         );
         assert_eq!(names(&json["owners"][0]), "id regions");

@@ -8,6 +8,7 @@
 
 mod certificates;
 mod child;
+mod detach;
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -21,7 +22,9 @@ use futures_util::future::{join_all, select_all};
 use tokio::time::{Instant, sleep, timeout};
 
 use self::child::Child;
+use self::detach::Detached;
 use crate::errors::{UsageError, describe};
+use crate::notify;
 use crate::output::{complain, say};
 use crate::reach::{Located, runtime};
 use crate::run_dir::{self, RunDir};
@@ -44,14 +47,16 @@ const SOCKET_PATH_MAX: usize = 107;
 
 /// Start a pool on this machine: a broker and some nodes
 ///
-/// Runs in the foreground until Ctrl-C or SIGTERM, and leaves nothing behind. All processes talk over loopback with
-/// certificates made for the occasion; `farpool mount` and `farpool status` of the same user find the pool by
-/// themselves. A broker that dies is started again; a node that dies is reported, since its memory is gone.
+/// Runs in the foreground until Ctrl-C or SIGTERM (with --detach in the background), and leaves nothing behind. All
+/// processes talk over loopback with certificates made for the occasion; `farpool mount` and `farpool status` of the same
+/// user find the pool by themselves. A broker that dies is started again; a node that dies is reported, since its memory is
+/// gone.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   farpool up                                two nodes with 1 GiB each
   farpool up --nodes 4 --memory 256MiB
+  farpool up --detach                       comes back once the pool is ready, which runs on
   farpool up --listen 127.0.0.1:0 --dir /run/farpool-test
   farpool mount /mnt/far                    use it, in another terminal")]
 pub struct UpArgs {
@@ -78,10 +83,22 @@ pub struct UpArgs {
     /// Do not lock the nodes' memory: it may be swapped out, and then far memory is no faster than the disk
     #[arg(long)]
     no_lock: bool,
+
+    /// Come back once the pool is ready, and leave it running in the background; what it complains of then goes to up.log in
+    /// its folder
+    #[arg(long)]
+    detach: bool,
+
+    #[command(flatten)]
+    detached: Detached,
 }
 
 /// Runs the pool until asked to stop.
 pub fn run(args: UpArgs) -> Result<()> {
+    if args.detach {
+        return detach::start();
+    }
+    args.detached.leave_terminal()?;
     let (memory, remark) = whole_regions(args.memory, args.region_size)?;
     check_memory(args.nodes, memory, args.region_size)?;
     let run_dir = RunDir::claim(&args.dir.clone().unwrap_or_else(run_dir::default_path))?;
@@ -155,6 +172,8 @@ impl Plan {
         self.await_registration(address, pool).await?;
         self.run_dir.publish(&address.to_string())?;
         self.greet(address);
+        self.args.detached.leave_parent(&self.run_dir.log())?;
+        notify::ready();
         tokio::select! {
             never = self.keep_broker(&mut pool.broker, address) => match never {},
             result = watch_nodes(&mut pool.nodes) => result,
@@ -188,8 +207,7 @@ impl Plan {
         let broker = Located { address: address.to_string(), tls: Some(self.tls.clone()) };
         let all_alive = async {
             loop {
-                let status = broker.status().await?;
-                if status.nodes.iter().filter(|node| node.alive).count() >= self.args.nodes as usize {
+                if broker.sums().await?.nodes_alive >= self.args.nodes {
                     return Ok(());
                 }
                 sleep(LOOK_EVERY).await;
@@ -214,7 +232,7 @@ impl Plan {
         };
         say(format!("ready  {nodes} node{} lending {all}", if nodes == 1 { "" } else { "s" }));
         say(format!("mount it: farpool mount DIR{named}"));
-        say("end it:   Ctrl-C");
+        say(format!("end it:   {}", self.args.detached.how_to_end()));
     }
 
     /// Starts the broker again whenever it ends (U2).

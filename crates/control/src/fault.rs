@@ -140,28 +140,25 @@ fn tls_cause(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
 
+/// Why no connection was made for a request, if that is why it failed.
+pub fn fault_of(status: &Status) -> Option<&Fault> {
+    causes(status).find_map(|cause| cause.downcast_ref())
+}
+
 /// Why a request got no answer, in words for people: what was wrong with the connection, else what the peer says.
 pub fn explain(status: &Status) -> String {
-    let mut innermost: Option<&dyn Error> = None;
-    let mut source = status.source();
-    while let Some(error) = source {
-        if let Some(fault) = error.downcast_ref::<Fault>() {
-            return fault.to_string();
-        }
-        innermost = Some(error);
-        source = error.source();
+    if let Some(fault) = fault_of(status) {
+        return fault.to_string();
     }
-    match (status.code(), innermost) {
+    match (status.code(), causes(status).last()) {
         (Code::Unimplemented, _) => {
             "it does not know this request: it is not what it was taken for, or of another release".to_owned()
         }
-        (Code::ResourceExhausted, _) if status.message().is_empty() => "it has too much to do".to_owned(),
         (_, Some(cause)) => format!("the connection was lost ({cause})"),
         _ => status.message().to_owned(),
     }
 }
 
-/// Whether a request failed with its connection, so that the same request may go well on another.
-pub fn is_lost_connection(status: &Status) -> bool {
-    status.source().is_some()
+fn causes(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)> {
+    std::iter::successors(status.source(), |error: &&(dyn Error + 'static)| (*error).source())
 }

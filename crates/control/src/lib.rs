@@ -7,6 +7,7 @@
 //! C4. Why two sides do not come to talk is said by both in the same words ([`Fault`]).
 //! Not here: the messages, and what they mean.
 
+mod ask;
 mod dial;
 mod error;
 mod fault;
@@ -20,11 +21,12 @@ mod peer;
 mod tls;
 mod version;
 
+pub use ask::ask;
 pub use dial::{CONNECT_TIMEOUT, check_address, dial, is_loopback};
 pub use error::ControlError;
-pub use fault::{CertificateFault, Fault, explain, is_lost_connection};
+pub use fault::{CertificateFault, Fault, explain, fault_of};
 pub use gate::{GREETING_DEADLINE, MAX_CONNECTIONS, MAX_NEWCOMERS, MAX_PLACES_PER_NETWORK};
-pub use host::this_host;
+pub use host::{host_name, this_host};
 pub use listener::{Listener, REQUEST_TIMEOUT, SHUTDOWN_GRACE};
 pub use peer::{Identity, Peer};
 pub use tls::{SERVER_NAME, Tls};

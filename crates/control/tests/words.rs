@@ -4,7 +4,9 @@ mod support;
 
 use std::sync::{Arc, Mutex};
 
-use farpool_control::{CONTROL_VERSION, Listener, SERVER_NAME, Tls, explain};
+use farpool_control::{CONTROL_VERSION, Listener, SERVER_NAME, Tls, ask, dial, explain};
+use farpool_wire::control::RegionsRequest;
+use farpool_wire::control::node_client::NodeClient;
 use farpool_wire::control::node_server::NodeServer;
 use rcgen::{CertificateParams, date_time_ymd};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -153,4 +155,36 @@ async fn a_peer_that_is_no_farpool_and_one_that_is_not_there_are_told_apart() {
     assert!(told[0].contains("does not speak as brokers and nodes"), "{told:?}");
     assert!(told[1].contains("closed the connection"), "{told:?}");
     assert!(told[2].contains("refused"), "{told:?}");
+}
+
+/// Passes connections on to a listener, but for the first, which it cuts once both sides have greeted.
+async fn cut_the_first(listener: String) -> String {
+    let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = between.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        let (mut near, _) = between.accept().await.unwrap();
+        near.read_exact(&mut [0; 24]).await.unwrap();
+        near.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+        near.read_exact(&mut [0; 40]).await.unwrap();
+        drop(near);
+        while let Ok((mut near, _)) = between.accept().await {
+            let mut far = tokio::net::TcpStream::connect(&listener).await.unwrap();
+            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut near, &mut far).await });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_request_that_is_lost_with_its_connection_says_so_and_is_sent_again() {
+    let once = cut_the_first(start(None).await).await;
+    let told = explain(&regions_total(&once, None).await.unwrap_err());
+    assert!(told.contains("connection was lost"), "{told}");
+    let again = cut_the_first(start(None).await).await;
+    let node = NodeClient::new(dial(&again, None).unwrap());
+    let answer = ask(PATIENCE, || {
+        let mut node = node.clone();
+        async move { node.regions(RegionsRequest {}).await }
+    });
+    assert_eq!(answer.await.unwrap().regions_total, 7);
 }

@@ -62,6 +62,8 @@ impl Rig {
             broker: self.broker.to_string(),
             control_listen: any_port(),
             data_listen: any_port(),
+            advertise: None,
+            register_within: std::time::Duration::from_secs(20),
             shm_socket: Some(self.directory.path().join(format!("node{}.sock", self.nodes.len()))),
             card: None,
             memory_bytes: regions * REGION_BYTES,

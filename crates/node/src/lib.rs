@@ -21,5 +21,5 @@ pub use control::{ControlService, control_service};
 pub use lender::{FenceError, Lender};
 pub use lending::{NodeCore, lease_message, renew_outcome};
 pub use memory::{available_memory, lockable_memory, memory_to_lend};
-pub use register::Registration;
+pub use register::{Registered, Registration};
 pub use run::{CardService, LEAST_REGION_BYTES, NodeConfig, NodeError, Ready, run};

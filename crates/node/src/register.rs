@@ -5,10 +5,10 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farpool_control::{ControlError, Tls, dial};
+use farpool_control::{ControlError, Tls, dial, explain};
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::{HeartbeatRequest, RegisterRequest};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
 use tonic::transport::Channel;
 
@@ -41,6 +41,10 @@ pub struct Registration<L> {
     said: Option<Result<(), String>>,
 }
 
+/// A node has registered: how often it is to say that it lives.
+#[derive(Clone, Copy, Debug)]
+pub struct Registered(Duration);
+
 impl<L: Lender> Registration<L> {
     /// Says whom to register with; fails when the address or the certificates are of no use.
     pub fn new(lender: Arc<L>, broker: &str, tls: Option<&Tls>) -> Result<Self, ControlError> {
@@ -48,11 +52,30 @@ impl<L: Lender> Registration<L> {
         Ok(Registration { lender, broker: client, broker_address: broker.to_owned(), said: None })
     }
 
-    /// Keeps the node registered for as long as it is polled, whatever becomes of the broker.
-    pub async fn run(mut self) -> Infallible {
+    /// Registers, and tries for so long at the most; at the end says why that did not go well.
+    pub async fn first(&mut self, within: Duration) -> Result<Registered, String> {
+        let deadline = Instant::now() + within;
         let mut pause = FIRST_PAUSE;
         loop {
-            let lost = match self.register().await {
+            match self.register().await {
+                Ok(interval) => {
+                    self.say(Ok(()));
+                    return Ok(Registered(interval));
+                }
+                Err(status) if Instant::now() + pause > deadline => return Err(explain(&status)),
+                Err(status) => self.say(Err(explain(&status))),
+            }
+            sleep(pause).await;
+            pause = LONGEST_PAUSE.min(pause * 2);
+        }
+    }
+
+    /// Keeps the node registered for as long as it is polled, whatever becomes of the broker.
+    pub async fn keep(mut self, registered: Registered) -> Infallible {
+        let mut pause = FIRST_PAUSE;
+        let mut standing = Ok(registered.0);
+        loop {
+            let lost = match standing {
                 Ok(interval) => {
                     self.say(Ok(()));
                     pause = FIRST_PAUSE;
@@ -61,10 +84,11 @@ impl<L: Lender> Registration<L> {
                 Err(status) => Err(status),
             };
             if let Err(status) = lost {
-                self.say(Err(status.message().to_owned()));
+                self.say(Err(explain(&status)));
                 sleep(pause).await;
                 pause = LONGEST_PAUSE.min(pause * 2);
             }
+            standing = self.register().await;
         }
     }
 
@@ -233,8 +257,11 @@ mod tests {
     }
 
     fn keep_registered(lender: &Arc<FakeLender>, broker: SocketAddr) -> JoinHandle<Infallible> {
-        let registration = Registration::new(lender.clone(), &broker.to_string(), None).unwrap();
-        tokio::spawn(registration.run())
+        let mut registration = Registration::new(lender.clone(), &broker.to_string(), None).unwrap();
+        tokio::spawn(async move {
+            let registered = registration.first(PATIENCE).await.unwrap();
+            registration.keep(registered).await
+        })
     }
 
     #[tokio::test]
@@ -285,6 +312,18 @@ mod tests {
         let _node = keep_registered(&Arc::new(FakeLender::new(4)), address);
         let mut broker = RunningBroker::start(&address.to_string(), false).await;
         broker.next_report().await;
+    }
+
+    #[tokio::test]
+    async fn a_node_that_finds_no_broker_in_time_says_why() {
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), None).await.unwrap();
+        let address = listener.address().to_string();
+        drop(listener);
+        for within in [Duration::ZERO, 2 * FIRST_PAUSE] {
+            let mut registration = Registration::new(Arc::new(FakeLender::new(1)), &address, None).unwrap();
+            let reason = registration.first(within).await.unwrap_err();
+            assert!(reason.contains("refused"), "{reason}");
+        }
     }
 
     #[tokio::test]

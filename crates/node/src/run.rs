@@ -7,9 +7,10 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use farpool_control::limits::REGION_GRANULE_BYTES;
-use farpool_control::{ControlError, Listener, Tls, this_host};
+use farpool_control::{ControlError, Listener, Tls, host_name, is_loopback, this_host};
 use farpool_fabric::{Host, Listeners, RegionSet, ServerHandle, serve};
 use farpool_lease::DEFAULT_TTL;
 use farpool_wire::NodeId;
@@ -48,6 +49,10 @@ pub struct NodeConfig {
     pub control_listen: SocketAddr,
     /// Where clients on other hosts read and write.
     pub data_listen: SocketAddr,
+    /// Under which name or address other machines reach these two, where it is not the one that is listened on.
+    pub advertise: Option<String>,
+    /// How long the broker is tried before the node gives up; once it has registered, the broker may come and go.
+    pub register_within: Duration,
     /// Where clients on this host fetch the memory itself.
     pub shm_socket: Option<PathBuf>,
     /// Serves clients by network card as well.
@@ -125,6 +130,29 @@ pub enum NodeError {
         /// The region size.
         region_bytes: u64,
     },
+    /// Listen where the others are, or say how they get there.
+    #[error(
+        "the broker at {broker} is on another machine, from which nobody reaches {address}: give {flag} an address of this \
+         machine, or --advertise the one by which others reach it"
+    )]
+    NotReachable {
+        /// Whom to register with.
+        broker: String,
+        /// Where the node would be looked for.
+        address: SocketAddr,
+        /// The flag that sets it.
+        flag: &'static str,
+    },
+    /// Start the broker, or mend what it says.
+    #[error(
+        "cannot register with the broker at {broker}: {reason}; with --wait SECONDS the node waits for it"
+    )]
+    NotRegistered {
+        /// Whom to register with.
+        broker: String,
+        /// Why.
+        reason: String,
+    },
     /// The kernel did not give the memory after all.
     #[error("cannot reserve the memory: {0}; lower --memory")]
     Reserve(#[source] io::Error),
@@ -167,8 +195,8 @@ pub struct Ready {
     pub region_bytes: u64,
 }
 
-/// Runs a node until `shutdown`. `on_ready` is called once it serves; it registers with the broker meanwhile and
-/// keeps trying when that is away.
+/// Runs a node until `shutdown`. `on_ready` is called once it serves and has registered with the broker, which may then come
+/// and go.
 ///
 /// A shutdown while the memory is being taken ends it at once, but a thread of the runtime is still at that work then:
 /// end the runtime by `shutdown_background`, which does not wait for it.
@@ -177,6 +205,7 @@ pub async fn run(
     on_ready: impl FnOnce(&Ready),
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), NodeError> {
+    check_reach(&config)?;
     let regions = check(&config)?;
     farpool_fabric::raise_limit(); // regions and connections take a descriptor each
     let (identity, _state_held) = identify(config.state_dir.as_deref())?;
@@ -194,17 +223,24 @@ pub async fn run(
     };
     let (core, _keeper, server) = started.inspect_err(|_| leave_socket(&config))?;
     let (rdma, _card_server) = serve_by_card(&config, &core)?;
-    let address = NodeAddress { rdma, ..address(identity, &control, &server) };
+    let address = NodeAddress { rdma, ..address(&config, identity, &control, &server) };
     core.set_address(address.clone());
     be_first_to_go();
-    let registration = Registration::new(core.clone(), &config.broker, config.tls.as_ref())?;
-    on_ready(&Ready { node: identity.node, address, regions, region_bytes: config.region_bytes });
+    let mut registration = Registration::new(core.clone(), &config.broker, config.tls.as_ref())?;
     let counting = core.clone();
     let control = control.on_rejected(move || counting.rejected());
+    let registered = async {
+        let first = registration.first(config.register_within).await;
+        let first =
+            first.map_err(|reason| NodeError::NotRegistered { broker: config.broker.clone(), reason })?;
+        on_ready(&Ready { node: identity.node, address, regions, region_bytes: config.region_bytes });
+        Ok(registration.keep(first).await)
+    };
+    // Served from the first: the broker may ask as soon as it has heard of the node.
     let serving = control.serve(control_service(core), shutdown);
     tokio::select! {
         served = serving => served.map_err(NodeError::from),
-        never = registration.run() => match never {},
+        ended = registered => ended.map(|never| match never {}),
     }
 }
 
@@ -227,6 +263,19 @@ fn serve_by_card(
     let listen = |source| NodeError::Listen { place: card.place(), flag: "--listen-rdma", source };
     let (address, guard) = card.serve(core.clone()).map_err(listen)?;
     Ok((address.to_string(), Some(guard)))
+}
+
+/// Whether others reach the node where it says it is: a broker on another machine would pass on addresses of nobody's.
+fn check_reach(config: &NodeConfig) -> Result<(), NodeError> {
+    if config.advertise.is_some() || is_loopback(&config.broker) {
+        return Ok(());
+    }
+    for (address, flag) in [(config.control_listen, "--listen"), (config.data_listen, "--data-listen")] {
+        if address.ip().to_canonical().is_loopback() || address.ip().is_unspecified() {
+            return Err(NodeError::NotReachable { broker: config.broker.clone(), address, flag });
+        }
+    }
+    Ok(())
 }
 
 /// Checks the configuration against itself and the machine; returns the number of regions.
@@ -314,15 +363,26 @@ async fn start(
     Ok((core, keeper, server))
 }
 
-fn address(identity: Identity, control: &Listener, server: &ServerHandle) -> NodeAddress {
+fn address(
+    config: &NodeConfig,
+    identity: Identity,
+    control: &Listener,
+    server: &ServerHandle,
+) -> NodeAddress {
+    let reached = |at: SocketAddr| match &config.advertise {
+        Some(host) if host.contains(':') => format!("[{host}]:{}", at.port()),
+        Some(host) => format!("{host}:{}", at.port()),
+        None => at.to_string(),
+    };
     let shm_socket = server.unix().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
     NodeAddress {
         node: identity.node.0,
         incarnation: identity.incarnation,
-        control: control.address().to_string(),
-        tcp: server.tcp().map(|address| address.to_string()).unwrap_or_default(),
+        control: reached(control.address()),
+        tcp: server.tcp().map(reached).unwrap_or_default(),
         shm_socket: shm_socket.map(|path| path.display().to_string()).unwrap_or_default(),
         host: this_host(),
+        host_name: host_name(),
         rdma: String::new(),
     }
 }
@@ -344,6 +404,8 @@ mod tests {
             broker: "127.0.0.1:1".into(),
             control_listen: any,
             data_listen: any,
+            advertise: None,
+            register_within: Duration::ZERO,
             shm_socket: None,
             card: None,
             memory_bytes,
@@ -366,6 +428,28 @@ mod tests {
             assert!(error.contains(flag), "{error}");
         }
         assert_eq!(check(&config(130 << 20, 64 << 20)).unwrap(), 2);
+    }
+
+    #[test]
+    fn a_node_that_others_cannot_reach_is_refused_where_the_broker_is_on_another_machine() {
+        let here = config(1 << 20, 1 << 20);
+        let far = NodeConfig { broker: "10.0.0.1:7117".into(), ..here.clone() };
+        let listening = |control: &str, data: &str| NodeConfig {
+            control_listen: control.parse().unwrap(),
+            data_listen: data.parse().unwrap(),
+            ..far.clone()
+        };
+        check_reach(&here).unwrap();
+        for (config, flag) in [
+            (far.clone(), "--listen"),
+            (listening("10.0.0.2:0", "127.0.0.1:0"), "--data-listen"),
+            (listening("0.0.0.0:0", "10.0.0.2:0"), "--listen"),
+        ] {
+            let error = check_reach(&config).unwrap_err().to_string();
+            assert!(error.contains(flag) && error.contains("--advertise"), "{error}");
+        }
+        check_reach(&listening("10.0.0.2:0", "10.0.0.2:0")).unwrap();
+        check_reach(&NodeConfig { advertise: Some("db-17".into()), ..far }).unwrap();
     }
 
     #[tokio::test]

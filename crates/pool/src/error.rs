@@ -14,13 +14,11 @@ pub enum PoolError {
     #[error(transparent)]
     Control(#[from] ControlError),
     /// Start a broker, or name the right one.
-    #[error(
-        "no broker answers at {broker}: {reason}; start one with `farpool up`, or name it with --broker HOST:PORT"
-    )]
+    #[error("the broker at {broker} gives no answer: {reason}")]
     BrokerUnreachable {
         /// Who was asked.
         broker: String,
-        /// What gRPC said.
+        /// Why, and what mends it.
         reason: String,
     },
     /// The limit on threads or descriptors is too low.

@@ -14,9 +14,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farpool_control::Tls;
-use farpool_control::dial;
 use farpool_control::limits::MAX_LEASES_PER_REQUEST;
+use farpool_control::{Tls, ask, dial, explain};
 use farpool_fabric::{Clock, Endpoint, EndpointConfig, MonotonicClock, Negotiated, Peer, Transports};
 use farpool_lease::{LeaseClass, Millis, longest};
 use farpool_wire::control::broker_client::BrokerClient;
@@ -29,9 +28,9 @@ use tokio::runtime::{Handle, Runtime};
 use tonic::transport::Channel;
 
 use crate::NODE_DEADLINE;
-use crate::error::{GrantError, JointError};
+use crate::error::{GrantError, JointError, PoolError};
 use crate::holder::{ClientGrant, Holder, Renewal};
-use crate::keeper::{ACQUIRE_DEADLINE, REQUEST_DEADLINE, first_view};
+use crate::keeper::{ACQUIRE_DEADLINE, REQUEST_DEADLINE, first_view, no_broker};
 use crate::pool::{PoolConfig, peer_of, random_id};
 use crate::sharing::{ask_for_fence, ask_for_grant, dial_node};
 
@@ -319,7 +318,7 @@ async fn renew(shared: Arc<Shared>, renewal: Renewal) {
             }
         }
         Ok(Err(status)) if shared.silent.lock().insert(node) => {
-            tracing::warn!(%node, error = status.message(), "leases cannot be renewed; trying on until they have ended");
+            tracing::warn!(%node, error = explain(&status), "leases cannot be renewed; trying on until they have ended");
         }
         Err(_) if shared.silent.lock().insert(node) => {
             tracing::warn!(%node, "it does not answer; trying on until its leases have ended");
@@ -335,15 +334,26 @@ async fn acquire_all(
     holder: &mut Holder,
     keys: &mut JointKeys,
 ) -> Result<(), JointError> {
-    let mut broker = BrokerClient::new(dial(&config.broker, config.tls.as_ref())?);
+    let broker = BrokerClient::new(dial(&config.broker, config.tls.as_ref())?);
     while keys.leases.len() < regions as usize {
         let missing = regions - keys.leases.len() as u32;
         let asked_at = now();
         let request = holder.acquisition(asked_at, LeaseClass::Pinned, missing.min(MOST_PER_REQUEST));
-        let answer = tokio::time::timeout(ACQUIRE_DEADLINE, broker.acquire(request)).await;
-        let answer = answer.ok().and_then(Result::ok).map(tonic::Response::into_inner);
-        let reason =
-            answer.as_ref().map_or("the broker does not answer".into(), |answer| answer.short_reason.clone());
+        // What is granted twice ends by itself: nobody renews it.
+        let answer = ask(ACQUIRE_DEADLINE, || {
+            let (mut broker, request) = (broker.clone(), request.clone());
+            async move { broker.acquire(request).await }
+        });
+        let (answer, reason) = match answer.await {
+            Ok(answer) => {
+                let reason = answer.short_reason.clone();
+                (Some(answer), reason)
+            }
+            Err(status) => (None, no_broker(&status)),
+        };
+        if answer.is_none() && keys.leases.is_empty() {
+            return Err(PoolError::BrokerUnreachable { broker: config.broker.clone(), reason }.into());
+        }
         let acquired = holder.acquisition_answered(now(), asked_at, answer);
         if acquired.leases.is_empty() {
             let found = keys.leases.len() as u32;
@@ -370,7 +380,7 @@ async fn adopt_all(keys: &JointKeys, holder: &mut Holder, tls: Option<&Tls>) -> 
             let silent = |reason: String| GrantError::NoAnswer { node, reason };
             let answer = answer
                 .map_err(|_| silent(format!("nothing within {} s", REQUEST_DEADLINE.as_secs())))?
-                .map_err(|status| silent(status.message().to_owned()))?;
+                .map_err(|status| silent(explain(&status)))?;
             let adopted = holder.adoption_answered(now(), &question, answer.get_ref());
             if let Some((region, _)) = adopted.iter().find(|(_, held)| held.is_none()) {
                 return Err(JointError::Ended { region: *region });

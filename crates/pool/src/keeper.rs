@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use farpool_control::limits::MAX_LEASES_PER_REQUEST;
-use farpool_control::{Tls, dial};
+use farpool_control::{Fault, Tls, ask, dial, explain, fault_of};
 use farpool_lease::LeaseClass;
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::node_client::NodeClient;
@@ -20,6 +20,7 @@ use farpool_wire::control::{Lease, ReleaseRequest, StatusRequest};
 use farpool_wire::{Epoch, NodeId};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use tonic::Status;
 use tonic::transport::Channel;
 
 use crate::adoption::Adoption;
@@ -62,10 +63,10 @@ pub(crate) struct View {
 pub(crate) fn first_view(config: &PoolConfig) -> Result<View, PoolError> {
     let runtime = runtime().map_err(PoolError::Start)?;
     runtime.block_on(async {
-        let mut broker = BrokerClient::new(dial(&config.broker, config.tls.as_ref())?);
+        let broker = BrokerClient::new(dial(&config.broker, config.tls.as_ref())?);
         let started = tokio::time::Instant::now();
         loop {
-            let view = view(&mut broker)
+            let view = view(&broker)
                 .await
                 .map_err(|reason| PoolError::BrokerUnreachable { broker: config.broker.clone(), reason })?;
             if view.region_bytes != 0 || started.elapsed() >= FIRST_NODE_WITHIN {
@@ -104,14 +105,25 @@ pub(crate) fn adopt(config: &PoolConfig, stock: &Stock, adoption: &mut Adoption)
     })
 }
 
-async fn view(broker: &mut BrokerClient<Channel>) -> Result<View, String> {
-    let asked = tokio::time::timeout(REQUEST_DEADLINE, broker.status(StatusRequest {})).await;
-    let status = asked
-        .map_err(|_| format!("no answer within {} s", REQUEST_DEADLINE.as_secs()))?
-        .map_err(|status| status.message().to_owned())?
-        .into_inner();
-    let free = status.nodes.iter().filter(|node| node.alive).map(|node| node.regions_free as u64).sum();
-    Ok(View { region_bytes: status.region_bytes, free_regions: free })
+async fn view(broker: &BrokerClient<Channel>) -> Result<View, String> {
+    let request = StatusRequest { only_sums: true, ..StatusRequest::default() };
+    let asked = ask(REQUEST_DEADLINE, || {
+        let mut broker = broker.clone();
+        async move { broker.status(request).await }
+    });
+    let status = asked.await.map_err(|status| no_broker(&status))?;
+    Ok(View { region_bytes: status.region_bytes, free_regions: status.regions_free })
+}
+
+/// Why a broker is of no use, and what mends it.
+pub(crate) fn no_broker(status: &Status) -> String {
+    let reason = explain(status);
+    match fault_of(status) {
+        Some(Fault::Unreachable(_) | Fault::Late | Fault::Closed | Fault::NotFarpool) | None => {
+            format!("{reason}; start one with `farpool up`, or name it with --broker HOST:PORT")
+        }
+        Some(_) => reason, // it names what mends it
+    }
 }
 
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
@@ -252,7 +264,7 @@ async fn renew(shared: Arc<Shared>, mut client: NodeClient<Channel>, renewal: Re
     match tokio::time::timeout(REQUEST_DEADLINE, client.renew(renewal.request(shared.stock.owner()))).await {
         Ok(Ok(answer)) => shared.stock.renewal_answered(&renewal, answer.get_ref()),
         Ok(Err(status)) => {
-            tracing::warn!(%node, error = status.message(), "renewal failed; trying again");
+            tracing::warn!(%node, error = explain(&status), "renewal failed; trying again");
         }
         Err(_) => tracing::warn!(%node, "renewal got no answer; trying again"),
     }
@@ -286,10 +298,10 @@ async fn release_at(mut client: NodeClient<Channel>, node: NodeId, request: Rele
     }
 }
 
-async fn watch_capacity(shared: Arc<Shared>, mut broker: BrokerClient<Channel>) {
+async fn watch_capacity(shared: Arc<Shared>, broker: BrokerClient<Channel>) {
     loop {
         tokio::time::sleep(VIEW_INTERVAL).await;
-        match view(&mut broker).await {
+        match view(&broker).await {
             Ok(view) => shared.stock.pool_has_free(view.free_regions),
             Err(error) => tracing::debug!(error, "the broker does not answer"),
         }
@@ -317,7 +329,7 @@ async fn grow(shared: &Arc<Shared>, broker: &mut BrokerClient<Channel>) -> Growt
     let answer = match tokio::time::timeout(ACQUIRE_DEADLINE, broker.acquire(request)).await {
         Ok(Ok(answer)) => Some(answer.into_inner()),
         Ok(Err(status)) => {
-            tracing::warn!(error = status.message(), "the broker gave no regions");
+            tracing::warn!(error = explain(&status), "the broker gave no regions");
             None
         }
         Err(_) => {

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use farpool_control::{Tls, dial};
+use farpool_control::{Tls, dial, explain};
 use farpool_lease::Millis;
 use farpool_wire::control::node_client::NodeClient;
 use farpool_wire::control::{AddGrantRequest, AddGrantResponse, FenceGrantRequest};
@@ -99,7 +99,7 @@ fn late(node: NodeId) -> GrantError {
 }
 
 fn refused(node: NodeId, status: &Status) -> GrantError {
-    let reason = status.message().to_owned();
+    let reason = explain(status);
     match status.code() {
         Code::FailedPrecondition | Code::InvalidArgument => GrantError::Refused { node, reason },
         _ => GrantError::NoAnswer { node, reason },

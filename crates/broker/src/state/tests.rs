@@ -1,4 +1,4 @@
-use farpool_wire::control::RegionState;
+use farpool_wire::control::{OwnerStatus, RegionState};
 
 use super::*;
 
@@ -87,7 +87,7 @@ fn a_node_is_told_to_report_when_other_leases_are_held_than_believed_though_they
 fn a_report_replaces_all_that_was_believed() {
     let mut pool = pool_of(&[report(1, 8, 5)]);
     pool.report(Millis(1), &report(1, 8, 2)).unwrap();
-    let status = pool.status(Millis(1));
+    let status = pool.status(Millis(1), &StatusRequest::default());
     assert_eq!((status.nodes[0].regions_free, status.nodes[0].regions_lent), (6, 2));
     assert_eq!(status.owners, [OwnerStatus { owner: OWNER.0, regions: 2 }]);
 }
@@ -173,7 +173,7 @@ fn malformed_reports_are_refused_and_leave_nothing_behind() {
     for bad in [twice, beyond, wordy, forged, turned, nowhere, huge] {
         assert!(matches!(pool.report(Millis(0), &bad), Err(ReportRefusal::Malformed(_))));
     }
-    assert!(pool.status(Millis(0)).nodes.is_empty());
+    assert!(pool.status(Millis(0), &StatusRequest::default()).nodes.is_empty());
 }
 
 #[test]
@@ -193,4 +193,41 @@ fn the_reason_says_what_is_missing() {
     let pool = pool_of(&[report(1, 4, 4)]);
     assert!(pool.why_short(Millis(0)).contains("all 4 regions of 1 nodes are lent"));
     assert!(pool.why_short(DEAD_AFTER).contains("none of the pool's 1 nodes answers"));
+}
+
+#[test]
+fn the_status_of_300_nodes_and_their_20_000_owners_each_comes_in_pages_that_a_message_holds() {
+    const OWNERS: u32 = 20_000;
+    /// What gRPC takes.
+    const MESSAGE_BYTES: usize = 4 << 20;
+    let mut pool = Pool::default();
+    for node in 1..=300 {
+        let held = |region| RegionState {
+            region,
+            owner: u64::from(region) * (1 + node % 20),
+            held: true,
+            ..RegionState::default()
+        };
+        let lent = (0..OWNERS).map(held).collect();
+        pool.report(Millis(0), &RegisterRequest { lent, ..report(node, OWNERS, 0) }).unwrap();
+    }
+    let sums = pool.status(Millis(1), &StatusRequest { only_sums: true, ..Default::default() });
+    assert_eq!((sums.nodes.len(), sums.nodes_alive, sums.region_bytes), (0, 300, 64));
+    let (mut nodes, mut owners) = (Vec::new(), Vec::new());
+    let mut asked = StatusRequest::default();
+    loop {
+        let page = pool.status(Millis(1), &asked);
+        assert!(prost::Message::encoded_len(&page) < MESSAGE_BYTES);
+        let more = page.more;
+        nodes.extend(page.nodes.iter().filter_map(|node| Some(node.address.as_ref()?.node)));
+        owners.extend(page.owners);
+        (asked.nodes_after, asked.owners_after) =
+            (nodes.last().copied(), owners.last().map(|last| last.owner));
+        if !more {
+            break;
+        }
+    }
+    assert_eq!(nodes, (1..=300).collect::<Vec<_>>());
+    assert!(owners.is_sorted_by_key(|owner| owner.owner) && owners.len() > OWNERS as usize);
+    assert_eq!(owners.iter().map(|owner| u64::from(owner.regions)).sum::<u64>(), 300 * u64::from(OWNERS));
 }

@@ -57,7 +57,7 @@ impl RunningBroker {
     }
 
     pub async fn status(&self) -> StatusResponse {
-        self.client().status(StatusRequest {}).await.unwrap().into_inner()
+        self.client().status(StatusRequest::default()).await.unwrap().into_inner()
     }
 
     pub async fn stop(self) {

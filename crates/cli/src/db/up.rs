@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use farpool_fabric::raise_limit;
-use farpool_namdb::{CreateOptions, Database};
-use farpool_pool::PoolConfig;
+use farpool_namdb::{CreateOptions, Database, DatabaseError};
+use farpool_pool::{JointError, PoolConfig};
+use tokio::time::Instant;
 
 use super::DatabaseAt;
+use crate::notify;
 use crate::output::say;
-use crate::reach::{Located, runtime};
+use crate::reach::{Located, Wait, runtime};
 use crate::shutdown::Shutdown;
 use crate::size::ByteSize;
 
@@ -30,6 +32,9 @@ Examples:
 pub struct UpArgs {
     #[command(flatten)]
     at: DatabaseAt,
+
+    #[command(flatten)]
+    wait: Wait,
 
     /// Memory of a new database, rounded up to whole regions of the pool
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
@@ -56,23 +61,36 @@ fn parse_patience(text: &str) -> Result<f64, String> {
 
 /// Runs until it is asked to stop, or the database is gone.
 pub fn run(args: UpArgs) -> Result<()> {
+    let is_new = !args.at.file.try_exists().context("cannot look for the database's file")?;
+    let deadline = args.wait.deadline();
+    if is_new {
+        args.at.broker.require_within(args.wait)?; // a signal ends the process
+    }
     let runtime = runtime()?;
     let mut shutdown = {
         let _inside = runtime.enter();
         Shutdown::listen()?
     };
-    let is_new = !args.at.file.try_exists().context("cannot look for the database's file")?;
-    let database = if is_new { create(&args)? } else { args.at.open()? };
+    let database = loop {
+        match if is_new { create(&args) } else { args.at.open() } {
+            // More nodes may be on their way.
+            Err(error) if is_new && lacks_space(&error) && Instant::now() < deadline => {}
+            database => break database?,
+        }
+        if runtime.block_on(asked_within(&mut shutdown, LOOK_EVERY)) {
+            return Ok(());
+        }
+    };
     let made = if is_new { "made" } else { "joined" };
     say(format!("ready: {made} {}", args.at.file.display()));
+    notify::ready();
     let ended = runtime.block_on(async {
         loop {
             if let Err(ended) = database.check() {
                 return Some(ended);
             }
-            tokio::select! {
-                () = shutdown.asked() => return None,
-                () = tokio::time::sleep(LOOK_EVERY) => {}
+            if asked_within(&mut shutdown, LOOK_EVERY).await {
+                return None;
             }
         }
     });
@@ -80,6 +98,15 @@ pub fn run(args: UpArgs) -> Result<()> {
         Some(ended) => Err(ended.into()),
         None => Ok(()),
     }
+}
+
+/// Whether the process is asked to stop within this time.
+async fn asked_within(shutdown: &mut Shutdown, time: Duration) -> bool {
+    tokio::time::timeout(time, shutdown.asked()).await.is_ok()
+}
+
+fn lacks_space(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(DatabaseError::Leases(JointError::NoSpace { .. })))
 }
 
 fn create(args: &UpArgs) -> Result<Database> {

@@ -237,7 +237,8 @@ pub async fn broker(at: &BrokerAt) -> Check {
         }
         Err(error) => {
             let text = describe(&error);
-            let (found, mend) = text.split_once(";\n").unwrap_or((&text, "start one with `farpool up`"));
+            let (found, mend) =
+                text.split_once(";\n").unwrap_or((&text, "do what it says, or name another with --broker"));
             Check::fail(name, found, mend)
         }
     }

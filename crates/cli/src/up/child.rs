@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::notify;
 use crate::output::complain;
 use crate::tether;
 
@@ -55,6 +56,7 @@ impl Child {
         let mut process = Command::new(program)
             .args(args)
             .args([tether::OPTION, &std::process::id().to_string()])
+            .env_remove(notify::VARIABLE) // systemd waits for `up`
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

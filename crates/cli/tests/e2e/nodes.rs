@@ -3,17 +3,18 @@
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::support::{Process, assert_complaint, farpool, run_command};
+use crate::support::{Pool, PoolOptions, Process, assert_complaint, eventually, farpool, run, run_command};
 
-/// Nobody listens on port 1 of loopback: a node goes on without its broker.
+/// Nobody listens on port 1 of loopback.
 const NODE: [&str; 6] = ["node", "--no-lock", "--broker", "127.0.0.1:1", "--region-size", "1MiB"];
 
 #[test]
 fn second_node_on_a_state_folder_is_refused_and_the_first_keeps_its_name() {
     let dir = TempDir::new().unwrap();
     let state = dir.path().join("state");
+    let pool = Pool::start(PoolOptions { nodes: 0, ..PoolOptions::default() });
     let node = || {
-        let mut command = farpool(NODE);
+        let mut command = farpool(["node", "--no-lock", "--broker", &pool.address, "--region-size", "1MiB"]);
         command.args(["--memory", "1MiB", "--state"]).arg(&state);
         command
     };
@@ -58,4 +59,61 @@ fn node_that_is_interrupted_while_it_reserves_memory_ends_at_once_and_leaves_no_
     assert!(!output.stderr.contains("done=1024"), "it has taken all of its memory first");
     assert_eq!(output.stdout, "", "it was never ready");
     assert!(!socket.exists());
+}
+
+#[test]
+fn node_that_cannot_register_ends_and_says_why() {
+    let output = run(NODE.iter().chain(&["--memory", "1MiB"]));
+    assert_complaint(&output, 1, "--wait");
+    assert!(output.stderr.contains("refused"), "{output:?}");
+}
+
+#[test]
+fn node_whose_broker_is_on_another_machine_must_be_reachable_from_there() {
+    let far =
+        ["node", "--no-lock", "--memory", "1MiB", "--region-size", "1MiB", "--broker", "192.0.2.1:7117"];
+    assert_complaint(&run(far), 2, "--advertise");
+    let output = run(far.iter().chain(&["--listen", "192.0.2.2:7118"]));
+    assert_complaint(&output, 2, "--data-listen");
+}
+
+#[test]
+fn node_is_listed_by_the_name_of_its_host_and_as_it_is_advertised() {
+    let mut pool = Pool::start(PoolOptions { nodes: 0, ..PoolOptions::default() });
+    let mut command = farpool(["node", "--no-lock", "--broker", &pool.address, "--memory", "4MiB"]);
+    command.args(["--region-size", "4MiB", "--advertise", "localhost"]);
+    pool.nodes.push(Process::ready("the node", command).0);
+    // It has registered when it says that it is ready.
+    let node = pool.status()["nodes"][0].clone();
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    assert_eq!(node["host_name"], name.trim());
+    for port in ["control", "tcp"] {
+        assert!(node[port].as_str().unwrap().starts_with("localhost:"), "{node}");
+    }
+}
+
+#[test]
+fn daemons_tell_the_service_manager_when_they_serve_and_when_they_end() {
+    let dir = TempDir::new().unwrap();
+    let manager = dir.path().join("notify");
+    let socket = std::os::unix::net::UnixDatagram::bind(&manager).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let hears = |word: &str| {
+        eventually(&format!("it says {word}"), || {
+            let mut heard = [0; 64];
+            socket.recv(&mut heard).is_ok_and(|bytes| &heard[..bytes] == word.as_bytes())
+        });
+    };
+    let mut command = farpool(["broker", "--listen", "127.0.0.1:0", "--store"]);
+    command.arg(dir.path().join("broker.redb")).env("NOTIFY_SOCKET", &manager);
+    let (mut broker, ready) = Process::ready("the broker", command);
+    hears("READY=1");
+    let mut command = farpool(["node", "--no-lock", "--memory", "1MiB", "--region-size", "1MiB", "--broker"]);
+    command.arg(ready.strip_prefix("ready ").unwrap()).env("NOTIFY_SOCKET", &manager);
+    let (mut node, _) = Process::ready("the node", command);
+    hears("READY=1");
+    for daemon in [&mut node, &mut broker] {
+        daemon.end_well();
+        hears("STOPPING=1");
+    }
 }

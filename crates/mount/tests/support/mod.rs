@@ -72,6 +72,8 @@ impl TestPool {
             broker: broker.clone(),
             control_listen: loopback,
             data_listen: loopback,
+            advertise: None,
+            register_within: PATIENCE,
             shm_socket: Some(files.path().join("node.sock")),
             card: None,
             memory_bytes,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use farpool_lease::{LeaseClass, Millis};
 use farpool_wire::OwnerId;
-use farpool_wire::control::RevokeRequest;
+use farpool_wire::control::{RevokeRequest, StatusRequest};
 
 use super::{BUSY_TTLS, Phase, Run};
 use crate::plane::node::{self, Node};
@@ -67,7 +67,7 @@ fn true_holdings(run: &Run) -> BTreeMap<OwnerId, (u64, u64)> {
 /// Whether the broker believes of every node and of every owner what the nodes' tables say; if not, says what differs.
 fn compare_beliefs(run: &Run) -> Result<(), String> {
     let now = Millis(run.world.local_ns(run.broker.host) / 1_000_000);
-    let status = run.broker.pool.borrow().borrow().status(now);
+    let status = run.broker.pool.borrow().borrow().status(now, &StatusRequest::default());
     for node in &run.nodes {
         let held = node.shell().map_or(0, |shell| shell.core.lock().counts().held);
         let known =

@@ -1,0 +1,43 @@
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout_at};
+use tonic::{Code, Response, Status};
+
+use crate::fault::{Fault, fault_of};
+
+/// Most times that a request is sent.
+const MOST_TRIES: u32 = 8;
+/// Pause before the second time; doubles up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Sends a request until there is an answer, for as long as `within` at most: again where it was lost with its connection, or the
+/// other side had too much to do. Only for requests that may arrive twice. [`explain`](crate::explain) says why there is none.
+pub async fn ask<T, F>(within: Duration, mut request: impl FnMut() -> F) -> Result<T, Status>
+where
+    F: Future<Output = Result<Response<T>, Status>>,
+{
+    let deadline = Instant::now() + within;
+    let mut pause = FIRST_PAUSE;
+    let late = || Status::deadline_exceeded(format!("no answer within {} s", within.as_secs_f32()));
+    for tries in 1.. {
+        let answer = timeout_at(deadline, request()).await.map_err(|_| late())?;
+        match answer {
+            Ok(answer) => return Ok(answer.into_inner()),
+            Err(status) if tries == MOST_TRIES || !may_go_well(&status) => return Err(status),
+            Err(status) if Instant::now() + pause >= deadline => return Err(status),
+            Err(_) => {}
+        }
+        sleep(pause).await;
+        pause = LONGEST_PAUSE.min(2 * pause);
+    }
+    Err(late())
+}
+
+/// Whether the same request may have an answer a moment later.
+fn may_go_well(status: &Status) -> bool {
+    match fault_of(status) {
+        Some(fault) => *fault == Fault::Closed,
+        None => std::error::Error::source(status).is_some() || status.code() == Code::ResourceExhausted,
+    }
+}
