@@ -8,6 +8,7 @@ mod guest;
 mod history;
 mod judge;
 mod keeper;
+mod kernel;
 mod link;
 mod nemesis;
 mod successor;
@@ -34,7 +35,8 @@ use crate::plane::post::Delivery;
 use crate::plane::{Plane, PlaneConfig};
 use crate::runner::{RunReport, Scenario};
 use broken::{
-    Chosen, FREES_UNWRITTEN, Hasty, LATE_FORGOTTEN, LOCKS_LEFT, LOST_WRITE, REFUSED_IS_DEAD, UNLOCKED_EARLY,
+    Chosen, FREES_UNWRITTEN, GROWTH_GOES_ON, Hasty, LATE_FORGOTTEN, LOCKS_LEFT, LOST_WRITE, REFUSED_IS_DEAD,
+    UNLOCKED_EARLY, UNTOLD,
 };
 use guest::Guest;
 use history::History;
@@ -59,6 +61,8 @@ const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
 const FILES: usize = 2;
 /// Worlds in which nodes only refuse connections, in thousandths.
 const REFUSING_PERMILLE: u32 = 120;
+/// Files that guests may make longer when they are opened to them, in thousandths.
+const GROWING_PERMILLE: u32 = 700;
 /// Writes that a lying connection loses, in thousandths.
 const LOST_WRITE_PERMILLE: u32 = 60;
 
@@ -100,6 +104,8 @@ struct Run {
     successors_wanted: Cell<usize>,
     /// Whether processes work on files directly.
     has_guests: bool,
+    /// How long the kernel takes files for, where there are guests.
+    sizes: RefCell<kernel::Sizes>,
     /// Files that somebody closes to guests for a while.
     closed: RefCell<BTreeSet<u64>>,
     /// Of those, the ones on which no guest is at work any more.
@@ -179,6 +185,9 @@ impl Run {
         if self.has_guests && file.open_to_guests().is_err() {
             self.complain("no memory to share a file by".to_owned());
         }
+        if self.has_guests && self.drawing.borrow_mut().chance(GROWING_PERMILLE) {
+            self.let_guests_grow(number, &file);
+        }
         (number, file)
     }
 
@@ -257,10 +266,18 @@ fn clock_rate(random: &mut Random) -> u64 {
     900_000 + random.below(200_001)
 }
 
-fn nodes_of(world: &World, own_host: HostId, bears: bool, random: &mut Random) -> Vec<Rc<Node>> {
+fn nodes_of(
+    world: &World,
+    own_host: HostId,
+    bears: bool,
+    mutation: Option<&'static str>,
+    random: &mut Random,
+) -> Vec<Rc<Node>> {
     let count = if bears { 3 + random.below(3) } else { 1 + random.below(4) };
+    // Guests write to this machine alone; else it would take many worlds until they make a file longer.
+    let is_about_growth = matches!(mutation, Some(GROWTH_GOES_ON | UNTOLD));
     let node = |index| {
-        let shares_host = index == 0 && random.chance(500);
+        let shares_host = index == 0 && (random.chance(500) || is_about_growth);
         let host = if shares_host { own_host } else { world.add_host(clock_rate(random)) };
         let service = if random.chance(500) { Service::Whole } else { Service::Torn };
         let regions = if bears { 8 } else { 2 + random.below(3) as u32 };
@@ -285,7 +302,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let mut executor = Executor::new(world.clone());
     let host = world.add_host(clock_rate(&mut random));
     let home = world.add_process(host);
-    let nodes = nodes_of(&world, host, bears, &mut random);
+    let nodes = nodes_of(&world, host, bears, mutation, &mut random);
     let broker_host = world.add_host(clock_rate(&mut random));
     let nowhere = world.add_process(world.add_host(1_000_000));
     let region_bytes = REGION_EXTENTS * EXTENT_BYTES;
@@ -340,6 +357,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         clients: RefCell::default(),
         successors_wanted: Cell::new(0),
         has_guests,
+        sizes: RefCell::default(),
         closed: RefCell::default(),
         shut: RefCell::default(),
         at_work: Cell::new(0),

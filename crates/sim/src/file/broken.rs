@@ -28,6 +28,10 @@ pub(super) const TOO_MUCH_CLEARED: &str = "failed-write-clears-the-file";
 pub(super) const DOUBT_IGNORED: &str = "write-in-doubt-taken-for-none";
 /// A guest works on files that are closed to it.
 pub(super) const NOT_REVOKED: &str = "acceleration-not-revoked";
+/// Guests go on making a file longer after that was taken back.
+pub(super) const GROWTH_GOES_ON: &str = "growth-not-taken-back";
+/// The kernel is not told how long guests have made a file.
+pub(super) const UNTOLD: &str = "grown-size-not-told";
 /// A write leaves the parity as it is.
 pub(super) const STALE_PARITY: &str = "stale-parity";
 /// Others write into an extent while it is made anew elsewhere.
@@ -51,6 +55,8 @@ pub(super) const MUTATIONS: &[&str] = &[
     TOO_MUCH_CLEARED,
     DOUBT_IGNORED,
     NOT_REVOKED,
+    GROWTH_GOES_ON,
+    UNTOLD,
     STALE_PARITY,
     LATE_WRITE_MISSED,
     FREES_UNWRITTEN,
@@ -96,6 +102,11 @@ fn is(mutation: &str) -> bool {
     BROKEN.get() == Some(mutation)
 }
 
+/// Whether the kernel is told how long guests have made a file.
+pub(super) fn growth_is_told() -> bool {
+    !is(UNTOLD)
+}
+
 /// The rules of a run: as they ship, but for the one that is wrong.
 pub(super) enum Chosen {}
 
@@ -122,6 +133,10 @@ impl Rules for Chosen {
 
     fn guests_may_enter(is_open: bool) -> bool {
         is(NOT_REVOKED) || Shipped::guests_may_enter(is_open)
+    }
+
+    fn takes_growth_back() -> bool {
+        !is(GROWTH_GOES_ON) && Shipped::takes_growth_back()
     }
 
     fn updates_parity() -> bool {

@@ -14,7 +14,7 @@ use futures_util::future::{Either, select};
 use super::broken::Chosen;
 use super::guest::AsGuest;
 use super::history::{Asked, CELL, CELLS_PER_BLOCK, Ended, Entry, filled, found};
-use super::{FILES, Numbered, Phase, Run};
+use super::{FILES, GROWING_PERMILLE, Numbered, Phase, Run};
 
 /// Cells of an extent, and of as much of a file as is used: three extents.
 const CELLS_PER_EXTENT: u64 = EXTENT_BYTES / CELL;
@@ -116,6 +116,7 @@ impl Client {
             return;
         }
         self.run.world.note("file {} is being closed to guests", &[number]);
+        self.run.size_by_kernel(number, file, u64::MAX);
         if file.close_to_guests(&self.core).await.is_ok() {
             self.run.shut.borrow_mut().insert(number);
             self.pause(1, 200).await;
@@ -125,6 +126,9 @@ impl Client {
         self.run.closed.borrow_mut().remove(&number);
         if file.open_to_guests().is_err() {
             self.run.complain("no memory to share a file by".to_owned());
+        }
+        if self.random.chance(GROWING_PERMILLE) {
+            self.run.let_guests_grow(number, file);
         }
     }
 
@@ -189,16 +193,20 @@ impl Client {
         let core = &self.core;
         let bytes = |cells: &Range<u64>| (cells.start * CELL, (cells.end - cells.start) * CELL);
         let done = match asked {
-            Asked::Read(cells) => return self.read(file, cells).await,
+            Asked::Read(cells) => return self.read(number, file, cells).await,
             Asked::Write(cells) => {
                 let data = filled(entry.number(), number, cells.clone());
+                let _by_kernel = self.run.writes_by_kernel(number, file, cells.end * CELL);
                 file.write(core, cells.start * CELL, &data).await
             }
             Asked::Zero(cells) => {
                 let (offset, length) = bytes(cells);
                 file.punch(core, offset, length).await
             }
-            Asked::SetSize(cells) => file.set_size(core, cells * CELL).await,
+            Asked::SetSize(cells) => {
+                let _by_kernel = self.run.cuts_by_kernel(number, file);
+                file.set_size(core, cells * CELL).await
+            }
             Asked::Reserve(cells) => {
                 let (offset, length) = bytes(cells);
                 file.reserve(offset, length).await
@@ -207,9 +215,11 @@ impl Client {
         done.map_or_else(Ended::Failed, |()| Ended::Done)
     }
 
-    async fn read(&self, file: &FileCore<Chosen>, cells: &Range<u64>) -> Ended {
-        let length = ((cells.end - cells.start) * CELL) as usize;
-        match file.read(&self.core, cells.start * CELL, length).await {
+    /// By the kernel, which reads no further than the file reaches that it knows.
+    async fn read(&self, number: u64, file: &FileCore<Chosen>, cells: &Range<u64>) -> Ended {
+        let (offset, length) = (cells.start * CELL, (cells.end - cells.start) * CELL);
+        let there = self.run.size_by_kernel(number, file, offset + length).saturating_sub(offset).min(length);
+        match file.read(&self.core, offset, there as usize).await {
             Err(error) => Ended::Failed(error),
             Ok((buffer, within)) => {
                 looked_at(&self.run, cells, buffer.as_deref().map_or(&[][..], |bytes| &bytes[within]))
@@ -242,7 +252,11 @@ impl Client {
         for _ in 0..tries {
             let entry = self.run.history.begins(*number, Asked::Write(cells.clone()));
             let data = filled(entry.number(), *number, cells.clone());
-            match file.write(&self.core, cells.start * CELL, &data).await {
+            let written = {
+                let _by_kernel = self.run.writes_by_kernel(*number, file, cells.end * CELL);
+                file.write(&self.core, cells.start * CELL, &data).await
+            };
+            match written {
                 Ok(()) => {
                     entry.ends(Ended::Done, false);
                     return Ok(());
