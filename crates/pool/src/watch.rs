@@ -205,7 +205,7 @@ async fn ask(
         queue.detach(over.id, over.epoch).await?;
     }
     if attached.is_some() {
-        return ping(endpoint, queue).await.map(|()| Seen::Answer);
+        return ping(endpoint, queue).await;
     }
     let usable = |region: &Arc<LeasedRegion>| Arc::ptr_eq(&region.node, node) && !region.is_over();
     let Some(region) = stock.regions().into_iter().find(usable) else { return Ok(Seen::Nothing) };
@@ -219,10 +219,10 @@ fn is_known(stock: &Stock, node: &Arc<NodeState>) -> bool {
     stock.nodes().iter().any(|known| Arc::ptr_eq(known, node))
 }
 
-async fn ping(endpoint: &Endpoint, queue: &Queue) -> Result<(), OpError> {
+async fn ping(endpoint: &Endpoint, queue: &Queue) -> Result<Seen, OpError> {
     let Ok(mut buffer) = endpoint.arena().take(CALL_PING.len()) else {
-        return Ok(()); // more nodes than the arena has room for: the next round will do
+        return Ok(Seen::Nothing); // more nodes than the arena has room for: the next round will do
     };
     buffer.copy_from_slice(CALL_PING);
-    queue.call(buffer, CALL_PING.len()).await.map(drop)
+    queue.call(buffer, CALL_PING.len()).await.map(|_| Seen::Answer)
 }
