@@ -171,6 +171,9 @@ async fn part_stops(run: &Rc<Run>, member: &Rc<Member>, kind: PartKind, random: 
     let give_up_at = run.world.now_ns() + (run.patience * STILL_PATIENCES + STILL_SLACK).as_nanos() as u64;
     let mut witness: Option<(Epoch, u64)> = None;
     while has_seat(run, member) && run.world.now_ns() < give_up_at {
+        if kind == PartKind::Clients && !member.slot.is_held() {
+            return; // it was a change of the catalog that held something, and that has gone on
+        }
         stand_still();
         witness = looking_on(run, member, witness);
         if let Some((claim, since_ns)) = witness
