@@ -124,15 +124,19 @@ pub(crate) async fn turn_away<T>(mut stream: TcpStream, fault: Fault) -> Result<
         Fault::SpokeTls => ANSWER_TO_TLS,
         _ => &[],
     };
-    let told = async {
-        stream.write_all(answer).await?;
+    let _ = stream.write_all(answer).await; // it may have gone
+    part(stream).await;
+    Err(fault)
+}
+
+/// Ends a connection so that the client hears what was said last: bytes that nobody has read would make the kernel throw it away.
+pub(crate) async fn part(mut stream: TcpStream) {
+    let parted = async {
         stream.shutdown().await?;
-        // Bytes that nobody has read would make the kernel throw the answer away.
         tokio::io::copy(&mut (&mut stream).take(MOST_READ_AFTER_ANSWER), &mut tokio::io::sink()).await
     };
-    // It may have gone, or say nothing for long: its fault is the same.
-    let _ = tokio::time::timeout(TOLD_WITHIN, told).await;
-    Err(fault)
+    // It may have gone, or say nothing for long: there is no more to be done for it.
+    let _ = tokio::time::timeout(TOLD_WITHIN, parted).await;
 }
 
 /// How long a client may take to hear what is wrong: a round trip to the far side of the world, and some.

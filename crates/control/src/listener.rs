@@ -18,7 +18,7 @@ use tonic::transport::Server;
 use crate::dial::is_loopback_ip;
 use crate::fault::{CertificateFault, Fault};
 use crate::gate::{GREETING_DEADLINE, Gate, Places};
-use crate::greeting::{Begins, await_greeting, begins, turn_away};
+use crate::greeting::{Begins, await_greeting, begins, part, turn_away};
 use crate::peer::{Connection, Identity, Peer, Stream};
 use crate::version::{CONTROL_VERSION, Versioned};
 use crate::{ControlError, Tls};
@@ -181,7 +181,13 @@ impl Doorway {
         let begins = begins(&stream).await.map_err(|error| Fault::of_stream(&error))?;
         let (stream, peer) = match (begins, &self.acceptor) {
             (Begins::Tls, Some(acceptor)) => {
-                let stream = acceptor.accept(stream).await.map_err(|error| Fault::of_accepted(&error))?;
+                let stream = match acceptor.accept(stream).into_fallible().await {
+                    Ok(stream) => stream,
+                    Err((error, stream)) => {
+                        part(stream).await; // TLS has said why
+                        return Err(Fault::of_accepted(&error));
+                    }
+                };
                 let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
                 let certificate = certificate.ok_or(Fault::ItsCertificate(CertificateFault::Missing))?;
                 let identity = Identity::Certificate(certificate.as_ref().into());
