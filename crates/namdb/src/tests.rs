@@ -42,6 +42,8 @@ impl Rig {
             let config = NodeConfig {
                 broker: broker.to_string(),
                 control_listen: any_port(),
+                advertise: None,
+                register_within: Duration::from_secs(20),
                 data_listen: any_port(),
                 shm_socket: Some(directory.path().join(format!("node{number}.sock"))),
                 card: None,
