@@ -63,6 +63,8 @@ Mutations:
   lost-write-acknowledged              a write is done, and nothing was sent
   extent-reused-too-early              an extent is written again while a dead write may still land there
   size-not-shared                      a file that is written past its end is not longer for it
+  grown-size-not-told                  a process makes a file longer directly, and the kernel is not told before it uses its own size
+  growth-not-taken-back                a process goes on making a file longer after the right to do so was taken back
   cut-tail-shows-again                 what is cut off of a block is there again once the file grows
   failed-write-clears-the-file         a write that failed takes along what the file held there, not only what lay past its end
   write-in-doubt-taken-for-none        the old word stands after a write of which nobody knows
@@ -71,7 +73,8 @@ Mutations:
   acceleration-not-revoked             a process works on a file directly that is closed to it
   freed-extent-not-written-down        the next owner takes an extent for a file's that had given it up
   locks-of-a-dead-owner-not-settled    the next owner leaves blocks locked that the dead one was writing
-  late-write-of-a-dead-owner-forgotten what the dead owner was writing to is used again at once")]
+  late-write-of-a-dead-owner-forgotten what the dead owner was writing to is used again at once
+  refused-connection-taken-for-death   a node that refuses connections is given up, though it answers renewals")]")]
     File(SeedArgs),
     /// Transactions: snapshots, commits and conflicts on records of several nodes, slow, torn and out of step
     #[command(after_help = "\
@@ -105,7 +108,8 @@ Mutations:
   block-reused-before-horizon            a block is written again though the version that points to it may be needed
   payload-after-intent                   a payload is written to its block only when the commit that points to it is shown
   pointer-checksum-off                   a payload is taken as it is found in its block
-  chunk-taken-from-the-living            a chunk is taken over though its owner has a seat")]
+  chunk-taken-from-the-living            a chunk is taken over though its owner has a seat
+  counts-not-shown-used-again            a recovered slot begins again with counts that were given out and left no trace")]")]
     Txn(SeedArgs),
     /// Hash tables over one-sided operations: keys inserted and found while buckets split and clients die
     #[command(after_help = "\
@@ -129,7 +133,9 @@ Mutations:
   log-copy-without-verdicts            what a member left is undone with one copy of its log, and the other is used again
   roles-freed-before-fence             a member's roles are free before it is shut out
   seat-freed-before-recovery           a seat is free before what its member left is undone
-  seat-freed-before-words-forgotten    a seat is free before what its workers announced is taken away")]
+  seat-freed-before-words-forgotten    a seat is free before what its workers announced is taken away
+  beats-while-a-duty-stands-still      a member says that it lives though its publisher or collector makes no progress
+  beats-while-a-commit-stands-still    a member says that it lives though a commit of it holds locks and makes no progress")]")]
     Members(SeedArgs),
 }
 

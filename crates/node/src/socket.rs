@@ -10,6 +10,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use farpool_control::own;
 
@@ -49,7 +50,10 @@ struct Hidden(PathBuf);
 
 impl Hidden {
     fn make(folder: &Path) -> io::Result<Self> {
-        let hidden = Hidden(folder.join(format!(".{}", std::process::id())));
+        // A process may have several nodes, which begin at the same time.
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed); // nothing else is read or written by it
+        let hidden = Hidden(folder.join(format!(".{}-{number}", std::process::id())));
         hidden.clear(); // of a process of this id that was killed
         DirBuilder::new().mode(0o700).create(&hidden.0)?;
         Ok(hidden)
@@ -92,6 +96,21 @@ mod tests {
         assert!(bind_unix(&directory.path().join("file")).is_err());
         let error = bind_unix(&directory.path().join("n".repeat(108))).unwrap_err().to_string();
         assert!(error.contains("107"), "{error}");
+    }
+
+    #[test]
+    fn nodes_of_one_process_bind_their_sockets_in_one_folder_at_the_same_time() {
+        let directory = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let folder = directory.path();
+                scope.spawn(move || {
+                    for number in 0..50 {
+                        bind_unix(&folder.join(format!("{thread}-{number}"))).unwrap();
+                    }
+                });
+            }
+        });
     }
 
     #[test]

@@ -231,8 +231,10 @@ fn assert_a_node_may_stand_still(transport: &str) {
     let mut moving =
         Process::start("the bank", ground.command("bank", transport, &["--seconds", &SECONDS.to_string()]));
     moving.await_line("  "); // the money was counted, however long that took
-    let mut workers: Vec<Process> = (1..=3).map(|number| ground.work(number, transport, SECONDS)).collect();
     let end = Instant::now() + Duration::from_secs(SECONDS);
+    let mut workers: Vec<Process> = (1..=3).map(|number| ground.work(number, transport, SECONDS)).collect();
+    let is_at_work = |number| std::fs::metadata(ground.history(number)).is_ok_and(|file| file.len() > 0);
+    within(Duration::from_secs(20), "all workers are at work", || (1..=3).all(is_at_work));
     for (node, long) in ground.pool.nodes.iter().zip([LONGEST_STANDSTILL, STANDSTILL]) {
         node.signal(Signal::STOP);
         std::thread::sleep(long);

@@ -61,6 +61,11 @@ impl Copier {
         self.attached.contains_key(&region) || !self.queue.is_empty()
     }
 
+    /// Whether a detach is still to be done here before the node hears of it.
+    pub(super) fn lets_go(&self) -> bool {
+        self.queue.iter().any(|copying| matches!(copying.order.op, Op::Detach))
+    }
+
     pub(super) fn map(&mut self, handed: &Handed) -> io::Result<()> {
         let layout = &handed.layout;
         let protection = match layout.mode {
@@ -151,9 +156,11 @@ impl State {
         let Some(copying) = copier.queue.front_mut().filter(|copying| copying.id == operation) else {
             return;
         };
-        if let Op::Detach = copying.order.op {
+        if let Op::Detach | Op::Attach(_) | Op::Call { .. } = copying.order.op {
             let order = copier.queue.pop_front().expect("it is in front").order;
-            copier.attached.remove(&order.region);
+            if let Op::Detach = order.op {
+                copier.attached.remove(&order.region);
+            }
             self.send_request(connection, Request::Operation(Box::new(order)));
             self.copy_next(connection);
             return;

@@ -183,8 +183,9 @@ impl State {
         let link = self.links.get(&connection).expect("a link is there until it is dropped");
         let by_node = matches!(order.op, Op::Attach(_) | Op::Call { .. });
         match &link.copier {
-            Some(copier) if !by_node => {
-                if !copier.can_try(order.region) && !matches!(order.op, Op::Detach) {
+            // What is posted behind a detach reaches the node behind it.
+            Some(copier) if !by_node || copier.lets_go() => {
+                if !by_node && !copier.can_try(order.region) && !matches!(order.op, Op::Detach) {
                     return Some(Outcome::Refused(Refusal::NotAttached));
                 }
                 self.begin_copy(connection, order);
