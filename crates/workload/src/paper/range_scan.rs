@@ -138,7 +138,8 @@ impl Scene {
             (None, Spot::Tmpfs) => subfolder(tmpfs, "postgres")?,
             (None, _) => subfolder(work, "postgres")?,
         };
-        let wrapper = if spot == Spot::InterposedShm { interposer(options.farpool).to_vec() } else { Vec::new() };
+        let wrapper =
+            if spot == Spot::InterposedShm { interposer(options.farpool).to_vec() } else { Vec::new() };
         let log: PathBuf = work.join(format!("{}.log", spot.name().replace([' ', ','], "-")));
         let of_server = ServerOptions { wrapper: &wrapper, ..ServerOptions::new(&dir, &log) };
         let server = Server::start(&of_server, stop)?;
@@ -203,7 +204,8 @@ mod tests {
 
     #[test]
     fn scans_per_second_are_what_pgbench_says_last() {
-        let said = "number of failed transactions: 0 (0.000%)\ntps = 1234.5 (without initial connection time)\n";
+        let said =
+            "number of failed transactions: 0 (0.000%)\ntps = 1234.5 (without initial connection time)\n";
         assert_eq!(per_second(said), Some(1234.5));
         assert_eq!([per_second("tps = 0.000 (x)"), per_second("pgbench: error: no")], [None; 2]);
     }
