@@ -74,7 +74,7 @@ Mutations:
   freed-extent-not-written-down        the next owner takes an extent for a file's that had given it up
   locks-of-a-dead-owner-not-settled    the next owner leaves blocks locked that the dead one was writing
   late-write-of-a-dead-owner-forgotten what the dead owner was writing to is used again at once
-  refused-connection-taken-for-death   a node that refuses connections is given up, though it answers renewals")]")]
+  refused-connection-taken-for-death   a node that refuses connections is given up, though it answers renewals")]
     File(SeedArgs),
     /// Transactions: snapshots, commits and conflicts on records of several nodes, slow, torn and out of step
     #[command(after_help = "\
@@ -109,7 +109,7 @@ Mutations:
   payload-after-intent                   a payload is written to its block only when the commit that points to it is shown
   pointer-checksum-off                   a payload is taken as it is found in its block
   chunk-taken-from-the-living            a chunk is taken over though its owner has a seat
-  counts-not-shown-used-again            a recovered slot begins again with counts that were given out and left no trace")]")]
+  counts-not-shown-used-again            a recovered slot begins again with counts that were given out and left no trace")]
     Txn(SeedArgs),
     /// Hash tables over one-sided operations: keys inserted and found while buckets split and clients die
     #[command(after_help = "\
@@ -135,7 +135,7 @@ Mutations:
   seat-freed-before-recovery           a seat is free before what its member left is undone
   seat-freed-before-words-forgotten    a seat is free before what its workers announced is taken away
   beats-while-a-duty-stands-still      a member says that it lives though its publisher or collector makes no progress
-  beats-while-a-commit-stands-still    a member says that it lives though a commit of it holds locks and makes no progress")]")]
+  beats-while-a-commit-stands-still    a member says that it lives though a commit of it holds locks and makes no progress")]
     Members(SeedArgs),
 }
 

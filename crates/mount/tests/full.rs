@@ -119,7 +119,7 @@ fn what_was_collected_behind_the_end_of_the_largest_file_is_told_and_never_read_
     for at in [MAX_FILE_BYTES - 10, MAX_FILE_BYTES, MAX_FILE_BYTES + 1000 * FIRST_BYTES as u64] {
         for synced in [true, false] {
             let path = mount.path().join(format!("file-{at}-{synced}"));
-            let file = File::options().create(true).read(true).write(true).open(&path).unwrap();
+            let file = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
             // The kernel knows of no largest file, and does not ask.
             assert_eq!(file.write_at(&[7; 100], at).unwrap(), 100);
             if synced {

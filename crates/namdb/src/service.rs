@@ -174,7 +174,7 @@ async fn forget_idle(shared: &Shared, memory: &Memory) -> Result<(), DatabaseErr
             let place = first + idle.place();
             forget(memory, &at, place..place + 1).await?;
             // Behind the answer: else what was sent might take away the next word there, of this client or another.
-            idle.is_forgotten();
+            idle.forgotten();
         }
         pause(memory.endpoint(), shared, ROLE_PAUSE).await;
     }

@@ -29,7 +29,7 @@ pub(crate) struct Place {
     number: u16,
 }
 
-/// A client that has nothing to do, and whose word may be taken away: it begins nothing until that is [done](Self::is_forgotten), and then
+/// A client that has nothing to do, and whose word may be taken away: it begins nothing until that is [done](Self::forgotten), and then
 /// announces itself again. Dropped before, nobody knows whether the word will go: its place is nobody else's any more.
 pub(crate) struct Idle<'a> {
     workers: &'a Workers,
@@ -70,7 +70,7 @@ impl Idle<'_> {
     }
 
     /// Its word is gone, and nothing that was sent for that is under way.
-    pub(crate) fn is_forgotten(self) {
+    pub(crate) fn forgotten(self) {
         self.workers.places[usize::from(self.number)].happens(Event::WordGone);
     }
 }
@@ -158,7 +158,7 @@ mod tests {
         let mut idle = workers.idle();
         assert_eq!(idle.iter().map(Idle::place).collect::<Vec<_>>(), [0]);
         assert_eq!(begin(), (State::Forgetting, None), "it waits");
-        idle.remove(0).is_forgotten();
+        idle.remove(0).forgotten();
         assert_eq!(begin(), (State::Forgotten, Some(State::Waking)));
         assert_eq!(begin(), (State::Waking, None), "others wait until it has announced itself");
         drop(Waking(place.word()));
@@ -193,7 +193,7 @@ mod tests {
         let next = workers.take().unwrap();
         assert_eq!(next.number(), 1, "what takes the word away is under way");
         assert!(!workers.is_empty());
-        idle.into_iter().for_each(Idle::is_forgotten);
+        idle.into_iter().for_each(Idle::forgotten);
         assert_eq!(workers.take().unwrap().number(), 0);
     }
 

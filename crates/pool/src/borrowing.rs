@@ -48,10 +48,11 @@ impl Siblings for Weak<Shared> {
         let mut busy = Vec::new();
         for session in after.iter().chain(before) {
             match session.try_lock() {
-                Some(session) => match carry(&session) {
-                    Some(ended) => return Borrowed::Done(ended),
-                    None => {}
-                },
+                Some(session) => {
+                    if let Some(ended) = carry(&session) {
+                        return Borrowed::Done(ended);
+                    }
+                }
                 None => busy.push(session),
             }
         }

@@ -16,8 +16,7 @@ const TMPFS_AT_LEAST: f64 = 0.8;
 /// Measures, and writes it down.
 pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<Section> {
     let &Effort { scale, rounds, slice, work_dir, farpool } = effort;
-    let report =
-        range_scan::measure(&RangeScanOptions { scale, rounds, slice, work_dir, farpool }, stop)?;
+    let report = range_scan::measure(&RangeScanOptions { scale, rounds, slice, work_dir, farpool }, stop)?;
     Ok(section(&report, effort))
 }
 
