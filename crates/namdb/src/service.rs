@@ -146,6 +146,12 @@ async fn say_alive(shared: &Shared, memory: &Memory) -> Result<(), DatabaseError
 async fn look_after_others(shared: &Shared, memory: &Memory) -> Result<(), DatabaseError> {
     let mut lookout = Lookout::<_, Shipped>::new(memory, shared, shared.seat, shared.patience);
     while !shared.is_over() {
+        // While a node stands still, members that reach it over a network cannot say that they live, and one that maps its memory still sees
+        // their seats. What is not looked at is no silence ([`Watch`](farpool_txn::membership)).
+        if !shared.leases.are_answered() {
+            pause(memory.endpoint(), shared, shared.patience / BEATS).await;
+            continue;
+        }
         lookout
             .look(|slot, cared| match cared {
                 Ok(Some(recovered)) => {
