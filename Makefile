@@ -6,8 +6,14 @@ SHELL := /bin/bash
 # Where rustup puts cargo: a shell that was open when it did so does not know yet.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
-# The demo is measured as it would be used; CI, which measures nothing, shares the build of the tests instead.
+# The demo is measured as it would be used; CI, which measures nothing, shares the build of the tests instead. A build of
+# some packages alone would not: their dependencies would have other features.
 DEMO_PROFILE ?= release
+ifeq ($(DEMO_PROFILE),dev)
+DEMO_BUILD = cargo test --locked --no-run
+else
+DEMO_BUILD = cargo build --locked --profile $(DEMO_PROFILE) --package farpool-cli --package farpool-preload
+endif
 DEMO_BINARY = target/$(subst dev,debug,$(DEMO_PROFILE))/farpool
 # The scale factor of TPC-H and TPC-DS in bench-databases.
 DATABASES_SCALE ?= 1
@@ -18,36 +24,36 @@ CARGO_DENY_VERSION := 0.20.2
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  DEMO_SCALE=0.05 make demo            a small demo: a minute, no claim on speed"
-	@echo "  FARPOOL_TRANSPORT=tcp make demo      far memory over TCP instead of shared memory"
+	@echo "  DEMO_SCALE=0.05 make demo              a small demo: a minute, no claim on speed"
+	@echo "  DEMO_SCALE=1 DEMO_ROUNDS=5 make demo   the figures of the README: half an hour, 13 GiB of memory"
+	@echo "  FARPOOL_TRANSPORT=tcp make demo        far memory over TCP only"
 
 .PHONY: setup
 setup: ## install what is missing: packages by apt, Rust by rustup
 	@scripts/setup
 
 .PHONY: demo
-demo: setup ## a real PostgreSQL sorts in far memory, on disk and on a throttled volume: compare
-	cargo build --locked --profile $(DEMO_PROFILE) --package farpool-cli
+demo: setup ## a real PostgreSQL sorts with its temporary files on tmpfs, in far memory, on disk: compare
+	@echo "The first time, this takes a quarter of an hour on two processors, most of it for building."
+	$(DEMO_BUILD)
 	$(DEMO_BINARY) demo
 
 PREFIX ?= /usr/local
-INSTALLED_BINARY = $(DESTDIR)$(PREFIX)/bin/farpool
 
 .PHONY: build
-build: setup ## the binary and the C library, as they are installed
-	cargo build --locked --release --package farpool-cli --package farpool-capi
+build: setup ## the binary, the interposer and the C library, as they are installed
+	cargo build --locked --release --package farpool-cli --package farpool-preload --package farpool-capi
+	target/release/farpool generate target/release/generated >/dev/null
 
 # Builds nothing, so that it can be run as root.
 .PHONY: install
 install: ## put what `make build` made under PREFIX (/usr/local), below DESTDIR if that is set
-	@[[ -x target/release/farpool && -e target/release/libfarpool.so ]] || { echo "run \`make build\` first" >&2; exit 1; }
-	install -D -m 755 target/release/farpool $(INSTALLED_BINARY)
-	DESTDIR=$(DESTDIR) crates/capi/install target/release/libfarpool.so $(PREFIX)
+	@[[ -d target/release/generated && -e target/release/libfarpool.so ]] || { echo "run \`make build\` first" >&2; exit 1; }
+	DESTDIR=$(DESTDIR) scripts/install target/release $(PREFIX)
 
 .PHONY: uninstall
 uninstall: ## remove that again
-	rm -f $(INSTALLED_BINARY)
-	DESTDIR=$(DESTDIR) crates/capi/install --remove $(PREFIX)
+	DESTDIR=$(DESTDIR) scripts/install --remove $(PREFIX)
 
 .PHONY: bench-io
 bench-io: ## the fabric beside its floors and beside nbdkit, memcached and redis: docs/bench/io.md, six minutes
@@ -74,7 +80,7 @@ test: setup ## everything that needs no special hardware
 .PHONY: test-databases
 test-databases: setup ## PostgreSQL, DuckDB, SQLite and a mapping program in far memory and on disk: same results
 	@scripts/setup databases
-	cargo build --locked --package farpool-preload
+	cargo test --locked --no-run
 	cargo test --locked --test databases
 
 .PHONY: test-postgres-suite
@@ -121,4 +127,4 @@ doc: setup ## the documentation of all crates, in target/doc
 .PHONY: cargo-deny
 cargo-deny: setup
 	@[[ "$$(cargo deny --version 2>/dev/null)" == "cargo-deny $(CARGO_DENY_VERSION)" ]] \
-	  || cargo install --locked cargo-deny@$(CARGO_DENY_VERSION)
+	  || cargo install --locked --debug cargo-deny@$(CARGO_DENY_VERSION) # it looks at some hundred crates: optimising it takes longer

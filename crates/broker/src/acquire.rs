@@ -9,7 +9,7 @@ use futures_util::stream::{self, StreamExt};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 
-use crate::peers::{MAX_ASKED_AT_ONCE, Peers};
+use crate::peers::{InVain, MAX_ASKED_AT_ONCE, Peers};
 use crate::placing::{Placing, TakingBack, Wish};
 use crate::state::Pool;
 
@@ -42,7 +42,7 @@ pub async fn acquire(
             match answer {
                 Ok(granted) => placing.granted(&mut pool.lock(), node, share, granted),
                 Err(error) => {
-                    tracing::warn!(%node, %error, "a node could not be asked for regions");
+                    peers.warn(InVain::Regions, node, &error);
                     placing.failed(&mut pool.lock(), now(), node);
                 }
             }
@@ -74,7 +74,7 @@ pub async fn take_back(
             match answer {
                 Ok(said) => back.revoked(&mut pool.lock(), node, share, &said),
                 Err(error) => {
-                    tracing::warn!(%node, %error, "a node could not be asked to take leases back");
+                    peers.warn(InVain::TakingBack, node, &error);
                     back.failed(&mut pool.lock(), now(), node, share);
                 }
             }

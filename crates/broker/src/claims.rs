@@ -1,14 +1,17 @@
-//! Who has registered which node and asked for leases under which name, so that one peer cannot fill the broker with names.
+//! Claims: which peer has registered which node, and for which owners it has asked for leases. They bound how
+//! many names one peer can make the broker keep.
 //!
-//! Names that hold nothing any more are forgotten now and then ([`Claims::keep_only`]); after a restart nobody has claimed anything.
+//! Owners that hold nothing any more are forgotten from time to time ([`Claims::keep_only`]). A restart
+//! forgets all claims.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use farpool_control::Identity;
 use farpool_wire::{NodeId, OwnerId};
 
-/// Most owners for which one identity (a certificate, or an address where there is no TLS) asks, and most that the nodes it has
-/// registered name, each owner counted once a node: a thousand nodes with a thousand owners each. Some 50 MB in the broker.
+/// Most owners per identity (a certificate, or an address where there is no TLS), in two counts: those for
+/// which it has asked for leases, and those named by the nodes that it registered, each owner once per node.
+/// That is a thousand nodes with a thousand owners each, and some 50 MB in the broker.
 pub const MAX_OWNERS_PER_IDENTITY: usize = 1 << 20;
 
 /// Claims to names. An unknown peer (`None`) is one identity, like any other.
@@ -20,7 +23,8 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Whether the nodes of an identity name few enough owners if `node` is one of them and names `owners`.
+    /// Whether `node` may name `owners` owners: whether all nodes of its identity together stay within the
+    /// bound.
     pub fn has_room(
         &self,
         node: NodeId,
@@ -37,17 +41,17 @@ impl Claims {
         self.nodes.insert(node, identity);
     }
 
-    /// By whom a node was registered.
+    /// The identity that registered a node.
     pub fn registrar(&self, node: NodeId) -> Option<Identity> {
         self.nodes.get(&node).cloned().flatten()
     }
 
-    /// The broker knows the node no longer.
+    /// Forgets a node that the broker has forgotten.
     pub fn forget(&mut self, node: NodeId) {
         self.nodes.remove(&node);
     }
 
-    /// An identity asks for leases of an owner; `false`: it does so for too many.
+    /// Notes that an identity asks for leases of an owner. `false`: it has asked for too many owners already.
     #[must_use]
     pub fn asks(&mut self, owner: OwnerId, identity: &Option<Identity>) -> bool {
         if self.owners.contains_key(&owner) {
@@ -62,7 +66,7 @@ impl Claims {
         true
     }
 
-    /// Forgets the owners that hold nothing.
+    /// Forgets all owners but those that hold something.
     pub fn keep_only(&mut self, holding: &BTreeSet<OwnerId>) {
         self.owners.retain(|owner, _| holding.contains(owner));
         self.owners_of.clear();
@@ -81,21 +85,20 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_with_too_many_owners_gets_no_more_until_some_hold_nothing_and_others_are_not_bounded_by_it()
-     {
+    fn an_identity_with_too_many_owners_gets_no_more_until_some_hold_nothing() {
         let mut claims = Claims::default();
         let most = MAX_OWNERS_PER_IDENTITY as u64;
         assert!((0..most).all(|owner| claims.asks(OwnerId(owner), &identity(1))));
         assert!(!claims.asks(OwnerId(most), &identity(1)));
         assert!(claims.asks(OwnerId(0), &identity(1)), "it is known already");
-        assert!(claims.asks(OwnerId(most), &identity(2)));
+        assert!(claims.asks(OwnerId(most), &identity(2)), "each identity has a bound of its own");
         claims.keep_only(&(1..=most).map(OwnerId).collect());
         assert!(claims.asks(OwnerId(most + 1), &identity(1)));
         assert!(!claims.asks(OwnerId(most + 2), &identity(1)));
     }
 
     #[test]
-    fn owners_of_all_nodes_of_an_identity_count_together() {
+    fn owners_on_all_nodes_of_an_identity_count_together() {
         let mut claims = Claims::default();
         claims.registered(NodeId(1), identity(1));
         claims.registered(NodeId(2), identity(2));

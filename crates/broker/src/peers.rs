@@ -1,10 +1,12 @@
 //! What the broker asks of nodes. One connection per question: questions are rare, and a connection that is made
 //! for one cannot be stale.
 
-use std::time::Duration;
+use std::error::Error;
+use std::time::{Duration, Instant};
 
 use farpool_control::{ControlError, Tls, dial, explain};
 use farpool_lease::LeaseClass;
+use farpool_throttle::Throttles;
 use farpool_wire::control::node_client::NodeClient;
 use farpool_wire::control::{
     GrantRequest, Lease, NodeAddress, RegionsRequest, RegisterRequest, RevokeRequest, RevokeResponse,
@@ -41,14 +43,41 @@ pub enum PeerError {
     Malformed(&'static str),
 }
 
+/// What a node was asked for in vain.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum InVain {
+    /// To lend regions.
+    Regions,
+    /// To take leases back.
+    TakingBack,
+    /// To show its table.
+    Table,
+}
+
 /// How nodes are asked.
 pub struct Peers {
     tls: Option<Tls>,
+    /// Clients ask as often as they like, and each request may find the same node silent.
+    failures: Throttles<(InVain, NodeId)>,
 }
 
 impl Peers {
     pub fn new(tls: Option<Tls>) -> Self {
-        Peers { tls }
+        Peers { tls, failures: Throttles::default() }
+    }
+
+    /// Warns of a node that gave no usable answer.
+    pub fn warn(&self, in_vain: InVain, node: NodeId, error: &dyn Error) {
+        let Some(left_out) = self.failures.occurs((in_vain, node), Instant::now()) else { return };
+        match in_vain {
+            InVain::Regions => {
+                tracing::warn!(%node, %error, left_out, "a node could not be asked for regions");
+            }
+            InVain::TakingBack => {
+                tracing::warn!(%node, %error, left_out, "a node could not be asked to take leases back");
+            }
+            InVain::Table => tracing::warn!(%node, %error, left_out, "a node's table was not accepted"),
+        }
     }
 
     /// Asks a node to lend `count` regions. What comes back is what was asked for, or less.

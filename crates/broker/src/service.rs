@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -6,6 +7,7 @@ use std::time::Duration;
 use farpool_control::limits::{MAX_REGIONS_PER_ACQUIRE, REGION_GRANULE_BYTES};
 use farpool_control::{Identity, Peer, REQUEST_TIMEOUT, Tls, check_address};
 use farpool_lease::{LeaseClass, Millis};
+use farpool_throttle::Throttle;
 use farpool_wire::control::broker_server::Broker;
 use farpool_wire::control::{
     AcquireRequest, AcquireResponse, HeartbeatRequest, HeartbeatResponse, NodeAddress, RegisterRequest,
@@ -20,7 +22,7 @@ use tonic::{Request, Response, Status};
 
 use crate::acquire::{ACQUIRE_DEADLINE, acquire, take_back};
 use crate::claims::{Claims, MAX_OWNERS_PER_IDENTITY};
-use crate::peers::{MAX_ASKED_AT_ONCE, Peers};
+use crate::peers::{InVain, MAX_ASKED_AT_ONCE, Peers};
 use crate::placing::Wish;
 use crate::state::{MAX_NODES, Pool, ReportRefusal};
 use crate::store::{Store, StoreError};
@@ -41,7 +43,7 @@ const REFRESH_EVERY: Duration = Duration::from_millis(100);
 /// The gRPC service over the broker's beliefs and its store.
 pub struct BrokerService {
     pool: Mutex<Pool>,
-    /// Locked before the pool where both are.
+    /// Locked before `pool` where both are needed.
     claims: Mutex<Claims>,
     store: Arc<Store>,
     peers: Peers,
@@ -49,6 +51,8 @@ pub struct BrokerService {
     acquires: Semaphore,
     refreshed: tokio::sync::Mutex<Option<Instant>>,
     rejected: AtomicU64,
+    /// Changes that the store did not take.
+    unwritten: Throttle,
 }
 
 impl BrokerService {
@@ -65,6 +69,7 @@ impl BrokerService {
             acquires: Semaphore::new(MAX_ACQUIRES),
             refreshed: tokio::sync::Mutex::new(None),
             rejected: AtomicU64::new(0),
+            unwritten: Throttle::new(),
         })
     }
 
@@ -79,7 +84,7 @@ impl BrokerService {
             };
             let registrar = self.claims.lock().registrar(node);
             if let Err(refusal) = self.believe(&report, registrar) {
-                tracing::warn!(%node, %refusal, "a node's table was not accepted");
+                self.peers.warn(InVain::Table, node, &refusal);
             }
         };
         let asking = stream::iter(nodes).for_each_concurrent(MAX_ASKED_AT_ONCE, ask);
@@ -149,10 +154,13 @@ impl BrokerService {
     /// The store only saves time after a restart, so that a failing disk is told and does not stop the pool.
     async fn change_store(&self, change: impl FnOnce(&Store) -> Result<(), StoreError> + Send + 'static) {
         let store = self.store.clone();
-        match tokio::task::spawn_blocking(move || change(&store)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "the broker's store was not written"),
-            Err(error) => tracing::warn!(%error, "the broker's store was not written"),
+        let failed: Box<dyn Error> = match tokio::task::spawn_blocking(move || change(&store)).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.into(),
+            Err(error) => error.into(),
+        };
+        if let Some(left_out) = self.unwritten.occurs(std::time::Instant::now()) {
+            tracing::warn!(error = %failed, left_out, "the broker's store was not written");
         }
     }
 }
@@ -171,7 +179,7 @@ impl Broker for BrokerService {
             refused(refusal)
         })?;
         tracing::debug!(%node, lent = report.lent.len(), of = report.regions_total, "a node has registered");
-        report.lent = Vec::new(); // the store says whom to ask, not what is so
+        report.lent = Vec::new(); // the store keeps which nodes to ask, not what they lent
         self.change_store(move |store| store.remember(node, &report)).await;
         Ok(Response::new(answer))
     }
@@ -188,7 +196,8 @@ impl Broker for BrokerService {
         let wish = wish_from(request.get_ref())?;
         if !self.claims.lock().asks(wish.owner, &identity_of(&request)) {
             let text = format!(
-                "this certificate, or this address, has asked for {MAX_OWNERS_PER_IDENTITY} owners, the most there may be: \
+                "this certificate, or this address, has asked for leases of {MAX_OWNERS_PER_IDENTITY} owners, \
+                 the most it may have: \
                  give leases back"
             );
             return Err(Status::resource_exhausted(text));
@@ -212,7 +221,7 @@ impl Broker for BrokerService {
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
         let asked = request.into_inner();
         if asked.nodes_after.is_some() || asked.owners_after.is_some() {
-            return Ok(Response::new(self.page(&asked))); // the nodes were asked for the first page
+            return Ok(Response::new(self.page(&asked))); // the first page has refreshed what the nodes say
         }
         let mut refreshed = self.refreshed.lock().await;
         if refreshed.is_none_or(|at| at.elapsed() >= REFRESH_EVERY) {
@@ -224,7 +233,7 @@ impl Broker for BrokerService {
     }
 }
 
-/// Who sends a request; `None` where a request comes by no connection.
+/// The identity of a request's sender; `None` for a request that came by no connection.
 fn identity_of<T>(request: &Request<T>) -> Option<Identity> {
     request.extensions().get::<Peer>().map(|peer| peer.identity.clone())
 }

@@ -47,7 +47,7 @@ pub enum ReportRefusal {
     /// The node was started again; this is its old process. Or somebody else has its name.
     #[error("a later incarnation of this node has registered and lives: end one of the two processes")]
     OlderIncarnation,
-    /// Whoever has that certificate has too much, or is hostile.
+    /// Split the pool, or stop a hostile peer: one identity names too many owners.
     #[error(
         "the nodes that registered with this certificate, or from this address, name more than {MAX_OWNERS_PER_IDENTITY} owners, \
          the most one broker keeps for them: give these nodes certificates of their own, or run a second pool"
@@ -117,7 +117,7 @@ impl Pool {
     /// Notes a node that an earlier broker knew. Nothing is placed there before it reports.
     pub fn remember(&mut self, now: Millis, report: &RegisterRequest) {
         if let Ok(address) = validate(report) {
-            // What it lends and has lent, it will say itself.
+            // Its next report says what it lends and has lent.
             let known = Known { heard: false, free: 0, ..known_from(now, address, report) };
             self.nodes.entry(NodeId(address.node)).or_insert(known);
         }

@@ -81,7 +81,8 @@ impl Drop for Store {
 }
 
 impl Store {
-    /// Opens the file, or makes a new one. Nobody else can open it: who can, can lock it, and no broker would start again.
+    /// Opens the file, or makes a new one. Only its owner can open it: another user could otherwise lock it, and
+    /// then no broker would start again.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let unusable = |source| StoreError::Io { path: path.to_owned(), source };
         let file = own::open_file(path).map_err(unusable)?;
@@ -107,7 +108,7 @@ impl Store {
         decoded.collect::<Result<_, _>>().map_err(|error| self.damaged(error.to_string()))
     }
 
-    /// Replaces a node's report. One that says the same costs no write: nodes report often.
+    /// Replaces a node's report. An unchanged report is not written: nodes report often.
     pub fn remember(&self, node: NodeId, report: &RegisterRequest) -> Result<(), StoreError> {
         let record = report.encode_to_vec();
         self.contained(|| {
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_can_open_and_so_lock_a_store_and_a_folder_of_others_is_refused() {
+    fn other_users_cannot_open_a_store_and_a_folder_that_they_can_change_is_refused() {
         use std::os::unix::fs::{MetadataExt, PermissionsExt};
         let (dir, path) = a_store_file();
         let set = |path: &Path, mode| {
@@ -247,9 +248,23 @@ mod tests {
         set(&path, 0o644); // as an earlier release made it
         drop(Store::open(&path).unwrap());
         assert_eq!(mode(), 0o600);
-        set(dir.path(), 0o1777);
+        set(dir.path(), 0o777);
         let text = Store::open(&path).err().unwrap().to_string();
         assert!(text.contains("chmod go-w") && text.contains("--store"), "{text}");
+    }
+
+    #[test]
+    fn a_store_directly_in_a_folder_such_as_tmp_is_found_again_and_one_that_others_can_open_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let (dir, path) = a_store_file();
+        let set = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap()
+        };
+        set(dir.path(), 0o1777);
+        assert_eq!(Store::open(&path).unwrap().reports().unwrap().len(), 3);
+        set(&path, 0o666);
+        let text = Store::open(&path).err().unwrap().to_string();
+        assert!(text.contains("chmod 600") && text.contains("--store"), "{text}");
     }
 
     #[test]

@@ -260,7 +260,7 @@ async fn broker_and_nodes_talk_over_tls_and_strangers_are_refused() {
 
 /// 20,000 owners with a region each.
 fn a_report(node: u64) -> RegisterRequest {
-    let control = "127.0.0.1:1".to_owned(); // nobody listens there
+    let control = "127.0.0.1:1".to_owned(); // no process listens there
     let state = |region: u32| RegionState {
         region,
         owner: node << 32 | u64::from(region),
@@ -278,7 +278,7 @@ fn a_report(node: u64) -> RegisterRequest {
 }
 
 #[tokio::test]
-async fn one_peer_that_registers_ever_more_owners_is_stopped_and_neither_store_nor_status_suffer() {
+async fn a_peer_that_registers_too_many_owners_is_refused_and_the_store_stays_small() {
     let (dir, broker) = a_broker().await;
     let mut client = broker.client();
     let mut refused = None;

@@ -1,7 +1,8 @@
 /* Spills blocks to far memory with many writes under way, and reads them back: what a sort or a hash join does.
  *
  *     cc -o spill spill.c $(pkg-config --cflags --libs farpool) -lpthread
- *     ./spill HOST:PORT MIB
+ *     ./spill MIB               in the pool of this user's `farpool up`, or that of FARPOOL_BROKER
+ *     ./spill MIB HOST:PORT
  */
 #include <errno.h>
 #include <farpool.h>
@@ -88,12 +89,12 @@ static void compare(farpool_file *file, unsigned blocks) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 3) {
-        fprintf(stderr, "usage: %s HOST:PORT MIB\n", argv[0]);
+    if (argc != 2 && argc != 3) {
+        fprintf(stderr, "usage: %s MIB [HOST:PORT]\n", argv[0]);
         return 2;
     }
-    struct farpool_options options = {.broker = argv[1]};
-    unsigned blocks = (unsigned)atoi(argv[2]) * (1024 * 1024 / BLOCK);
+    struct farpool_options options = {.broker = argc == 3 ? argv[2] : NULL};
+    unsigned blocks = (unsigned)atoi(argv[1]) * (1024 * 1024 / BLOCK);
     farpool *pool;
     farpool_file *file;
     check("connect", farpool_connect(&options, &pool));

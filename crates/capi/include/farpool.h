@@ -27,8 +27,9 @@ typedef struct farpool_file farpool_file;
 
 /* Where the pool is, and how to use it. Set everything that you do not need to zero. */
 struct farpool_options {
-    const char *broker;    /* HOST:PORT; NULL: what the variable FARPOOL_BROKER says */
-    const char *tls_dir;   /* folder with ca.pem, cert.pem, key.pem; NULL: a broker on this host, without TLS */
+    const char *broker;    /* HOST:PORT; NULL: what FARPOOL_BROKER says, else the pool of this user's `farpool up` */
+    const char *tls_dir;   /* folder with ca.pem, cert.pem, key.pem; NULL: what FARPOOL_TLS_DIR says, else the certificates
+                              of this user's `farpool up` if `broker` is its broker, else none: a broker on this host */
     const char *transport; /* "shm", "tcp", or "auto"; NULL: auto */
     uint64_t limit_bytes;  /* most memory to lease; 0: as much as the pool gives */
 };

@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::path::Path;
 use std::sync::Arc;
 
-use farpool_control::Tls;
+use farpool_control::{Located, locate};
 use farpool_fabric::TransportChoice;
 use farpool_file::{FarFile, FileStore, Session};
 use farpool_pool::{Pool, PoolConfig};
@@ -42,10 +42,11 @@ pub(crate) struct Files {
 
 impl Connection {
     pub(crate) fn open(target: &Target<'_>) -> Result<Self, Failure> {
-        let from_environment = std::env::var("FARPOOL_BROKER").ok();
-        let broker = target.broker.map(str::to_owned).or(from_environment);
-        let broker = broker.ok_or_else(|| {
-            Failure::invalid("no broker: set options.broker or FARPOOL_BROKER to HOST:PORT")
+        let located = locate(target.broker, target.tls_dir.map(Path::new))?;
+        let Located { address: broker, tls } = located.ok_or_else(|| {
+            Failure::invalid(
+                "no broker: start one with `farpool up`, or set options.broker or FARPOOL_BROKER to HOST:PORT",
+            )
         })?;
         let transport = match target.transport.unwrap_or("auto") {
             "verbs" => {
@@ -53,7 +54,6 @@ impl Connection {
             }
             name => name.parse::<TransportChoice>().map_err(Failure::invalid)?,
         };
-        let tls = target.tls_dir.map(|directory| Tls::load(Path::new(directory))).transpose()?;
         let limit_bytes = Some(target.limit_bytes).filter(|&bytes| bytes > 0);
         let pool = Pool::connect(PoolConfig { broker, tls, transport: transport.into(), limit_bytes })?;
         let files =

@@ -1,13 +1,15 @@
 //! The library as C programs see it: installed, compiled against, linked, and run on a real pool.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use farpool_broker::BrokerConfig;
+use farpool_control::whereabouts::{BROKER_ADDRESS, TLS_FOLDER};
 use farpool_control::{SERVER_NAME, Tls};
 use farpool_fabric::TransportChoice;
 use farpool_node::NodeConfig;
@@ -30,24 +32,51 @@ fn any_port() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
+/// Makes the certificates of a pool in a folder.
+fn make_certificates(folder: &Path) {
+    let key = KeyPair::generate().unwrap();
+    let certificate =
+        CertificateParams::new(vec![SERVER_NAME.to_owned()]).unwrap().self_signed(&key).unwrap();
+    std::fs::create_dir_all(folder).unwrap();
+    for (name, pem) in
+        [("ca.pem", certificate.pem()), ("cert.pem", certificate.pem()), ("key.pem", key.serialize_pem())]
+    {
+        std::fs::write(folder.join(name), pem).unwrap();
+    }
+}
+
 impl Pool {
     fn start(regions_each: u64) -> Self {
-        let runtime = Runtime::new().unwrap();
+        Self::in_directory(tempfile::tempdir().unwrap(), regions_each, None)
+    }
+
+    /// With certificates, and published where programs look that were not told.
+    fn published(regions_each: u64) -> Self {
         let directory = tempfile::tempdir().unwrap();
+        let run_dir = directory.path().join("farpool");
+        let tls_dir = run_dir.join(TLS_FOLDER);
+        make_certificates(&tls_dir);
+        let pool = Self::in_directory(directory, regions_each, Some(Tls::load(&tls_dir).unwrap()));
+        std::fs::write(run_dir.join(BROKER_ADDRESS), format!("{}\n", pool.broker)).unwrap();
+        pool
+    }
+
+    fn in_directory(directory: TempDir, regions_each: u64, tls: Option<Tls>) -> Self {
+        let runtime = Runtime::new().unwrap();
         let (ready, is_ready) = mpsc::channel();
-        let config =
-            BrokerConfig { listen: any_port(), store: directory.path().join("broker.redb"), tls: None };
+        let store = directory.path().join("broker.redb");
+        let config = BrokerConfig { listen: any_port(), store, tls: tls.clone() };
         runtime.spawn(async move {
             let on_ready = |address| ready.send(address).unwrap();
             farpool_broker::run(config, on_ready, std::future::pending()).await.unwrap();
         });
         let broker = is_ready.recv_timeout(PATIENCE).unwrap();
         let pool = Pool { runtime, broker, directory };
-        (0..2).for_each(|number| pool.start_node(number, regions_each));
+        (0..2).for_each(|number| pool.start_node(number, regions_each, tls.clone()));
         pool
     }
 
-    fn start_node(&self, number: u32, regions: u64) {
+    fn start_node(&self, number: u32, regions: u64, tls: Option<Tls>) {
         let config = NodeConfig {
             broker: self.broker.to_string(),
             control_listen: any_port(),
@@ -58,9 +87,9 @@ impl Pool {
             card: None,
             memory_bytes: regions * REGION_BYTES,
             region_bytes: REGION_BYTES,
-            lock_memory: false,
+            locking: farpool_node::Locking::None,
             state_dir: None,
-            tls: None,
+            tls,
         };
         let (ready, is_ready) = mpsc::channel();
         self.runtime.spawn(async move {
@@ -118,6 +147,9 @@ impl Installed {
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.env("LD_LIBRARY_PATH", self.prefix.path().join("lib"));
+        command.env_remove("FARPOOL_BROKER").env_remove("FARPOOL_TLS_DIR");
+        // No pool of this user must be found by accident.
+        command.env("XDG_RUNTIME_DIR", "/nonexistent");
         command
     }
 }
@@ -127,9 +159,9 @@ fn the_example_builds_with_what_is_installed_and_spills_to_a_pool() {
     let pool = Pool::start(24);
     let installed = Installed::new();
     let spill = installed.build(&crate_folder().join("example/spill.c"));
-    let output = run(installed.command(&spill).args([&pool.broker.to_string(), "20"]));
+    let output = run(installed.command(&spill).args(["20", &pool.broker.to_string()]));
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "80 blocks went to far memory and came back\n");
-    let nobody = installed.command(&spill).args(["127.0.0.1:1", "1"]).output().unwrap();
+    let nobody = installed.command(&spill).args(["1", "127.0.0.1:1"]).output().unwrap();
     assert_eq!(nobody.status.code(), Some(1));
     let complaint = String::from_utf8(nobody.stderr).unwrap();
     assert!(complaint.contains("127.0.0.1:1") && complaint.contains("farpool up"), "{complaint}");
@@ -138,14 +170,7 @@ fn the_example_builds_with_what_is_installed_and_spills_to_a_pool() {
 #[test]
 fn a_broker_that_wants_tls_is_named_as_such_in_c_and_in_rust() {
     let directory = tempfile::tempdir().unwrap();
-    let key = KeyPair::generate().unwrap();
-    let certificate =
-        CertificateParams::new(vec![SERVER_NAME.to_owned()]).unwrap().self_signed(&key).unwrap();
-    for (name, pem) in
-        [("ca.pem", certificate.pem()), ("cert.pem", certificate.pem()), ("key.pem", key.serialize_pem())]
-    {
-        std::fs::write(directory.path().join(name), pem).unwrap();
-    }
+    make_certificates(directory.path());
     let runtime = Runtime::new().unwrap();
     let (ready, is_ready) = mpsc::channel();
     let tls = Some(Tls::load(directory.path()).unwrap());
@@ -155,7 +180,7 @@ fn a_broker_that_wants_tls_is_named_as_such_in_c_and_in_rust() {
 
     let installed = Installed::new();
     let spill = installed.build(&crate_folder().join("example/spill.c"));
-    let output = installed.command(&spill).args([&broker, "1"]).output().unwrap();
+    let output = installed.command(&spill).args(["1", &broker]).output().unwrap();
     let in_c = String::from_utf8(output.stderr).unwrap();
     assert!(in_c.contains("wants TLS") && in_c.contains("--tls-dir"), "{in_c}");
     let config = PoolConfig { broker, tls: None, transport: TransportChoice::Auto.into(), limit_bytes: None };
@@ -165,14 +190,37 @@ fn a_broker_that_wants_tls_is_named_as_such_in_c_and_in_rust() {
 
 #[test]
 fn the_program_on_the_page_for_newcomers_says_hello() {
-    let pool = Pool::start(4);
+    let pool = Pool::published(4);
     let installed = Installed::new();
     let page = std::fs::read_to_string(crate_folder().join("../../docs/src/how-to/c-library.md")).unwrap();
     let program = page.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     let source = pool.directory.path().join("hello.c");
-    std::fs::write(&source, program.replace("127.0.0.1:7117", &pool.broker.to_string())).unwrap();
-    let output = run(&mut installed.command(&installed.build(&source)));
+    std::fs::write(&source, program).unwrap();
+    let hello = installed.build(&source);
+    let output = run(installed.command(&hello).env("XDG_RUNTIME_DIR", pool.directory.path()));
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "hello\n");
+}
+
+/// What an HTTP/2 server says first: an empty frame SETTINGS (RFC 9113, section 3.4).
+const EMPTY_SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+
+#[test]
+fn a_broker_that_hangs_up_is_an_error_and_never_a_signal() {
+    const TIMES: usize = 5; // each tries several connections
+    let installed = Installed::new();
+    let spill = installed.build(&crate_folder().join("example/spill.c"));
+    let broker = TcpListener::bind(any_port()).unwrap();
+    let address = broker.local_addr().unwrap().to_string();
+    // The library is still writing what it wants to know; what it has not read is answered by a reset.
+    std::thread::spawn(move || {
+        for stream in broker.incoming() {
+            let _ = stream.unwrap().write_all(&EMPTY_SETTINGS); // the program may have ended
+        }
+    });
+    for _ in 0..TIMES {
+        let output = installed.command(&spill).args(["1", &address]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+    }
 }
 
 #[test]
@@ -180,7 +228,7 @@ fn every_call_does_what_the_header_says_and_refuses_what_it_cannot_do() {
     let pool = Pool::start(4);
     let installed = Installed::new();
     let calls = installed.build(&crate_folder().join("tests/calls.c"));
-    run(installed.command(&calls).arg(pool.broker.to_string()).env_remove("FARPOOL_BROKER"));
+    run(installed.command(&calls).arg(pool.broker.to_string()));
 }
 
 #[test]

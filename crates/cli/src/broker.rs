@@ -43,7 +43,7 @@ pub struct BrokerArgs {
 /// Serves until asked to stop.
 pub fn run(args: BrokerArgs) -> Result<()> {
     tether::fasten(&args.tether)?;
-    raise_limit(); // connections take a descriptor each
+    raise_limit(); // each connection takes a descriptor
     let tls = args.tls_dir.as_deref().map(Tls::load).transpose()?;
     let config = BrokerConfig { listen: args.listen, store: args.store, tls };
     runtime()?.block_on(async {

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Subcommand;
 use farpool_fabric::{TransportChoice, Transports, raise_limit};
-use farpool_namdb::{Database, Reach};
+use farpool_namdb::{Credentials, Database, Reach};
 
 use crate::rdma::card_transport;
 use crate::reach::BrokerAt;
@@ -93,7 +93,8 @@ impl DatabaseAt {
     fn open_to_begin(&self, beginning: &Beginning) -> Result<Database> {
         raise_limit();
         let tls = self.broker.find()?.and_then(|broker| broker.tls);
-        let reach = Reach { transport: self.transports(), tls, fetch_thread: beginning.fetch_thread };
+        let credentials = tls.map_or(Credentials::PlainText, Credentials::Tls);
+        let reach = Reach { transport: self.transports(), credentials, fetch_thread: beginning.fetch_thread };
         Ok(Database::open(&self.file, &reach)?)
     }
 }

@@ -1,4 +1,4 @@
-//! `farpool demo`: a real PostgreSQL sorts in far memory, on disk and on a throttled volume.
+//! `farpool demo`: a real PostgreSQL sorts with its temporary files in one place after another.
 
 use std::path::PathBuf;
 
@@ -9,26 +9,27 @@ use crate::output::tell;
 
 /// Compare far memory with the local disk under a real PostgreSQL
 ///
-/// Loads TPC-H, runs a join and a sort that spill (Hash+Sort of Li et al., SIGMOD 2016) with temporary files on the
-/// local disk, in far memory and, as root, on a throttled volume, and prints seconds and whether the rows agree. Needs
-/// an installed PostgreSQL, FUSE and, at full scale, some 7 GiB of memory and 10 GiB of disk.
+/// Loads TPC-H, runs a join and a sort that spill (Hash+Sort of Li et al., SIGMOD 2016) with temporary files on a tmpfs, in
+/// far memory with and without the interposer, on the local disk and, as root, on a throttled volume, and prints
+/// seconds and whether the rows agree. Needs an installed PostgreSQL, FUSE and, at scale factor 1, some 13 GiB of
+/// memory and 11 GiB of disk. It says at the start how long it will take.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
-  farpool demo                              scale factor 1: some minutes
-  farpool demo --scale 0.05 --rounds 1      a minute; too small for a claim on speed
+  farpool demo --scale 1 --rounds 5         as the figures in the README
+  farpool demo --scale 0.05                 a minute; too small for a claim on speed
   farpool demo --transport tcp --out-dir /tmp/demo")]
 pub struct DemoArgs {
     /// TPC-H's scale factor: 1 is 6 million line items
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, env = "DEMO_SCALE", hide_env_values = true)]
+    #[arg(long, value_name = "FACTOR", default_value_t = 0.5, env = "DEMO_SCALE", hide_env_values = true)]
     scale: f64,
 
-    /// How far memory is reached: shm or tcp
-    #[arg(long, default_value_t, env = "FARPOOL_TRANSPORT", hide_env_values = true)]
-    transport: Transport,
+    /// How far memory is reached, by shm or by tcp; by both if it is left out
+    #[arg(long, env = "FARPOOL_TRANSPORT", hide_env_values = true)]
+    transport: Option<Transport>,
 
-    /// How often each place is measured
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    /// How often each place is measured; far memory by the kernel, three times at most
+    #[arg(long, value_name = "N", default_value_t = 1, env = "DEMO_ROUNDS", hide_env_values = true, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 
     /// Where report.json and the logs go

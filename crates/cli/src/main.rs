@@ -11,6 +11,7 @@ mod db;
 mod demo;
 mod doctor;
 mod errors;
+mod generate;
 mod mount;
 mod node;
 mod notify;
@@ -52,7 +53,7 @@ Examples:
   farpool doctor              what this machine lacks, and how to mend it
   farpool up                  a pool on this machine: a broker and two nodes (--detach: in the background)
   farpool mount /mnt/far      far memory as a directory, in another terminal
-  farpool run COMMAND         a program that uses that directory without system calls
+  farpool run COMMAND         a program that uses that directory without asking the mount
   farpool status              who lends, who borrows
   farpool db up bank.far      a database in far memory, for programs with transactions
   farpool volume status /mnt/far   what of a mount bears the loss of a node, and what was lost
@@ -75,6 +76,7 @@ enum Command {
     Demo(demo::DemoArgs),
     Bench(bench::BenchArgs),
     Sim(sim::SimArgs),
+    Generate(generate::GenerateArgs),
 }
 
 impl Command {
@@ -92,6 +94,7 @@ impl Command {
             Command::Demo(args) => demo::run(args),
             Command::Bench(args) => bench::run(args),
             Command::Sim(args) => sim::run(args),
+            Command::Generate(args) => generate::run(&args, Cli::command()),
         }
     }
 

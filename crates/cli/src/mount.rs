@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 
 use anyhow::{Context, Result};
+use farpool_control::Located;
 use farpool_fabric::{TransportChoice, Transports, raise_limit};
 use farpool_file::{FileStore, Redundancy};
 use farpool_mount::{Acceleration, MAX_THREADS, MountConfig, start_watcher};
@@ -12,7 +13,7 @@ use farpool_pool::{Pool, PoolConfig};
 use crate::notify;
 use crate::output::{complain, say};
 use crate::rdma::card_transport;
-use crate::reach::{BrokerAt, Located, Wait, runtime};
+use crate::reach::{BrokerAt, Wait, runtime, sums_of};
 use crate::size::ByteSize;
 use keep::Keeping;
 
@@ -28,7 +29,7 @@ mod keep;
 Examples:
   farpool mount /mnt/far                                 the pool of this user's `farpool up`
   farpool mount /mnt/far --broker db-17:7117 --tls-dir /etc/farpool/tls
-  farpool mount /mnt/far --wait 60                       started before or after the pool, as it happens
+  farpool mount /mnt/far --wait 60                       may be started before the pool
   farpool mount /mnt/far --redundancy parity:4           bears the loss of a node, over five or more
   farpool mount /mnt/far --keep /run/user/1000/far       files are there again if the daemon is killed and restarted
   sudo farpool mount /mnt/far --allow-other --limit 8GiB  for a database of another user")]
@@ -80,8 +81,8 @@ pub struct MountArgs {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["accelerate", "accelerate_for"])]
     keep: Option<PathBuf>,
 
-    /// Most memory to take from the pool [default: all there is]. Names and attributes take memory of this process, up to an
-    /// eighth of the limit besides; each user of --allow-other gets a quarter of that
+    /// Most memory to take from the pool [default: all there is]. Names and attributes take up to an
+    /// eighth of the limit in addition, of this process's memory; each user let in by --allow-other gets a quarter of that
     #[arg(long, value_name = "SIZE")]
     limit: Option<ByteSize>,
 }
@@ -91,7 +92,7 @@ const THREADS_MIN: usize = 4;
 
 /// Serves until asked to stop.
 pub fn run(args: MountArgs) -> Result<()> {
-    // Before anything is made, and while a signal simply ends the process.
+    // Before anything is created, so that a signal may simply end the process.
     let broker = args.broker.require_within(args.wait)?;
     let config = MountConfig {
         mountpoint: args.dir,
@@ -150,7 +151,7 @@ pub fn run(args: MountArgs) -> Result<()> {
 /// Nodes may still come, so this is no reason not to mount.
 fn warn_of_missing_nodes(broker: &Located, redundancy: Redundancy) -> Result<()> {
     if redundancy.nodes() > 1 {
-        let alive = u64::from(runtime()?.block_on(broker.sums())?.nodes_alive);
+        let alive = u64::from(runtime()?.block_on(sums_of(broker))?.nodes_alive);
         if alive < redundancy.nodes() {
             complain(format!(
                 "farpool: {redundancy} needs {} nodes and the pool has {alive}: until more are started (`farpool node`), \

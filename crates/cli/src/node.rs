@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use farpool_control::Tls;
-use farpool_node::{NodeConfig, NodeError, Ready};
+use farpool_node::{Locking, NodeConfig, NodeError, Ready};
 
 use crate::errors::UsageError;
 use crate::notify;
@@ -53,8 +53,8 @@ pub struct NodeArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     data_listen: SocketAddr,
 
-    /// Name or address under which other machines reach --listen and --data-listen, if it is not the one given there:
-    /// behind a translation of addresses, or where those are 0.0.0.0
+    /// Name or address by which other machines reach --listen and --data-listen, if it is not the one given there: behind
+    /// address translation (NAT), or where those are 0.0.0.0
     #[arg(long, value_name = "HOST", value_parser = parse_host)]
     advertise: Option<String>,
 
@@ -82,12 +82,37 @@ pub struct NodeArgs {
     #[arg(long, value_name = "DIR", env = "FARPOOL_TLS_DIR", hide_env_values = true)]
     tls_dir: Option<PathBuf>,
 
-    /// Do not lock the memory: it may be swapped out, and then far memory is no faster than the disk
-    #[arg(long)]
+    /// Which memory is locked. What is not may be swapped out, and is then no faster than the disk
+    #[arg(long, value_enum, value_name = "WHICH", default_value_t = Lock::All)]
+    lock: Lock,
+
+    /// The same as --lock none
+    #[arg(long, conflicts_with = "lock")]
     no_lock: bool,
 
     #[command(flatten)]
     tether: Tether,
+}
+
+/// Which memory a node locks.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Lock {
+    /// All; the node does not start where the limit is too low for that
+    All,
+    /// As many regions as the limit allows (ulimit -l)
+    Allowed,
+    /// None
+    None,
+}
+
+impl From<Lock> for Locking {
+    fn from(lock: Lock) -> Self {
+        match lock {
+            Lock::All => Locking::Required,
+            Lock::Allowed => Locking::AsAllowed,
+            Lock::None => Locking::None,
+        }
+    }
 }
 
 /// Lends until asked to stop.
@@ -105,7 +130,7 @@ pub fn run(args: NodeArgs) -> Result<()> {
         card: args.listen_rdma.map(|listen| listen.service(args.card_atomics)),
         memory_bytes: memory.0,
         region_bytes: args.region_size.0,
-        lock_memory: !args.no_lock,
+        locking: if args.no_lock { Locking::None } else { args.lock.into() },
         state_dir: args.state,
         tls: args.tls_dir.as_deref().map(Tls::load).transpose()?,
     };

@@ -3,26 +3,24 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
-use farpool_control::{ControlError, Fault, Tls, ask, check_address, dial, explain, fault_of};
+use anyhow::{Context, Result, anyhow, ensure};
+use farpool_control::{ControlError, Fault, Located, ask, check_address, dial, explain, fault_of, locate};
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::{StatusRequest, StatusResponse};
 use tokio::time::{Instant, sleep};
 
-use crate::run_dir;
-
 /// Longest wait for the broker's answer to a question that it answers from memory.
 const STATUS_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Longest answer, in pages: each has hundreds of nodes and thousands of owners.
+/// Most pages of one answer: each has hundreds of nodes and thousands of owners.
 const MOST_PAGES: usize = 1_024;
 
 /// Longest `--wait`, in seconds: a day.
 pub const LONGEST_WAIT_S: u64 = 24 * 60 * 60;
-/// Between two looks whether there is a pool.
+/// From one check for a pool to the next.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// How long a user of the pool waits for one.
+/// How long a command waits for a pool.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Wait {
     /// How long to wait for a broker and its first node, in seconds; with it, a pool and its users may be started in any order
@@ -65,29 +63,13 @@ pub fn parse_host(text: &str) -> Result<String, String> {
     Err("write a host's name or address, without a port".to_owned())
 }
 
-/// A broker and what it takes to be let in.
-#[derive(Clone, Debug)]
-pub struct Located {
-    /// Its `host:port`.
-    pub address: String,
-    /// The pool's certificates.
-    pub tls: Option<Tls>,
-}
-
 impl BrokerAt {
     /// What was said, completed by what a running `farpool up` has published; `None` when neither names a broker.
     pub fn find(&self) -> Result<Option<Located>> {
-        let published = run_dir::published(&run_dir::default_path())?;
-        let own = published.as_ref();
-        let Some(address) = self.broker.clone().or_else(|| own.map(|pool| pool.broker.clone())) else {
-            return Ok(None);
-        };
-        let own_tls = own.filter(|pool| pool.broker == address).map(|pool| pool.tls_dir.clone());
-        let tls = self.tls_dir.clone().or(own_tls).map(|dir| Tls::load(&dir)).transpose()?;
-        Ok(Some(Located { address, tls }))
+        Ok(locate(self.broker.as_deref(), self.tls_dir.as_deref())?)
     }
 
-    /// As [`require`](Self::require), once there is a broker with a node, or time is up.
+    /// As [`require`](Self::require), but waits until there is a broker with a node, or time is up.
     pub fn require_within(&self, wait: Wait) -> Result<Located> {
         if wait.seconds == 0 {
             return self.require();
@@ -97,13 +79,13 @@ impl BrokerAt {
             loop {
                 let looked = async {
                     let located = self.require()?;
-                    anyhow::Ok((located.sums().await?.nodes_alive > 0).then_some(located))
+                    anyhow::Ok((sums_of(&located).await?.nodes_alive > 0).then_some(located))
                 };
                 match looked.await {
                     Ok(Some(located)) => return Ok(located),
                     Err(error) if Instant::now() >= deadline => return Err(error),
                     Ok(None) if Instant::now() >= deadline => return self.require(),
-                    Err(error) if error.is::<ControlError>() => return Err(error), // no time mends that
+                    Err(error) if error.is::<ControlError>() => return Err(error), // waiting does not help
                     _ => sleep(LOOK_EVERY).await,
                 }
             }
@@ -117,60 +99,59 @@ impl BrokerAt {
     }
 }
 
-impl Located {
-    /// All that the broker knows.
-    pub async fn status(&self) -> Result<StatusResponse> {
-        let mut all = self.page(StatusRequest::default()).await?;
-        let mut is_whole = !all.more;
-        for _ in 1..MOST_PAGES {
-            if is_whole {
-                break;
-            }
-            let last_node = all.nodes.last().and_then(|node| Some(node.address.as_ref()?.node));
-            let last_owner = all.owners.last().map(|owner| owner.owner);
-            let next =
-                StatusRequest { nodes_after: last_node, owners_after: last_owner, ..Default::default() };
-            let page = self.page(next).await?;
-            is_whole = !page.more || (page.nodes.is_empty() && page.owners.is_empty());
-            all.nodes.extend(page.nodes);
-            all.owners.extend(page.owners);
+/// All that a broker knows.
+pub async fn status_of(broker: &Located) -> Result<StatusResponse> {
+    let mut all = page(broker, StatusRequest::default()).await?;
+    let mut is_whole = !all.more;
+    for _ in 1..MOST_PAGES {
+        if is_whole {
+            return Ok(all);
         }
-        Ok(all)
+        let last_node = all.nodes.last().and_then(|node| Some(node.address.as_ref()?.node));
+        let last_owner = all.owners.last().map(|owner| owner.owner);
+        let next = StatusRequest { nodes_after: last_node, owners_after: last_owner, ..Default::default() };
+        let page = page(broker, next).await?;
+        is_whole = !page.more || (page.nodes.is_empty() && page.owners.is_empty());
+        all.nodes.extend(page.nodes);
+        all.owners.extend(page.owners);
     }
+    ensure!(
+        is_whole,
+        "the broker at {} has more nodes and owners than {MOST_PAGES} answers hold",
+        broker.address
+    );
+    Ok(all)
+}
 
-    /// How much there is, without who has it.
-    pub async fn sums(&self) -> Result<StatusResponse> {
-        self.page(StatusRequest { only_sums: true, ..Default::default() }).await
-    }
+/// The pool's totals, without its nodes and owners.
+pub async fn sums_of(broker: &Located) -> Result<StatusResponse> {
+    page(broker, StatusRequest { only_sums: true, ..Default::default() }).await
+}
 
-    async fn page(&self, request: StatusRequest) -> Result<StatusResponse> {
-        let client = BrokerClient::new(dial(&self.address, self.tls.as_ref())?);
-        let asked = ask(STATUS_DEADLINE, || {
-            let mut client = client.clone();
-            async move { client.status(request).await }
-        });
-        asked.await.map_err(|status| self.unreachable(&status))
-    }
+async fn page(broker: &Located, request: StatusRequest) -> Result<StatusResponse> {
+    let client = BrokerClient::new(dial(&broker.address, broker.tls.as_ref())?);
+    let asked = ask(STATUS_DEADLINE, || {
+        let mut client = client.clone();
+        async move { client.status(request).await }
+    });
+    asked.await.map_err(|status| unreachable(broker, &status))
+}
 
-    fn unreachable(&self, status: &tonic::Status) -> anyhow::Error {
-        let reason = explain(status);
-        let fix = match fault_of(status) {
-            // They name what mends them.
-            Some(fault)
-                if !matches!(
-                    fault,
-                    Fault::Unreachable(_) | Fault::Late | Fault::Closed | Fault::NotFarpool
-                ) =>
-            {
-                return anyhow!("cannot use the broker at {}: {reason}", self.address);
-            }
-            _ if self.tls.is_some() => {
-                "start one with `farpool up`, or give --broker HOST:PORT and its --tls-dir"
-            }
-            _ => "start one with `farpool up`, or give --broker HOST:PORT, and --tls-dir if it uses TLS",
-        };
-        anyhow!("cannot reach the broker at {}: {reason};\n{fix}", self.address)
-    }
+fn unreachable(broker: &Located, status: &tonic::Status) -> anyhow::Error {
+    let reason = explain(status);
+    let fix = match fault_of(status) {
+        // The text of these says what to do.
+        Some(fault)
+            if !matches!(fault, Fault::Unreachable(_) | Fault::Late | Fault::Closed | Fault::NotFarpool) =>
+        {
+            return anyhow!("cannot use the broker at {}: {reason}", broker.address);
+        }
+        _ if broker.tls.is_some() => {
+            "start one with `farpool up`, or give --broker HOST:PORT and its --tls-dir"
+        }
+        _ => "start one with `farpool up`, or give --broker HOST:PORT, and --tls-dir if it uses TLS",
+    };
+    anyhow!("cannot reach the broker at {}: {reason};\n{fix}", broker.address)
 }
 
 /// A runtime for the control plane: one thread, since nothing here is worth two.

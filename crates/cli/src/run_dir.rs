@@ -3,7 +3,7 @@
 //! ```text
 //! RUNDIR/            mode 0700, ours; locked (flock) while `up` runs
 //!   up.pid           who holds the lock
-//!   up.log           complaints of a pool in the background
+//!   up.log           standard error of a pool in the background
 //!   broker.addr      the broker's real address; there once the pool is ready
 //!   tls/             ca.pem, cert.pem, key.pem
 //!   state/           the broker's store, the nodes' state and sockets
@@ -18,50 +18,16 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
-use rustix::fs::{FlockOperation, OFlags, flock};
-use rustix::process::geteuid;
+use anyhow::{Context, Result, anyhow, bail};
+use farpool_control::whereabouts::{BROKER_ADDRESS, TLS_FOLDER, default_run_dir, open_run_dir};
+use rustix::fs::{FlockOperation, flock};
 
 const PID: &str = "up.pid";
 const LOG: &str = "up.log";
-const BROKER_ADDRESS: &str = "broker.addr";
-const TLS: &str = "tls";
 const STATE: &str = "state";
 
 /// How often the folder may vanish between being made and being locked: once per `up` that ends at this moment.
 const CLAIM_ATTEMPTS: u32 = 16;
-
-/// Where a user's pool is unless `--dir` says otherwise.
-pub fn default_path() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| Path::new(dir).is_absolute()) {
-        Some(dir) => Path::new(&dir).join("farpool"),
-        None => PathBuf::from(format!("/tmp/farpool-{}", geteuid().as_raw())),
-    }
-}
-
-/// A running pool, as its folder tells.
-pub struct Published {
-    /// The broker's `host:port`.
-    pub broker: String,
-    /// The pool's certificates.
-    pub tls_dir: PathBuf,
-}
-
-/// What the folder says about a running pool; `None` when there is none.
-pub fn published(dir: &Path) -> Result<Option<Published>> {
-    if !dir.exists() {
-        return Ok(None);
-    }
-    // First: what lies in somebody else's folder may be anything, a pipe that never answers among it.
-    open_own(dir)?;
-    match fs::read_to_string(dir.join(BROKER_ADDRESS)) {
-        Ok(address) => Ok(Some(Published { broker: address.trim().to_owned(), tls_dir: dir.join(TLS) })),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => {
-            Err(error).with_context(|| format!("cannot read {}", dir.join(BROKER_ADDRESS).display()))
-        }
-    }
-}
 
 /// The folder, held by this process. Dropping it removes what was put there.
 pub struct RunDir {
@@ -98,7 +64,7 @@ impl RunDir {
     }
 
     fn fill(&self) -> std::io::Result<()> {
-        for name in [TLS, STATE] {
+        for name in [TLS_FOLDER, STATE] {
             DirBuilder::new().mode(0o700).create(self.path.join(name))?;
         }
         self.put(PID, &std::process::id().to_string())
@@ -106,17 +72,17 @@ impl RunDir {
 
     /// Whether this is where the other subcommands look.
     pub fn is_default(&self) -> bool {
-        default_path().canonicalize().is_ok_and(|path| path == self.path)
+        default_run_dir().canonicalize().is_ok_and(|path| path == self.path)
     }
 
-    /// Where a pool in the background complains.
+    /// Standard error of a pool in the background.
     pub fn log(&self) -> PathBuf {
         self.path.join(LOG)
     }
 
     /// Where the certificates go.
     pub fn tls_dir(&self) -> PathBuf {
-        self.path.join(TLS)
+        self.path.join(TLS_FOLDER)
     }
 
     /// Where the broker keeps its store.
@@ -151,7 +117,7 @@ impl RunDir {
         for file in [PID, LOG, BROKER_ADDRESS, "up.pid.new", "broker.addr.new"] {
             report_unless_gone(fs::remove_file(self.path.join(file)));
         }
-        for folder in [TLS, STATE] {
+        for folder in [TLS_FOLDER, STATE] {
             report_unless_gone(fs::remove_dir_all(self.path.join(folder)));
         }
     }
@@ -179,18 +145,7 @@ fn make(path: &Path) -> Result<bool> {
 
 /// Opens a folder that only we can have filled (D1).
 fn open_own(path: &Path) -> Result<File> {
-    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
-    let folder = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path);
-    let folder =
-        folder.with_context(|| format!("cannot use the folder {}; choose another --dir", path.display()))?;
-    let metadata = folder.metadata()?;
-    if metadata.uid() != geteuid().as_raw() {
-        bail!("{} belongs to user {}: choose another folder with --dir", path.display(), metadata.uid());
-    }
-    if metadata.mode() & 0o022 != 0 {
-        bail!("others may write to {}: chmod 700 it, or choose another folder with --dir", path.display());
-    }
-    Ok(folder)
+    open_run_dir(path).map_err(|error| anyhow!("{error}; choose another folder with --dir"))
 }
 
 fn holder(path: &Path) -> String {
@@ -209,6 +164,7 @@ fn report_unless_gone(removed: std::io::Result<()>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farpool_control::whereabouts::published_broker;
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt;
 
@@ -218,9 +174,9 @@ mod tests {
         let path = parent.path().join("pool");
         let run_dir = RunDir::claim(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
-        assert!(published(&path).unwrap().is_none());
+        assert!(published_broker(&path).unwrap().is_none());
         run_dir.publish("127.0.0.1:7").unwrap();
-        assert_eq!(published(&path).unwrap().unwrap().broker, "127.0.0.1:7");
+        assert_eq!(published_broker(&path).unwrap().unwrap(), "127.0.0.1:7");
         drop(run_dir);
         assert!(!path.exists());
     }

@@ -133,9 +133,9 @@ Mutations:
   log-copy-without-verdicts            what a member left is undone with one copy of its log, and the other is used again
   roles-freed-before-fence             a member's roles are free before it is shut out
   seat-freed-before-recovery           a seat is free before what its member left is undone
-  seat-freed-before-words-forgotten    a seat is free before what its workers announced is taken away
-  beats-while-a-duty-stands-still      a member says that it lives though its publisher or collector makes no progress
-  beats-while-a-commit-stands-still    a member says that it lives though a commit of it holds locks and makes no progress")]
+  seat-freed-before-words-forgotten    a seat is freed before the words of its workers are cleared
+  beats-while-a-duty-stands-still      a member sends heartbeats though its publisher or collector makes no progress
+  beats-while-a-commit-stands-still    a member sends heartbeats though one of its commits holds locks and makes no progress")]
     Members(SeedArgs),
 }
 
@@ -274,13 +274,16 @@ struct HuntFacts<'a> {
     mutations: &'a [Catch],
 }
 
+/// How many seeds that notice a mutation are shown.
+const CATCHES: usize = 3;
+
 fn hunt_all(scenario: &Scenario, mutations: &[&'static str], seeds: u64, json: bool) -> Result<()> {
     let mut catches = Vec::new();
     for &mutation in mutations {
         let bar = Bar::new(seeds, mutation);
         // What a broken program panics with is a catch like others, not something to read.
         let quiet = Quiet::new();
-        let catch = hunt(scenario, mutation, 0..seeds, processors(), &|| bar.advance());
+        let catch = hunt(scenario, mutation, 0..seeds, CATCHES, processors(), &|| bar.advance());
         drop((quiet, bar));
         if !json {
             tell(match &catch.violation {

@@ -6,7 +6,7 @@ use farpool_wire::{NodeId, OwnerId};
 use serde::Serialize;
 
 use crate::output::{tell, tell_json};
-use crate::reach::{BrokerAt, runtime};
+use crate::reach::{BrokerAt, runtime, status_of};
 use crate::size::ByteSize;
 
 /// Say who lends memory and who has borrowed it
@@ -23,7 +23,7 @@ pub struct StatusArgs {
     #[command(flatten)]
     broker: BrokerAt,
 
-    /// Name nodes, too, that have been silent for more than a minute
+    /// List also the nodes that have been silent for more than a minute
     #[arg(long)]
     all: bool,
 
@@ -32,13 +32,14 @@ pub struct StatusArgs {
     json: bool,
 }
 
-/// A node that has been silent for so long is left out: whoever is to mend it has seen it, or asks for all.
+/// A node that has been silent for longer is left out unless `--all` is given: an operator has had time to
+/// see it.
 const DEAD_FOR_LONG_MS: u64 = 60_000;
 
 /// Asks and prints.
 pub fn run(args: StatusArgs) -> Result<()> {
     let broker = args.broker.require()?;
-    let mut answer = runtime()?.block_on(broker.status())?;
+    let mut answer = runtime()?.block_on(status_of(&broker))?;
     let nodes_left_out = if args.all { 0 } else { leave_out_the_long_dead(&mut answer) };
     let status = PoolStatus { nodes_left_out, ..PoolStatus::new(broker.address, &answer) };
     if args.json {
@@ -47,7 +48,7 @@ pub fn run(args: StatusArgs) -> Result<()> {
     status.table().into_iter().try_for_each(tell)
 }
 
-/// Says how many it has left out.
+/// Removes nodes that have been silent for long; returns how many.
 fn leave_out_the_long_dead(answer: &mut StatusResponse) -> usize {
     let known = answer.nodes.len();
     answer.nodes.retain(|node| node.alive || node.last_seen_ms <= DEAD_FOR_LONG_MS);
@@ -65,7 +66,7 @@ struct PoolStatus {
     regions_lent: u64,
     /// Connections that the broker cut off for malformed input.
     connections_rejected: u64,
-    /// Nodes that have been silent for more than a minute, unless all were asked for.
+    /// Nodes left out because they have been silent for more than a minute; 0 with `--all`.
     nodes_left_out: usize,
     nodes: Vec<Node>,
     owners: Vec<Owner>,
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_have_been_dead_for_over_a_minute_are_left_out_and_that_is_said() {
+    fn nodes_dead_for_over_a_minute_are_left_out_and_counted() {
         let dead_for = |id, last_seen_ms| NodeStatus { last_seen_ms, ..node(id, false, 0) };
         let nodes = vec![node(1, true, 1), dead_for(2, 59_000), dead_for(3, 61_000)];
         let mut answer = StatusResponse { nodes, ..StatusResponse::default() };

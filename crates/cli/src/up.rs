@@ -17,7 +17,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use farpool_control::Tls;
+use farpool_control::whereabouts::default_run_dir;
+use farpool_control::{Located, Tls};
 use futures_util::future::{join_all, select_all};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -26,8 +27,8 @@ use self::detach::Detached;
 use crate::errors::{UsageError, describe};
 use crate::notify;
 use crate::output::{complain, say};
-use crate::reach::{Located, runtime};
-use crate::run_dir::{self, RunDir};
+use crate::reach::{runtime, sums_of};
+use crate::run_dir::RunDir;
 use crate::shutdown::Shutdown;
 use crate::size::{ByteSize, parse_region_size, whole_regions};
 
@@ -56,7 +57,7 @@ const SOCKET_PATH_MAX: usize = 107;
 Examples:
   farpool up                                two nodes with 1 GiB each
   farpool up --nodes 4 --memory 256MiB
-  farpool up --detach                       comes back once the pool is ready, which runs on
+  farpool up --detach                       returns once the pool is ready; the pool keeps running
   farpool up --listen 127.0.0.1:0 --dir /run/farpool-test
   farpool mount /mnt/far                    use it, in another terminal")]
 pub struct UpArgs {
@@ -80,12 +81,13 @@ pub struct UpArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7117")]
     listen: SocketAddr,
 
-    /// Do not lock the nodes' memory: it may be swapped out, and then far memory is no faster than the disk
+    /// Do not lock the nodes' memory, which is locked as far as the limit allows otherwise (ulimit -l). Memory that is not locked
+    /// may be swapped out, and is then no faster than the disk
     #[arg(long)]
     no_lock: bool,
 
-    /// Come back once the pool is ready, and leave it running in the background; what it complains of then goes to up.log in
-    /// its folder
+    /// Return once the pool is ready, and leave it running in the background; its standard error then goes to up.log in its
+    /// folder
     #[arg(long)]
     detach: bool,
 
@@ -101,10 +103,13 @@ pub fn run(args: UpArgs) -> Result<()> {
     args.detached.leave_terminal()?;
     let (memory, remark) = whole_regions(args.memory, args.region_size)?;
     check_memory(args.nodes, memory, args.region_size)?;
-    let run_dir = RunDir::claim(&args.dir.clone().unwrap_or_else(run_dir::default_path))?;
+    let run_dir = RunDir::claim(&args.dir.clone().unwrap_or_else(default_run_dir))?;
     check_socket_path(&run_dir, args.nodes)?;
     if let Some(remark) = remark {
         complain(format!("farpool: {remark}"));
+    }
+    if !args.no_lock {
+        complain_of_limit(memory, args.region_size);
     }
     certificates::make(&run_dir.tls_dir())?;
     let plan = Plan { args, memory, tls: Tls::load(&run_dir.tls_dir())?, run_dir };
@@ -150,6 +155,19 @@ struct Plan {
     run_dir: RunDir,
 }
 
+/// Says once what it means that a node cannot lock all of its memory.
+fn complain_of_limit(memory: ByteSize, region: ByteSize) {
+    let needed = ByteSize(memory.0 + region.0); // with the spare region
+    if let Some(limit) = farpool_node::lockable_memory().map(ByteSize)
+        && limit < needed
+    {
+        complain(format!(
+            "farpool: a node may lock {limit} of its {needed}: the rest is swapped out where the machine runs out of memory, and is \
+             then no faster than the disk;\nraise the limit (ulimit -l), or pass --no-lock to lock nothing"
+        ));
+    }
+}
+
 /// What runs.
 #[derive(Default)]
 struct Pool {
@@ -193,9 +211,7 @@ impl Plan {
         args.extend(["--shm-socket".into(), self.run_dir.node_socket(number).into()]);
         args.extend(["--state".into(), self.run_dir.node_state(number).into()]);
         args.extend(self.tls_args());
-        if self.args.no_lock {
-            args.push("--no-lock".into());
-        }
+        args.extend(["--lock".into(), if self.args.no_lock { "none" } else { "allowed" }.into()]);
         Child::start(format!("node {number}"), args)
     }
 
@@ -207,7 +223,7 @@ impl Plan {
         let broker = Located { address: address.to_string(), tls: Some(self.tls.clone()) };
         let all_alive = async {
             loop {
-                if broker.sums().await?.nodes_alive >= self.args.nodes {
+                if sums_of(&broker).await?.nodes_alive >= self.args.nodes {
                     return Ok(());
                 }
                 sleep(LOOK_EVERY).await;

@@ -5,14 +5,15 @@ use tonic::{Code, Response, Status};
 
 use crate::fault::{Fault, fault_of};
 
-/// Most times that a request is sent.
+/// The most times that a request is sent.
 const MOST_TRIES: u32 = 8;
-/// Pause before the second time; doubles up to the longest.
+/// Pause before the second time; it doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Sends a request until there is an answer, for as long as `within` at most: again where it was lost with its connection, or the
-/// other side had too much to do. Only for requests that may arrive twice. [`explain`](crate::explain) says why there is none.
+/// Sends a request until it is answered, for at most `within`. It tries again if the request was lost with
+/// its connection, or the other side was overloaded. Only for requests that may arrive twice.
+/// [`explain`](crate::explain) says why there is no answer.
 pub async fn ask<T, F>(within: Duration, mut request: impl FnMut() -> F) -> Result<T, Status>
 where
     F: Future<Output = Result<Response<T>, Status>>,
@@ -34,7 +35,7 @@ where
     Err(late())
 }
 
-/// Whether the same request may have an answer a moment later.
+/// Whether the same request may succeed a moment later.
 fn may_go_well(status: &Status) -> bool {
     match fault_of(status) {
         Some(fault) => *fault == Fault::Closed,

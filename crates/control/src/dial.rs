@@ -13,11 +13,13 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::fault::Fault;
 use crate::greeting::greet;
+use crate::quiet::Quiet;
 use crate::tls::server_name;
 use crate::version::agent;
 use crate::{ControlError, REQUEST_TIMEOUT, Tls};
 
-/// Longest wait for a connection, and for its greeting: several round trips to the far side of the world.
+/// The longest wait for a connection, and then for its greeting: several round trips to the far side of the
+/// world.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A connection with requests under way that is silent for so long is asked whether it lives.
@@ -33,7 +35,7 @@ pub fn dial(address: &str, tls: Option<&Tls>) -> Result<Channel, ControlError> {
     if tls.is_none() && !is_loopback_host(host) {
         return Err(ControlError::PlaintextOffLoopback { address: address.to_owned() });
     }
-    // TLS is the connector's; the scheme would have the endpoint do it a second time.
+    // The connector does TLS; with `https` the endpoint would do it a second time.
     let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|_| malformed())?;
     let endpoint = endpoint
         .user_agent(agent())
@@ -45,7 +47,7 @@ pub fn dial(address: &str, tls: Option<&Tls>) -> Result<Channel, ControlError> {
     Ok(endpoint.connect_with_connector_lazy(Connector { address: address.to_owned(), tls }))
 }
 
-/// Makes connections, and says in words why one cannot be made.
+/// Makes connections; its error is the [`Fault`] that prevents one.
 #[derive(Clone)]
 struct Connector {
     address: String,
@@ -62,6 +64,7 @@ impl Connector {
         let stream =
             connecting.map_err(|_| Fault::Late)?.map_err(|error| Fault::Unreachable(error.to_string()))?;
         let _ = stream.set_nodelay(true); // fails only when the peer is gone already
+        let stream = Quiet(stream);
         let greeting = async {
             let stream: Box<dyn Stream> = match self.tls {
                 Some(tls) => {
@@ -100,7 +103,7 @@ pub fn check_address(address: &str) -> Result<(), ControlError> {
     host_of(address).map(drop).ok_or_else(|| ControlError::Address { address: address.to_owned() })
 }
 
-/// Whether `host:port` is on this machine for sure.
+/// Whether `host:port` is certainly on this machine.
 pub fn is_loopback(address: &str) -> bool {
     host_of(address).is_some_and(is_loopback_host)
 }

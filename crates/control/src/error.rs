@@ -17,6 +17,14 @@ pub enum ControlError {
         /// What was given.
         address: String,
     },
+    /// Make the folder this user's own, or name the broker and its certificates.
+    #[error("cannot use the folder {}: {reason}", path.display())]
+    RunDir {
+        /// The run directory of `farpool up`.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
     /// Put the file there, or name the right directory.
     #[error("cannot read {}: {source}; --tls-dir needs ca.pem, cert.pem and key.pem", path.display())]
     TlsFile {

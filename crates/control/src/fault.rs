@@ -6,13 +6,14 @@ use tonic::{Code, Status};
 
 use crate::SERVER_NAME;
 
-/// Why a peer and this process do not come to talk, in the words that both sides use. Each is for a person to mend.
+/// Why a peer and this process cannot talk to each other. Both sides use the same words. Each variant needs
+/// another action of an operator.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Fault {
     /// Start it, or mend the address.
     #[error("{0}")]
     Unreachable(String),
-    /// Start it, or look why it is held up.
+    /// Start it, or find out what holds it up.
     #[error("no answer in time")]
     Late,
     /// Pass `--tls-dir`.
@@ -41,7 +42,7 @@ pub enum Fault {
     /// Name another address.
     #[error("it does not speak as brokers and nodes of Farpool do")]
     NotFarpool,
-    /// Try again: it was ended, or has too many connections.
+    /// Try again: its process has ended, or it has too many connections.
     #[error("it closed the connection before it had greeted")]
     Closed,
 }
@@ -70,7 +71,7 @@ pub enum CertificateFault {
 }
 
 impl Fault {
-    /// What a failed handshake means to the side that dialled.
+    /// The fault that a failed handshake shows to the side that dialled.
     pub(crate) fn of_dialled(error: &io::Error) -> Fault {
         match tls_cause(error) {
             Some(rustls::Error::InvalidMessage(_)) => Fault::NoTls,
@@ -85,7 +86,7 @@ impl Fault {
         }
     }
 
-    /// What a failed handshake means to the side that listens.
+    /// The fault that a failed handshake shows to the side that listens.
     pub(crate) fn of_accepted(error: &io::Error) -> Fault {
         match tls_cause(error) {
             Some(rustls::Error::NoCertificatesPresented) => Fault::ItsCertificate(CertificateFault::Missing),
@@ -100,7 +101,7 @@ impl Fault {
         }
     }
 
-    /// What a connection that failed without a word means.
+    /// The fault of a connection that failed without a message of TLS.
     pub(crate) fn of_stream(error: &io::Error) -> Fault {
         match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
@@ -135,17 +136,17 @@ impl CertificateFault {
     }
 }
 
-/// What TLS says about a failed handshake.
+/// The error of TLS behind a failed handshake.
 fn tls_cause(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
 
-/// Why no connection was made for a request, if that is why it failed.
+/// The fault that kept a request's connection from being made, if that is why the request failed.
 pub fn fault_of(status: &Status) -> Option<&Fault> {
     causes(status).find_map(|cause| cause.downcast_ref())
 }
 
-/// Why a request got no answer, in words for people: what was wrong with the connection, else what the peer says.
+/// Why a request failed, for people to read: the fault of the connection, else what the peer says.
 pub fn explain(status: &Status) -> String {
     if let Some(fault) = fault_of(status) {
         return fault.to_string();

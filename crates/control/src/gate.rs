@@ -1,11 +1,13 @@
-//! Who of those that connect is let in.
+//! The gate: which connections are let in.
 //!
-//! G1. A connection counts as a newcomer until its peer has greeted: proved by TLS that it belongs to the pool, if there is TLS, and
-//!     sent HTTP/2's preface. That takes an honest peer a few round trips.
-//! G2. There are at most [`MAX_NEWCOMERS`] newcomers, for [`GREETING_DEADLINE`] at most. One too many is never refused: the oldest of
-//!     the network that has most of them makes room, so that a flood from elsewhere shuts nobody out, and one from the same machine
-//!     only who needs longer than it takes to send that many connections.
-//! G3. Newcomers take no place of those that have greeted, of whom one network has at most [`MAX_PLACES_PER_NETWORK`].
+//! G1. A connection is a newcomer until its peer has greeted: until it has proved by TLS that it belongs to
+//!     the pool, if TLS is used, and has sent HTTP/2's preface. That takes an honest peer a few round trips.
+//! G2. There are at most [`MAX_NEWCOMERS`] newcomers, each for at most [`GREETING_DEADLINE`]. One more is
+//!     never refused: the oldest newcomer of the network that has most of them makes room. So a flood from
+//!     elsewhere shuts no peer out; a flood from a peer's own machine shuts it out only if its greeting takes
+//!     longer than opening that many connections.
+//! G3. Newcomers take no place of connections that have greeted, of which one network has at most
+//!     [`MAX_PLACES_PER_NETWORK`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -33,7 +35,7 @@ pub const MAX_CONNECTIONS: usize = 2_048;
 /// bounded by this: a whole pool may run on one machine.
 pub const MAX_PLACES_PER_NETWORK: usize = MAX_CONNECTIONS / 2;
 
-/// Those at the gate.
+/// The connections that have not greeted yet.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     newcomers: BTreeMap<u64, (IpAddr, AbortHandle)>,
@@ -42,20 +44,19 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Notes a newcomer, which `handle` sends away. It is known by the number from now on.
-    pub(crate) fn arrives(&mut self, address: IpAddr, handle: AbortHandle) -> u64 {
-        if self.newcomers.len() >= MAX_NEWCOMERS {
-            self.make_room();
-        }
+    /// Adds a newcomer, which `handle` closes; returns its number, and the network of another newcomer that was
+    /// closed to make room for it.
+    pub(crate) fn arrives(&mut self, address: IpAddr, handle: AbortHandle) -> (u64, Option<IpAddr>) {
+        let made_room = if self.newcomers.len() >= MAX_NEWCOMERS { self.make_room() } else { None };
         let network = network_of(address);
         let number = self.next;
         self.next += 1;
         self.newcomers.insert(number, (network, handle));
         self.by_network.entry(network).or_default().insert(number);
-        number
+        (number, made_room)
     }
 
-    /// It has greeted, or has gone.
+    /// Removes a newcomer: it has greeted, or its connection has ended.
     pub(crate) fn leaves(&mut self, number: u64) -> Option<AbortHandle> {
         let (network, handle) = self.newcomers.remove(&number)?;
         if let Some(numbers) = self.by_network.get_mut(&network) {
@@ -67,14 +68,12 @@ impl Gate {
         Some(handle)
     }
 
-    fn make_room(&mut self) {
-        // At most as many networks as newcomers, and one of those goes each time.
-        let most = self.by_network.values().max_by_key(|numbers| numbers.len());
-        if let Some(oldest) = most.and_then(|numbers| numbers.first().copied())
-            && let Some(handle) = self.leaves(oldest)
-        {
-            handle.abort();
-        }
+    fn make_room(&mut self) -> Option<IpAddr> {
+        // There are at most as many networks as newcomers, and one newcomer goes each time.
+        let (&network, numbers) = self.by_network.iter().max_by_key(|(_, numbers)| numbers.len())?;
+        let oldest = numbers.first().copied()?;
+        self.leaves(oldest)?.abort();
+        Some(network)
     }
 }
 
@@ -117,7 +116,8 @@ impl Drop for Place {
     }
 }
 
-/// What counts as one machine: an address of IPv4, or the network of one of IPv6, which has as many addresses as it likes.
+/// What counts as one machine: an address of IPv4, or a network of IPv6, in which one machine may take any
+/// number of addresses.
 fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) if !address.is_loopback() => {
@@ -133,7 +133,7 @@ mod tests {
 
     fn arrive(gate: &mut Gate, address: &str) -> (u64, AbortHandle) {
         let (handle, _) = AbortHandle::new_pair();
-        (gate.arrives(address.parse().unwrap(), handle.clone()), handle)
+        (gate.arrives(address.parse().unwrap(), handle.clone()).0, handle)
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! How a connection begins, on either side: TLS where there is to be TLS, then HTTP/2's preface and its answer. Both sides look at the
-//! first bytes themselves, since an HTTP/2 library that meets anything else says `http2 error`.
+//! The greeting of a connection, on either side: TLS if it is used, then HTTP/2's preface and its answer.
+//! Both sides look at the first bytes themselves: an HTTP/2 library that meets anything else only says `http2
+//! error`.
 
 use std::io;
 use std::pin::Pin;
@@ -19,28 +20,29 @@ const FRAME_HEADER_BYTES: usize = 9;
 const TYPE_AT: usize = 3;
 const SETTINGS: u8 = 4;
 
-/// How a TLS record with a client's greeting starts: type 22, version 3.x (RFC 8446, section 5.1).
+/// The first bytes of a TLS record with a client's greeting: type 22, version 3.x (RFC 8446, section 5.1).
 const TLS_GREETING: &[u8; 2] = &[22, 3];
-/// How an alert starts.
+/// The first byte of an alert.
 const TLS_ALERT: u8 = 21;
 
-/// A fatal alert, `unexpected_message`: what a client that spoke plain text to an endpoint with TLS is answered.
+/// The answer to a client that speaks plain text to an endpoint with TLS: a fatal alert,
+/// `unexpected_message`.
 const ANSWER_TO_PLAIN_TEXT: &[u8; 7] = &[TLS_ALERT, 3, 3, 0, 2, 2, 10];
-/// The frame GOAWAY with INADEQUATE_SECURITY (RFC 9113, section 6.8): what a client that spoke TLS to an endpoint without is
-/// answered. It is no TLS record, which is what tells the client.
+/// The answer to a client that speaks TLS to an endpoint without: the frame GOAWAY with INADEQUATE_SECURITY
+/// (RFC 9113, section 6.8). It is no TLS record, from which the client knows.
 const ANSWER_TO_TLS: &[u8; 17] = &[0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xC];
 
-/// A stream that bytes were taken from already, and written to already.
+/// A stream whose greeting was read, and written, already.
 #[derive(Debug)]
 pub(crate) struct Greeted<S> {
     stream: S,
-    /// Read before; given out first.
+    /// Bytes that were read already, to be returned first.
     read: Vec<u8>,
-    /// So many of the bytes that are to be written next were written before.
+    /// How many of the next bytes to write were written already.
     written: usize,
 }
 
-/// As the side that dialled: greets, and looks at the answer.
+/// Greets as the side that dialled, and checks the answer.
 pub(crate) async fn greet<S>(mut stream: S) -> Result<Greeted<S>, Fault>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -66,14 +68,14 @@ where
     Ok(Greeted { stream, read: header.to_vec(), written: PREFACE.len() })
 }
 
-/// How the side that dialled begins.
+/// The kind of a connection, by the first bytes of the side that dialled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Begins {
     Tls,
     Http2,
-    /// With neither.
+    /// Neither.
     Otherwise,
-    /// It said nothing, and has gone.
+    /// It ended without a byte.
     Not,
 }
 
@@ -95,7 +97,7 @@ impl Begins {
     }
 }
 
-/// As the side that listens: waits for the greeting.
+/// Waits for the greeting, as the side that listens.
 pub(crate) async fn await_greeting<S>(mut stream: S) -> Result<Greeted<S>, Fault>
 where
     S: AsyncRead + Unpin,
@@ -114,10 +116,10 @@ where
     Ok(Greeted { stream, read, written: 0 })
 }
 
-/// What a client may have sent before it knew: a greeting, and some.
+/// The most bytes that a client may have sent before it gets the answer: a greeting, and some.
 const MOST_READ_AFTER_ANSWER: u64 = 64 << 10;
 
-/// Tells a client that it speaks what this endpoint does not.
+/// Tells a client that this endpoint does not speak its protocol.
 pub(crate) async fn turn_away<T>(mut stream: TcpStream, fault: Fault) -> Result<T, Fault> {
     let answer: &[u8] = match fault {
         Fault::SpokePlainText => ANSWER_TO_PLAIN_TEXT,
@@ -129,17 +131,18 @@ pub(crate) async fn turn_away<T>(mut stream: TcpStream, fault: Fault) -> Result<
     Err(fault)
 }
 
-/// Ends a connection so that the client hears what was said last: bytes that nobody has read would make the kernel throw it away.
+/// Ends a connection so that the client gets the last answer: if received bytes were left unread, the kernel
+/// would drop that answer.
 pub(crate) async fn part(mut stream: TcpStream) {
     let parted = async {
         stream.shutdown().await?;
         tokio::io::copy(&mut (&mut stream).take(MOST_READ_AFTER_ANSWER), &mut tokio::io::sink()).await
     };
-    // It may have gone, or say nothing for long: there is no more to be done for it.
+    // If the client has gone, or stays silent, there is nothing more to do.
     let _ = tokio::time::timeout(TOLD_WITHIN, parted).await;
 }
 
-/// How long a client may take to hear what is wrong: a round trip to the far side of the world, and some.
+/// How long a client may take to receive the answer: a round trip to the far side of the world, and some.
 const TOLD_WITHIN: Duration = Duration::from_millis(500);
 
 impl<S: AsyncRead + Unpin> AsyncRead for Greeted<S> {
@@ -168,7 +171,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Greeted<S> {
         if skipped == bytes.len() {
             return Poll::Ready(Ok(skipped));
         }
-        // Pending is no answer now: some of the bytes count as written. The rest is tried again by the caller.
+        // Not `Pending`: some of the bytes count as written. The caller writes the rest again.
         match Pin::new(&mut self.stream).poll_write(cx, &bytes[skipped..]) {
             Poll::Ready(Ok(more)) => Poll::Ready(Ok(skipped + more)),
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),

@@ -4,7 +4,7 @@ pub fn this_host() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
-/// What people call this host.
+/// The name of this host.
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -2,9 +2,9 @@
 //!
 //! C1. Without TLS nothing leaves the machine: only loopback addresses are listened on or dialled.
 //! C2. With TLS both sides prove themselves by a certificate of the pool's own authority.
-//! C3. Every connection, request and shutdown is bounded in number and time; a peer that has not greeted yet takes no place of
-//!     those that have, and makes room for others (`gate`).
-//! C4. Why two sides do not come to talk is said by both in the same words ([`Fault`]).
+//! C3. Connections, requests and shutdowns are bounded in number and time. A peer that has not greeted yet
+//!     takes no place of those that have, and makes room for others (`gate`).
+//! C4. If two sides cannot talk to each other, both say why in the same words ([`Fault`]).
 //! Not here: the messages, and what they mean.
 
 mod ask;
@@ -18,8 +18,11 @@ pub mod limits;
 mod listener;
 pub mod own;
 mod peer;
+mod quiet;
+mod refusals;
 mod tls;
 mod version;
+pub mod whereabouts;
 
 pub use ask::ask;
 pub use dial::{CONNECT_TIMEOUT, check_address, dial, is_loopback};
@@ -31,3 +34,4 @@ pub use listener::{Listener, REQUEST_TIMEOUT, SHUTDOWN_GRACE};
 pub use peer::{Identity, Peer};
 pub use tls::{SERVER_NAME, Tls};
 pub use version::CONTROL_VERSION;
+pub use whereabouts::{Located, locate};

@@ -3,8 +3,9 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use farpool_throttle::{PERIOD, Throttle};
 use futures_util::future::{AbortHandle, Abortable};
 use futures_util::stream::{self, FuturesUnordered, StreamExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -17,9 +18,10 @@ use tonic::transport::Server;
 
 use crate::dial::is_loopback_ip;
 use crate::fault::{CertificateFault, Fault};
-use crate::gate::{GREETING_DEADLINE, Gate, Places};
+use crate::gate::{GREETING_DEADLINE, Gate, MAX_NEWCOMERS, Places};
 use crate::greeting::{Begins, await_greeting, begins, part, turn_away};
 use crate::peer::{Connection, Identity, Peer, Stream};
+use crate::refusals::Refusals;
 use crate::version::{CONTROL_VERSION, Versioned};
 use crate::{ControlError, Tls};
 
@@ -40,10 +42,13 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause after a failed accept (descriptors used up): the cause does not pass by trying at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Connections that have greeted and that the server has not taken yet: it takes them at once.
+/// Connections that have greeted and wait for the server, which takes them at once.
 const GREETED_AT_ONCE: usize = 16;
 
-/// Told of each connection that was closed since its peer did not begin as it must.
+/// Logged when the oldest newcomer of the network that has most of them is closed to make room for another.
+const CROWDED: &str = "too many connections have not greeted; the oldest was closed";
+
+/// Called for each connection that is closed because its peer did not greet as it must.
 type OnRejected = Arc<dyn Fn() + Send + Sync>;
 
 /// A bound address of the control plane.
@@ -73,7 +78,7 @@ impl Listener {
         Listener { on_rejected: Arc::new(count), ..self }
     }
 
-    /// Speaks as another release would; for tests.
+    /// Speaks another version of the control plane, as another release would; for tests.
     pub fn speaking(self, version: u32) -> Self {
         Listener { version, ..self }
     }
@@ -105,7 +110,13 @@ impl Listener {
             let connection = incoming.recv().await?;
             Some((Ok::<_, Infallible>(connection), incoming))
         });
-        let doorway = Doorway { acceptor, places: Places::default(), greeted, on_rejected: self.on_rejected };
+        let doorway = Doorway {
+            acceptor,
+            places: Places::default(),
+            greeted,
+            on_rejected: self.on_rejected,
+            refusals: Refusals::default(),
+        };
         let (stop, stopped) = oneshot::channel::<()>();
         let stopped = async { stopped.await.unwrap_or_default() };
         let service = Versioned::new(service, self.version);
@@ -131,17 +142,24 @@ impl fmt::Debug for Listener {
     }
 }
 
-/// Accepts connections, and lets in those whose peers greet as they must.
+/// Accepts connections, and lets those in whose peers greet correctly.
 async fn let_in(socket: &TcpListener, doorway: &Doorway) -> Infallible {
     let mut gate = Gate::default();
     let mut greetings = FuturesUnordered::new();
+    let crowded = Throttle::new();
+    let mut periods = tokio::time::interval(PERIOD);
     loop {
         tokio::select! {
             accepted = socket.accept() => match accepted {
                 Ok((stream, address)) => {
                     let _ = stream.set_nodelay(true); // fails only when the peer is gone already
                     let (handle, registration) = AbortHandle::new_pair();
-                    let number = gate.arrives(address.ip(), handle);
+                    let (number, made_room) = gate.arrives(address.ip(), handle);
+                    if let Some(network) = made_room
+                        && let Some(left_out) = crowded.occurs(Instant::now())
+                    {
+                        tracing::warn!(limit = MAX_NEWCOMERS, %network, left_out, "{CROWDED}");
+                    }
                     greetings.push(async move {
                         let _ = Abortable::new(doorway.receive(stream, address), registration).await;
                         number
@@ -153,16 +171,18 @@ async fn let_in(socket: &TcpListener, doorway: &Doorway) -> Infallible {
                 }
             },
             Some(number) = greetings.next() => drop(gate.leaves(number)),
+            _ = periods.tick() => doorway.tell_overdue(),
         }
     }
 }
 
-/// What a connection passes on its way in.
+/// What a connection passes through before the server gets it.
 struct Doorway {
     acceptor: Option<TlsAcceptor>,
     places: Places,
     greeted: mpsc::Sender<Connection>,
     on_rejected: OnRejected,
+    refusals: Refusals,
 }
 
 impl Doorway {
@@ -202,7 +222,8 @@ impl Doorway {
         Ok(Connection { stream, peer, _place: self.places.take(address.ip())? })
     }
 
-    /// Says why a peer was not let in. One that only looked whether somebody listens is none of anybody's business.
+    /// Logs why a peer was not let in. A peer that only checked whether the port is open is no operator's
+    /// concern.
     fn refuse(&self, address: SocketAddr, fault: &Fault) {
         match fault {
             Fault::Closed | Fault::Late | Fault::Unreachable(_) => {
@@ -213,9 +234,20 @@ impl Doorway {
                 (self.on_rejected)();
             }
             _ => {
-                tracing::warn!(%address, %fault, "a peer was refused");
+                match self.refusals.occurs(fault, Instant::now()) {
+                    Some(left_out) => tracing::warn!(%address, %fault, left_out, "a peer was refused"),
+                    None => tracing::debug!(%address, %fault, "a peer was refused"),
+                }
                 (self.on_rejected)();
             }
+        }
+    }
+
+    /// Tells of refusals that were left out and that no other refusal has told of.
+    fn tell_overdue(&self) {
+        let left_out = self.refusals.overdue(Instant::now());
+        if left_out > 0 {
+            tracing::warn!(left_out, "more peers were refused for the same reasons");
         }
     }
 }

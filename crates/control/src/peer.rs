@@ -12,25 +12,25 @@ use tonic::transport::server::Connected;
 use crate::gate::Place;
 use crate::greeting::Greeted;
 
-/// Who is at the other end of a connection; every request carries it among its extensions.
+/// The other end of a connection. Every request carries it among its extensions.
 #[derive(Clone, Debug)]
 pub struct Peer {
     /// Where it is.
     pub address: SocketAddr,
-    /// Who it is.
+    /// The identity by which it is counted.
     pub identity: Identity,
 }
 
-/// What bounds are counted by: a certificate where there is TLS, and else the address.
+/// What bounds are counted by: a certificate with TLS, and the address without.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Identity {
-    /// The certificate by which it has proved that it belongs to the pool, in DER.
+    /// The certificate, in DER, by which the peer has proved that it belongs to the pool.
     Certificate(Arc<[u8]>),
-    /// It proved nothing.
+    /// The address of a peer that has proved nothing.
     Address(IpAddr),
 }
 
-/// A connection whose peer has greeted, and proved that it belongs to the pool where there is TLS.
+/// A connection whose peer has greeted and, with TLS, proved that it belongs to the pool.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) stream: Stream,

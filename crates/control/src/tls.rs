@@ -15,7 +15,7 @@ use crate::ControlError;
 /// not which machine they run on. `.internal` is reserved for private use.
 pub const SERVER_NAME: &str = "farpool.internal";
 
-/// What both sides speak within TLS (RFC 7301).
+/// The protocol within TLS, as both sides name it (RFC 7301).
 const HTTP2: &[u8] = b"h2";
 
 /// The pool's authority and this process's certificate and key.

@@ -1,33 +1,38 @@
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
+use farpool_throttle::Throttle;
 use futures_util::future::{Either, Ready, ready};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
 
-/// Version of the control plane's messages. Fields may join without raising it; it is raised when a release would misunderstand
-/// another's requests or answers.
+/// Version of the control plane's messages. It stays when fields are added, and is raised when a release
+/// would misunderstand another's requests or answers.
 pub const CONTROL_VERSION: u32 = 1;
 
-/// What a client calls itself, in the header `user-agent`: this and its version.
+/// The beginning of a client's header `user-agent`; the version follows.
 const AGENT: &str = "farpool-control/";
 
-/// As the header says it.
+/// The value of that header.
 pub(crate) fn agent() -> String {
     format!("{AGENT}{CONTROL_VERSION}")
 }
 
-/// A service that refuses clients of another version. Those that say nothing of a version (tools) are served.
+/// A service that refuses clients of another version. A client that names no version (a tool) is served.
 #[derive(Clone, Debug)]
 pub(crate) struct Versioned<S> {
     inner: S,
     version: u32,
+    /// Of all its copies: each connection has one.
+    refusals: Arc<Throttle>,
 }
 
 impl<S> Versioned<S> {
     pub(crate) fn new(inner: S, version: u32) -> Self {
-        Versioned { inner, version }
+        Versioned { inner, version, refusals: Arc::default() }
     }
 
     fn check(&self, headers: &http::HeaderMap) -> Result<(), Status> {
@@ -37,7 +42,14 @@ impl<S> Versioned<S> {
         match theirs {
             Some(theirs) if theirs.parse() != Ok(ours) => {
                 let theirs: String = theirs.chars().take(LONGEST_VERSION).collect();
-                tracing::warn!(theirs, ours, "a peer of another version of the control plane was refused");
+                if let Some(left_out) = self.refusals.occurs(Instant::now()) {
+                    tracing::warn!(
+                        theirs,
+                        ours,
+                        left_out,
+                        "a peer of another version of the control plane was refused"
+                    );
+                }
                 Err(Status::failed_precondition(format!(
                     "it speaks version {ours} of the control plane, and this side version {theirs}: run the same release of \
                      Farpool on both"
@@ -48,7 +60,7 @@ impl<S> Versioned<S> {
     }
 }
 
-/// What is quoted of a version that a peer claims.
+/// The most characters of a peer's version to quote.
 const LONGEST_VERSION: usize = 10;
 
 impl<S> Service<http::Request<Body>> for Versioned<S>

@@ -1,4 +1,4 @@
-//! What each side says when the two do not come to talk: the same words, that name what is wrong and what mends it.
+//! What both sides say when they cannot talk to each other: the same words, with the reason and the remedy.
 
 mod support;
 
@@ -18,7 +18,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use support::{Authority, FakeNode, PATIENCE, load, regions_total, start};
 
-/// Keeps what is said at the level that operators see.
+/// Collects log messages of the levels that operators see.
 #[derive(Clone, Default)]
 struct Said(Arc<Mutex<String>>);
 
@@ -133,6 +133,30 @@ async fn another_version_is_told_by_both_with_both_numbers() {
     );
     let listener = said.0.lock().unwrap().clone();
     assert!(listener.contains("another version"), "{listener}");
+}
+
+#[tokio::test]
+async fn a_hundred_refusals_in_a_row_are_one_line_for_each_reason() {
+    const REFUSED: usize = 100;
+    let said = Said::default();
+    let _guard = tracing::subscriber::set_default(said.clone());
+    let (authority, other) = (Authority::new(), Authority::new());
+    let address = start(Some(load(&authority.directory(&authority)))).await;
+    let stranger = load(&authority.directory(&other));
+    for client in std::iter::repeat_n(None, REFUSED).chain([Some(&stranger)]) {
+        regions_total(&address, client).await.unwrap_err();
+    }
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), None).await.unwrap();
+    let listener = listener.speaking(CONTROL_VERSION + 1);
+    let address = listener.address().to_string();
+    tokio::spawn(listener.serve(NodeServer::new(FakeNode::default()), std::future::pending()));
+    for _ in 0..REFUSED {
+        regions_total(&address, None).await.unwrap_err();
+    }
+    let said = said.0.lock().unwrap().clone();
+    for reason in ["spoke plain text", "not of this pool's authority", "another version"] {
+        assert_eq!(said.matches(reason).count(), 1, "{reason}: {said}");
+    }
 }
 
 #[tokio::test]

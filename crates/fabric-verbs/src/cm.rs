@@ -3,7 +3,7 @@
 //! Events are copied and acknowledged as soon as they are taken, so that destroying an identifier never waits.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
@@ -302,6 +302,13 @@ impl CmId {
         u16::from_be(unsafe { (self.library.cm.rdma_get_src_port)(self.raw.as_ptr()) })
     }
 
+    /// Where the other side of a connection, or of a request for one, is.
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
+        // SAFETY: the identifier lives; the library has filled the address in before the event that told of
+        // it.
+        from_c(&unsafe { self.raw.as_ref() }.dst_addr)
+    }
+
     /// Hands a chain of work requests to the card: one doorbell.
     ///
     /// # Safety
@@ -388,6 +395,22 @@ fn to_c(address: SocketAddr) -> ffi::SockAddr {
     ffi::SockAddr(bytes)
 }
 
+/// `None` for what is neither IPv4 nor IPv6.
+fn from_c(address: &ffi::SockAddr) -> Option<SocketAddr> {
+    let bytes = &address.0;
+    let part = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
+    let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+    match i32::from(u16::from_ne_bytes([bytes[0], bytes[1]])) {
+        libc::AF_INET => Some(SocketAddr::from((part(4), port))),
+        libc::AF_INET6 => {
+            let ip: [u8; 16] = bytes[8..24].try_into().expect("16 bytes");
+            let (flow, scope) = (u32::from_be_bytes(part(4)), u32::from_ne_bytes(part(24)));
+            Some(SocketAddrV6::new(ip.into(), port, flow, scope).into())
+        }
+        _ => None,
+    }
+}
+
 /// The local address by which the kernel would reach `peer`: connecting a datagram socket sends nothing.
 pub(crate) fn local_address_towards(peer: SocketAddr) -> io::Result<SocketAddr> {
     let any: IpAddr = match peer {
@@ -423,6 +446,11 @@ mod tests {
         let v6 = to_c("[fe80::1]:1".parse().unwrap()).0;
         assert_eq!(v6[..4], [10, 0, 0, 1]);
         assert_eq!(v6[8..24], [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+        for address in ["10.9.0.1:4791", "[fe80::1]:1"] {
+            let address = address.parse().unwrap();
+            assert_eq!(from_c(&to_c(address)), Some(address));
+        }
+        assert_eq!(from_c(&ffi::SockAddr([0; 128])), None);
     }
 
     #[test]

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::{
-    AccessError, AccessKind, Batch, Cut, Endpoint, EndpointConfig, Host, HostIdentity, LentMemory, Mapping,
-    MonotonicClock, OpError, Peer, Queue, RegionSet, SharedRegion, block_on,
+    AccessError, AccessKind, Batch, Cut, Endpoint, EndpointConfig, Host, HostIdentity, LentMemory, Locking,
+    Mapping, MonotonicClock, OpError, Peer, Queue, RegionSet, SharedRegion, block_on,
 };
 use farpool_fabric_verbs::{
     Counters, Level, ServeOptions, VerbsConfig, VerbsServer, VerbsTransport, device_addresses, diagnose,
@@ -30,7 +30,7 @@ struct Node(RegionSet);
 
 impl Node {
     fn new() -> Arc<Self> {
-        let regions = RegionSet::create(REGIONS, REGION_BYTES, false, |_| {}).unwrap();
+        let regions = RegionSet::create(REGIONS, REGION_BYTES, Locking::None, |_| {}).unwrap();
         (0..REGIONS).for_each(|region| regions.open(region, EPOCH, KEY));
         Arc::new(Node(regions))
     }

@@ -113,6 +113,11 @@ impl Endpoint {
         &self.shared.arena
     }
 
+    /// From posting to *unknown*.
+    pub fn deadline(&self) -> Duration {
+        Duration::from_nanos(self.shared.deadline_ns)
+    }
+
     /// The endpoint's clock.
     pub fn now_ns(&self) -> u64 {
         self.shared.clock.now_ns()
@@ -137,7 +142,7 @@ impl Endpoint {
         self.shared.table.borrow_mut().poll(self.shared.clock.now_ns())
     }
 
-    /// How often it was polled, for other threads to look at.
+    /// How often the endpoint was polled. Other threads may read it.
     pub fn turns(&self) -> Turns {
         self.shared.turns.clone()
     }

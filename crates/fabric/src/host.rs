@@ -91,8 +91,8 @@ pub trait Host: Send + Sync + 'static {
         cut: Arc<dyn Cut>,
     ) -> Result<LentMemory, Refusal>;
 
-    /// Who leases what this grant is of, if that is known: connections are counted by owner. Asked after the key was
-    /// checked, and where it is `None` each grant counts as an owner of its own.
+    /// The owner of the lease that a grant belongs to, if the host knows it: connections are counted by
+    /// owner. Called after the key was checked. Where it is `None`, each grant counts as an owner of its own.
     fn owner(&self, _region: u32, _epoch: Epoch) -> Option<OwnerId> {
         None
     }

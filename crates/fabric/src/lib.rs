@@ -48,9 +48,11 @@ pub use memory::{
 };
 pub use negotiate::{CardTransport, Negotiated, TransportChoice, Transports};
 pub use op::{CallAnswer, OpError, Uncertain};
-pub use regions::{RegionSet, Scrubbed};
+pub use regions::{Locking, RegionSet, Scrubbed};
 pub use seam::{Done, Link, LinkClosed, LocalSlice, Op, Outcome, Peer, Posted, Readiness, Transport};
-pub use server::{Listeners, ServerHandle, Sessions, serve};
+pub use server::{
+    Account, Complaint, Complaints, Listeners, Newcomers, Origin, Places, ServerHandle, Sessions, serve,
+};
 pub use shm::ShmTransport;
 pub use spin::Spinner;
 pub use tcp::TcpTransport;

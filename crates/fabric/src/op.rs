@@ -31,9 +31,10 @@ pub enum Uncertain {
     /// The connection ended.
     #[error("the connection was lost")]
     ConnectionLost,
-    /// There was no connection to be had, since nobody listens where the node did: its process has ended.
-    #[error("nobody listens at its address")]
-    NobodyThere,
+    /// No connection could be made, since no process listens at the node's address: the node's process has
+    /// ended.
+    #[error("no process listens at its address")]
+    NotListening,
     /// No completion in time; the queue is closed.
     #[error("no answer before the deadline")]
     Deadline,
@@ -46,10 +47,10 @@ pub enum Uncertain {
 }
 
 impl Uncertain {
-    /// What an error of the system says of a connection.
+    /// The cause that an error of the system stands for.
     pub(crate) fn of(errno: Errno) -> Self {
         match errno {
-            Errno::CONNREFUSED => Uncertain::NobodyThere,
+            Errno::CONNREFUSED => Uncertain::NotListening,
             _ => Uncertain::ConnectionLost,
         }
     }

@@ -23,7 +23,9 @@ mod words;
 
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
+use farpool_throttle::Throttle;
 use farpool_wire::{AccessKey, Epoch, GrantMode, Refusal, ShmAttached};
 use parking_lot::{Mutex, RwLock};
 
@@ -35,17 +37,30 @@ use words::Words;
 /// Accesses of one region by transports that were lent its memory: one for each connection that a node serves at once.
 const MAX_LENT_PER_REGION: usize = 1024;
 
+/// Whether regions are kept out of swap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Locking {
+    /// All of them are; otherwise there is no memory.
+    Required,
+    /// Each of them that the limit on locked memory (RLIMIT_MEMLOCK) has room for is.
+    AsAllowed,
+    /// None is.
+    None,
+}
+
 /// All regions of one node.
 #[derive(Debug)]
 pub struct RegionSet {
     region_bytes: u64,
-    locked: bool,
+    locking: Locking,
     slots: Vec<RwLock<Slot>>,
     words: Words,
     /// Held while one grant is fenced: one region moves at a time, so that moving takes one region's memory at most. Lies
     /// there ready, if it is kept.
     spare: Mutex<Option<SharedMemory>>,
     keeps_spare: bool,
+    /// Descriptors that were not to be had.
+    shortages: Throttle,
 }
 
 /// What [`RegionSet::scrub`] came to.
@@ -58,22 +73,23 @@ pub enum Scrubbed {
 }
 
 impl RegionSet {
-    /// Takes memory for `regions` regions: prefaulted, and kept out of swap when `locked`.
+    /// Takes memory for `regions` regions: prefaulted, and kept out of swap as `locking` says.
     /// `progress` is told how many regions are done.
     pub fn create(
         regions: u32,
         region_bytes: u64,
-        locked: bool,
+        locking: Locking,
         mut progress: impl FnMut(u32),
     ) -> io::Result<Self> {
         let words = Words::create(regions)?;
         let mut set = RegionSet {
             region_bytes,
-            locked,
+            locking,
             slots: Vec::new(),
             words,
             spare: Mutex::new(None),
             keeps_spare: false,
+            shortages: Throttle::new(),
         };
         for region in 0..regions {
             let memory = set.new_memory()?;
@@ -281,7 +297,9 @@ impl RegionSet {
         }
         let words = self.words.share();
         let (Ok(words), Ok(memory)) = (words, slot.hand_out(at)) else {
-            tracing::warn!(region, "out of descriptors: raise the limit on open files");
+            if let Some(left_out) = self.shortages.occurs(Instant::now()) {
+                tracing::warn!(region, left_out, "out of descriptors: raise the limit on open files");
+            }
             return Err(Refusal::Exhausted);
         };
         let grant = &slot.grants[at];
@@ -319,9 +337,17 @@ impl RegionSet {
     fn new_memory(&self) -> io::Result<SharedMemory> {
         let memory = SharedMemory::create("farpool-region", self.region_bytes)?;
         memory.mapping().prefault()?;
-        if self.locked {
-            memory.mapping().lock()?;
+        if self.locking != Locking::None
+            && let Err(error) = memory.mapping().lock()
+            && (self.locking == Locking::Required || !is_over_the_limit(&error))
+        {
+            return Err(error);
         }
         Ok(memory)
     }
+}
+
+/// Whether memory was not locked because of the limit on locked memory (mlock(2)).
+fn is_over_the_limit(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EPERM | libc::EAGAIN))
 }

@@ -10,17 +10,20 @@
 //!     payload of a WRITE that is refused in any case is thrown away as it comes. Not counted: tables of
 //!     attachments (2 KiB for each of them at the most, less where regions are neighbours, and a word for every 64
 //!     regions of the node), and rings, of which clients and calls touch a megabyte each at the most.
-//! V5. While there are places, everybody gets one. Who has shown a key is never driven out by those who have not
-//!     (`newcomers.rs`), and among owners all come to have the same share (`room.rs`).
-//! V6. Without a key there is no service beyond the greeting: a few requests are refused, one receive a turn, then the
-//!     connection ends.
+//! V5. While there are places, every connection gets one. Connections without a key never displace one that
+//!     has shown a key (`newcomers.rs`). Users and hosts come to have equal shares, and so do the owners of
+//!     each (`room.rs`).
+//! V6. Without a key there is no service beyond the greeting: the server refuses a few requests, at one
+//!     receive a turn, then closes the connection.
 
 mod accepting;
 mod answers;
 mod attached;
 mod buffers;
+mod complaints;
 mod connection;
 mod newcomers;
+mod origin;
 mod rings;
 mod room;
 mod sessions;
@@ -48,10 +51,12 @@ use rustix::process::{Resource, getrlimit};
 use crate::host::Host;
 use crate::spin::Spinner;
 use buffers::{BUFFER_BYTES, SPARE_BUFFERS, SpareBuffers};
+pub use complaints::{Complaint, Complaints};
 use connection::{Allowance, Connection, SMALL_BYTES, Standing, Terms, Verdict};
-use newcomers::Newcomers;
+pub use newcomers::Newcomers;
+pub use origin::Origin;
 use rings::{AwakeRings, Ring, RingEvent};
-use room::Places;
+pub use room::{Account, Places};
 pub use sessions::Sessions;
 use shares::{SHARES, Shares};
 
@@ -171,6 +176,7 @@ struct Server {
     places: Places,
     shares: Shares,
     spare: SpareBuffers,
+    complaints: Complaints,
     next_token: u64,
     /// Connections that were active of late; some may be closed by now.
     hot: Vec<u64>,
@@ -208,6 +214,7 @@ impl Server {
             places: Places::of(most_connections),
             shares: Shares::default(),
             spare: SpareBuffers::default(),
+            complaints: Complaints::default(),
             next_token: FIRST_CONNECTION_TOKEN,
             hot: Vec::with_capacity(MAX_HOT),
             rings: AwakeRings::new(),
@@ -300,6 +307,7 @@ impl Server {
                 RingEvent::Wake(token) => self.wake_peer(token),
                 RingEvent::Broken(token) => {
                     tracing::debug!("a broken ring; closing the connection");
+                    self.complain(Complaint::Malformed, token);
                     self.host.rejected();
                     self.close(token);
                 }
@@ -371,8 +379,9 @@ impl Server {
 
     fn serve_within(&mut self, allowance: Allowance, token: u64) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
-        let terms = Terms { host: &*self.host, places: &self.places };
-        let verdict = connection.serve(&terms, &mut self.spare, allowance, self.now);
+        let (host, now) = (&*self.host, self.now);
+        let terms = Terms { host, places: &self.places, complaints: &self.complaints, now };
+        let verdict = connection.serve(&terms, &mut self.spare, allowance);
         if connection.has_changed_sides() {
             self.settle_account(token);
         }
@@ -394,12 +403,13 @@ impl Server {
             Verdict::Greeted(hello) => self.greeted(token, hello),
             Verdict::Close => self.close(token),
             Verdict::Useless => {
-                tracing::debug!("a connection that asks for much without a key; closing it");
+                self.complain(Complaint::Useless, token);
                 self.host.rejected();
                 self.close(token);
             }
             Verdict::Reject(error) => {
                 tracing::debug!(%error, "malformed input; closing the connection");
+                self.complain(Complaint::Malformed, token);
                 self.host.rejected();
                 self.close(token);
             }
@@ -419,11 +429,17 @@ impl Server {
         }
         let Some(connection) = self.connections.get_mut(&token) else { return };
         if let Err(error) = connection.answer_greeting(&identity, in_force) {
-            tracing::warn!(%error, "no memory for another client's calls; closing its connection");
+            self.complaints.no_memory(&error, self.now);
             return self.close(token);
         }
         // What was sent right behind the greeting is here already and raises no further event.
         self.serve_connection(token);
+    }
+
+    fn complain(&self, complaint: Complaint, token: u64) {
+        if let Some(connection) = self.connections.get(&token) {
+            self.complaints.about(complaint, connection.origin(), self.now);
+        }
     }
 
     /// Asks for room to send while answers wait, for nothing while it waits for others, and for input otherwise.
@@ -460,6 +476,7 @@ impl Server {
             self.close(token);
         }
         self.close_useless();
+        self.complaints.tell_overdue(now);
     }
 
     fn close_useless(&mut self) {

@@ -94,7 +94,7 @@ struct ShmLink {
     frames: FrameClient,
     /// By region.
     attached: Vec<Option<Attached>>,
-    /// The regions that are attached as the node sees it, as far as it was told.
+    /// The regions that the node takes for attached, as far as its answers say.
     open: BTreeSet<u32>,
     attaching: Vec<Attaching>,
     calls: Calls,

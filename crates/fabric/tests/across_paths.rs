@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use farpool_fabric::{
     AccessError, AccessKind, Cut, Endpoint, EndpointConfig, Host, HostIdentity, LentMemory, Listeners,
-    Mapping, MonotonicClock, Peer, Queue, RegionSet, ServerHandle, SharedRegion, ShmTransport, TcpTransport,
-    Transport, block_on, serve,
+    Locking, Mapping, MonotonicClock, Peer, Queue, RegionSet, ServerHandle, SharedRegion, ShmTransport,
+    TcpTransport, Transport, block_on, serve,
 };
 use farpool_wire::{AccessKey, Epoch, NodeId, Refusal, RegionId, RemoteAddr, SessionId};
 
@@ -75,7 +75,7 @@ impl Served {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("node.sock");
-        let regions = RegionSet::create(1, REGION_BYTES, false, |_| {}).unwrap();
+        let regions = RegionSet::create(1, REGION_BYTES, Locking::None, |_| {}).unwrap();
         regions.open(0, EPOCH, KEY);
         let listeners = Listeners {
             tcp: Some(TcpListener::bind("127.0.0.1:0").unwrap()),

@@ -26,7 +26,7 @@ const LOOK: [u8; 40] = {
     frame[0] = 8;
     frame
 };
-/// The frame that attaches the suite's region, whose key follows; and how long the answer is.
+/// The frame that attaches the suite's region; its key follows.
 const ATTACH: [u8; 40] = {
     let mut frame = [0; 40];
     frame[0] = 1;
@@ -35,6 +35,7 @@ const ATTACH: [u8; 40] = {
     frame
 };
 const KEY: [u8; 16] = [0x5A; 16];
+/// The answer to it.
 const ATTACHED_BYTES: usize = 24 + 32;
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -86,7 +87,7 @@ impl Raw {
         stream.write_all(&hello.encode()).unwrap();
         let ring = receive_greeting(&stream);
         stream.write_all(&[&ATTACH[..], &KEY].concat()).unwrap();
-        stream.read_exact(&mut [0; ATTACHED_BYTES]).unwrap(); // without the descriptors
+        stream.read_exact(&mut [0; ATTACHED_BYTES]).unwrap(); // the descriptors beside them are dropped
         Raw { stream, ring: Mapping::new(ring.as_fd(), RING_BYTES, Protection::ReadWrite).unwrap() }
     }
 
@@ -197,7 +198,7 @@ fn a_client_that_scribbles_all_over_its_ring_hinders_nobody() {
 }
 
 #[test]
-fn asking_to_look_without_a_key_is_malformed() {
+fn asking_to_look_into_the_ring_without_a_key_is_malformed() {
     let node = Node::start();
     let mut stream = UnixStream::connect(node.server.unix().unwrap()).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();

@@ -8,8 +8,8 @@
 //! D3. A parity whose word was locked is right if it is the sum of its column as it is now; or if a member is missing,
 //!     nothing else in the column was being written, and it is what its word says. Else it is lost, and made anew.
 //! D4. A file that was being cut off is cut off.
-//! D5. Kept memory that is not what was last stored there costs contents, and never gives others: words are believed only beside
-//!     their witness (`blocks/witness.rs`), and a file that ends nobody knows where is not read before it is emptied.
+//! D5. Damage to kept memory costs contents, and never yields wrong bytes: words are believed only beside
+//!     their witness (`blocks/witness.rs`), and a file whose end is unknown is not read until it is emptied.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -72,9 +72,7 @@ impl<R: Rules> StoreCore<R> {
         let mut map = file.map.write();
         let size = self.words.file_size(found.slot).map(|size| size.bytes);
         if size.is_none() {
-            tracing::error!(
-                "what was kept of a file's size is damaged: the file gives errors until it is emptied"
-            );
+            tracing::error!("the kept size of a file is damaged: the file gives errors until it is emptied");
         }
         map.found(size, found.lost.clone());
         let mut disbelieved = 0;
@@ -102,7 +100,7 @@ impl<R: Rules> StoreCore<R> {
         if disbelieved > 0 {
             tracing::error!(
                 blocks = disbelieved,
-                "what was kept of a file's blocks is damaged: these are lost"
+                "the kept words of some blocks of a file are damaged: these blocks are lost"
             );
         }
     }

@@ -28,11 +28,11 @@ const WORD_BYTES: u64 = 8;
 const TABLE_BYTES: u64 = MAX_EXTENTS * (BLOCKS_PER_EXTENT + 1) * WORD_BYTES;
 /// Files whose sizes and times have a place behind that, where they are kept: as many as a mount has inodes.
 pub(crate) const KEPT_FILES: u64 = 1 << 20;
-/// Sizes and times,
+/// Where the sizes and times of kept files begin,
 pub(crate) const SLOTS: u64 = TABLE_BYTES;
-/// the sizes once more,
+/// their sizes a second time,
 pub(crate) const ECHOES: u64 = SLOTS + KEPT_FILES * SLOT_BYTES;
-/// and what the words of blocks are checked against.
+/// and the witnesses, against which the words of blocks are checked.
 pub(crate) const WITNESSES: u64 = ECHOES + KEPT_FILES * WORD_BYTES;
 /// Bytes of the table where it outlives the process that made it.
 pub const KEPT_WORDS_BYTES: u64 = WITNESSES + MAX_EXTENTS * WITNESS_BYTES;
@@ -197,12 +197,12 @@ impl BlockWords {
     /// Stores a word and with it gives up its lock, after all that was done before.
     pub(crate) fn store(&self, place: BlockPlace, word: BlockWord) {
         if !self.is_abandoned() {
-            self.bear_witness(place, word);
+            self.update_witness(place, word);
         }
         self.put(place, word);
     }
 
-    /// As [`store`](Self::store), where the witness knows already.
+    /// As [`store`](Self::store), for a word that the witness has already.
     fn put(&self, place: BlockPlace, word: BlockWord) {
         if !self.is_abandoned() {
             self.table.store(place.0, word.0).expect("a place lies within the table");

@@ -229,9 +229,10 @@ impl<R: Rules> FileCore<R> {
         Ok(())
     }
 
-    /// Notes that contents of a range, already promised to somebody, could not be stored, and for what error: reading it
-    /// fails until it is written anew, block by block. A write that brings only part of such a block fails as well, for want
-    /// of space if that was the cause. The file is made to reach to the range's end. For ranges of at most one transfer.
+    /// Notes that contents of a range, which a writer was told are written, could not be stored, and why.
+    /// Reading a block of it fails until the whole block is written anew; so does a write of part of such a
+    /// block, with `NoSpace` if that was the cause. The file is made to reach to the range's end. For ranges
+    /// of at most one transfer.
     pub fn mark_lost(&self, offset: u64, length: u64, error: FileError) {
         let mut map = self.map.write();
         map.lose(offset, length, Loss::from_store(error));

@@ -13,8 +13,8 @@
 //! G5. Guests write only where their stores end with their lives: to memory of this host. Elsewhere a dead write could
 //!     still land after its lock was taken over.
 //! G6. They do not write to files with rows: parities are the owner's to keep.
-//! G7. They make a file longer only while the owner lets them, which it takes back at once and without waiting for them. From
-//!     then on it alone changes the size.
+//! G7. Guests make a file longer only while the owner allows it. The owner takes that back at once, without
+//!     waiting for them; from then on it alone changes the size.
 //!
 //! Guests are trusted with all files of their owner, not only with those they were let into: the regions and the words are
 //! whole. Whom to let in is for the owner to decide.

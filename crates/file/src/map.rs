@@ -13,17 +13,17 @@ use crate::keeping::KeptFile;
 use crate::redundancy::{END_OF_DATA, Redundancy, is_parity};
 use crate::split::Piece;
 
-/// Why the contents of a block are not to be had.
+/// Why the contents of a block are lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Loss {
-    /// They went with a node or a lease, or nobody knows what became of them.
+    /// They were lost with a node or a lease, or their fate is unknown.
     Gone,
-    /// There was no room for them.
+    /// The pool had no room for them.
     NoSpace,
 }
 
 impl Loss {
-    /// What storing contents has failed with.
+    /// The loss that an error of storing contents causes.
     pub(crate) fn from_store(error: FileError) -> Self {
         match error {
             FileError::NoSpace | FileError::TooFewNodes { .. } => Loss::NoSpace,
@@ -31,7 +31,7 @@ impl Loss {
         }
     }
 
-    /// What a write is told that needs the contents, since it brings only part of the block.
+    /// The error of a write that needs the contents, since it covers only part of the block.
     pub(crate) fn to_writer(self, offset: u64) -> FileError {
         match self {
             Loss::Gone => FileError::Lost { offset },
@@ -47,8 +47,8 @@ pub(crate) struct Map {
     size: u64,
     redundancy: Redundancy,
     extents: BTreeMap<u64, Arc<Extent>>,
-    /// Where it ends is not known.
-    is_endless: bool,
+    /// The file's end is unknown.
+    is_end_unknown: bool,
     /// Blocks whose last contents could not be stored.
     lost: BTreeMap<u64, Loss>,
     /// Where all this is written down for a successor, if it is.
@@ -70,23 +70,23 @@ impl Map {
         self.kept.as_ref()
     }
 
-    /// What an earlier process has left of it, but for its extents. Where a file ends nobody knows where, it shows a block, of which
-    /// reading tells.
+    /// Takes over what an earlier process has left of the file, except its extents. A file whose end is
+    /// unknown shows one block, and reading that gives the error.
     pub(crate) fn found(&mut self, size: Option<u64>, lost: BTreeMap<u64, Loss>) {
-        self.is_endless = size.is_none();
+        self.is_end_unknown = size.is_none();
         (self.size, self.lost) = (size.unwrap_or(BLOCK_BYTES as u64), lost);
     }
 
-    /// Whether it is known where the file ends. Else nothing of it is given out or changed until it is emptied: bytes behind its
-    /// end are not its contents, and an end too early is no better.
+    /// Checks that the file's end is known. If it is not, the file is neither read nor changed until it is
+    /// emptied: bytes behind its end are not its contents, and an end too early would lose contents silently.
     pub(crate) fn check_end(&self) -> Result<(), FileError> {
-        if self.is_endless { Err(FileError::Damaged { offset: 0 }) } else { Ok(()) }
+        if self.is_end_unknown { Err(FileError::Damaged { offset: 0 }) } else { Ok(()) }
     }
 
     /// An extent that an earlier process had there.
     pub(crate) fn found_extent(&mut self, stripe: u64, extent: Extent) {
         self.extents.insert(stripe, Arc::new(extent));
-        if self.is_endless && !is_parity(stripe) {
+        if self.is_end_unknown && !is_parity(stripe) {
             self.size = self.size.max(((stripe + 1) * EXTENT_BYTES).min(MAX_FILE_BYTES));
         }
     }
@@ -166,7 +166,7 @@ impl Map {
     /// Lets the file end at `size`. No guest is at work.
     pub(crate) fn set_size(&mut self, size: u64) {
         self.size = size;
-        self.is_endless = false;
+        self.is_end_unknown = false;
         self.write_size_down();
         if let Some(shared) = &self.shared {
             shared.layout.set_size(size);
@@ -175,7 +175,7 @@ impl Map {
 
     /// Lets the file reach at least as far as `size`.
     pub(crate) fn grow(&mut self, size: u64) {
-        if self.is_endless {
+        if self.is_end_unknown {
             return;
         }
         if size > self.size {
@@ -296,7 +296,7 @@ impl Map {
         !self.lost.is_empty()
     }
 
-    /// Notes that a range's contents are not to be had. What was lost before stays so for its first reason.
+    /// Notes that a range's contents are lost. A block that was lost before keeps its first reason.
     pub(crate) fn lose(&mut self, offset: u64, bytes: u64, loss: Loss) {
         let end = offset.saturating_add(bytes).min(MAX_FILE_BYTES);
         let block = BLOCK_BYTES as u64;

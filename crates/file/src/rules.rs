@@ -39,7 +39,7 @@ pub trait Rules: Send + Sync + 'static {
         is_open
     }
 
-    /// Whether guests stop making a file longer once that was taken back.
+    /// Whether guests stop making a file longer once the owner forbids it.
     fn takes_growth_back() -> bool {
         true
     }

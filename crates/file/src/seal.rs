@@ -1,12 +1,12 @@
-//! Words of memory that outlives its writer, with a check beside what they say. Pure.
+//! Sealed words: a value and a check of it, for memory that outlives its writer. Pure.
 
-/// Makes a word of what is said in its low bits and a check of both that and the place: a word that was never stored, or was
-/// stored elsewhere, does not pass. The check has the other bits.
+/// Makes a word: the value in its low `said_bits`, and a check of the value and the place in the other bits.
+/// A word that was never stored, or was stored elsewhere, fails the check.
 pub(crate) fn seal(place: u64, said: u64, said_bits: u32) -> u64 {
     said | check(place, said, said_bits) << said_bits
 }
 
-/// What a word says, if its check is right.
+/// The value of a word, if its check is right.
 pub(crate) fn open(place: u64, word: u64, said_bits: u32) -> Option<u64> {
     let said = word & ((1 << said_bits) - 1);
     (word == seal(place, said, said_bits)).then_some(said)
@@ -14,10 +14,10 @@ pub(crate) fn open(place: u64, word: u64, said_bits: u32) -> Option<u64> {
 
 /// Never zero, so that zeros do not pass.
 fn check(place: u64, said: u64, said_bits: u32) -> u64 {
-    /// Two odd numbers, of the golden ratio and of a square root.
+    /// Two odd multipliers, from the golden ratio and a square root.
     const PLACE: u64 = 0x9E37_79B9_7F4A_7C15;
     const SAID: u64 = 0xD1B5_4A32_D192_ED03;
-    // The finaliser of SplitMix64: each bit in changes half of the bits out.
+    // The finaliser of SplitMix64: each input bit changes half of the output bits on average.
     let mut mixed = place.wrapping_add(1).wrapping_mul(PLACE) ^ said.wrapping_mul(SAID);
     mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -48,7 +48,7 @@ mod tests {
         fn a_word_with_a_wrong_bit_or_in_another_place_does_not_open(
             place in 0..1_u64 << 32, other in 0..1_u64 << 32, said in 0..1_u64 << 33, bit in 0..64_u32,
         ) {
-            // One in two thousand million does; these are too few to meet one.
+            // One such word in 2^31 does; proptest tries too few to meet one.
             let word = seal(place, said, 33);
             prop_assert!(open(place, word ^ 1 << bit, 33).is_none());
             prop_assert!(other == place || open(other, word, 33).is_none());

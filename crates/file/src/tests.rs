@@ -68,7 +68,7 @@ impl Rig {
             card: None,
             memory_bytes: regions * REGION_BYTES,
             region_bytes: REGION_BYTES,
-            lock_memory: false,
+            locking: farpool_node::Locking::None,
             state_dir: None,
             tls: None,
         };
@@ -352,7 +352,7 @@ fn what_could_not_be_stored_stays_an_error_until_written_anew() {
 }
 
 #[test]
-fn half_of_a_block_that_there_was_no_room_for_is_refused_for_want_of_room_too() {
+fn writing_the_other_half_of_a_block_that_found_no_room_fails_with_no_space() {
     let rig = Rig::new(1, 2);
     let (store, session) = rig.store(TransportChoice::Shm);
     for redundancy in [Redundancy::None, Redundancy::Stripe] {
@@ -362,7 +362,7 @@ fn half_of_a_block_that_there_was_no_room_for_is_refused_for_want_of_room_too() 
         let half = [2; BLOCK_BYTES / 2];
         assert_eq!(file.write(&session, BLOCK + BLOCK / 2, &half), Err(FileError::NoSpace));
         assert_eq!(read(&file, &session, BLOCK, 1), Err(FileError::Lost { offset: BLOCK }));
-        // What was lost for want of room is not found again because a node is lost as well.
+        // Losing a node later does not change the first reason.
         file.mark_lost(BLOCK, BLOCK, FileError::Lost { offset: BLOCK });
         assert_eq!(file.write(&session, BLOCK, &half), Err(FileError::NoSpace));
         file.write(&session, BLOCK, &[2; BLOCK_BYTES]).unwrap();

@@ -22,9 +22,10 @@ const RENEW_DIVISOR: u64 = 3;
 /// must stop.
 const RETRY_DIVISOR: u64 = 10;
 
-/// How long a lease of that time may last at its node by the clock of a holder: with the node's 10 % slow, and the holder's 10 % fast.
+/// How long a lease of `ttl` may last at its node, by its holder's clock: the node's may be 10 % slow, and
+/// the holder's 10 % fast.
 pub fn longest(ttl: Millis) -> Millis {
-    // 1.1 / 0.9 of it; the time may be any that a node has sent.
+    // 1.1 / 0.9 of it. Saturating, since `ttl` comes from a node.
     let more = ttl.0.div_ceil(100 - CLOCK_DRIFT_PERCENT).saturating_mul(2 * CLOCK_DRIFT_PERCENT);
     ttl.plus(Millis(more))
 }
@@ -54,12 +55,13 @@ impl Holding {
         Holding { epoch, key, asked_at, usable_until, over_at, renew_at, retry_after, revoked: false }
     }
 
-    /// When the last question was asked that the node has answered.
+    /// When the last request that the node has answered was sent.
     pub fn asked_at(&self) -> Millis {
         self.asked_at
     }
 
-    /// From then on the lease is over at the node as well, however the clocks run: until then its node may still renew it.
+    /// When the lease has ended at the node too, however the clocks run. Until then its node may still renew
+    /// it.
     pub fn over_at(&self) -> Millis {
         self.over_at
     }
@@ -213,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_may_run_at_its_node_for_longer_than_its_holder_may_use_it() {
+    fn a_lease_may_last_longer_at_its_node_than_its_holder_may_use_it() {
         let mut holdings = one_lease();
         let held = *holdings.get(REGION).unwrap();
         assert_eq!((held.usable_until(), held.over_at()), (Millis(8_000), Millis(12_240)));

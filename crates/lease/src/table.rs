@@ -239,7 +239,7 @@ impl RegionTable {
         }
     }
 
-    /// Who leases what this grant is of, if it is in force.
+    /// The owner of the lease that a grant belongs to, if the grant is in force.
     pub fn owner(&self, grant: Lending) -> Option<OwnerId> {
         let State::Held(tenancy) = &self.regions.get(grant.region as usize)?.state else { return None };
         tenancy.grants.iter().any(|known| known.epoch == grant.epoch).then_some(tenancy.owner)

@@ -24,9 +24,9 @@ pub(crate) struct Body {
     writers: AtomicU32,
     /// Who has it open, where processes work on files directly.
     pub(crate) doors: Doors,
-    /// Who makes it longer.
+    /// Whether the kernel or guests make it longer.
     pub(crate) growth: Growth,
-    /// Kept while the kernel is told of the size.
+    /// Locked while the kernel is told the size.
     pub(crate) telling: Mutex<()>,
 }
 

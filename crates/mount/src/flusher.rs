@@ -1,4 +1,4 @@
-//! Having the kernel write back what it has collected for a file, and telling it how long a file is.
+//! The flusher: has the kernel write back what it has collected for a file, and tells it how long a file is.
 //!
 //! The kernel asks for data and holes without writing back first, so the daemon may not know of the newest data. It can
 //! ask for them by declaring the kernel's pages of the file invalid; the call that does so returns when they are
@@ -10,10 +10,12 @@
 //!     second has all descriptors: a request is answered where it was read.
 //! F3. Where the watcher could not end the connection, there is no flusher: a killed daemon must not hang anybody.
 //!
-//! F4. The kernel is told a size by storing the file's last byte in its pages, and forgetting that page. This raises its size at
-//!     once, and makes it drop older answers. It takes the lock of one page, and not that of the inode. A process may hold a
-//!     page's lock while it waits for a worker (read-ahead, a write through the pages), so F1 is for this as well. The callers
-//!     that wait for such an answer hold no page's lock: `open`, `ioctl`, `lseek`, a read that has not begun, a direct write.
+//! F4. To tell the kernel a size, the flusher stores the file's last byte in the kernel's pages and has it
+//!     forget that page. The store raises the kernel's size at once, and makes the kernel drop older answers.
+//!     It takes the lock of one page, and not that of the inode. A process may hold a page's lock while it
+//!     waits for a worker (read-ahead, a write through the pages), so F1 holds here, too. The callers that
+//!     wait for such an answer hold no page's lock: `open`, `ioctl`, `lseek`, a read that has not begun, a
+//!     direct write.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -32,8 +34,8 @@ const MAX_WAITING: usize = 1024;
 const INVALIDATE_INODE: i32 = 2;
 /// `FUSE_NOTIFY_STORE`.
 const STORE: i32 = 4;
-/// A header (length, code, no request), then inode, first byte and length; that of what is stored has four bytes, and four
-/// follow for nothing.
+/// A header (length, code, no request), then inode, first byte and length. In a store the length has four
+/// bytes, and four unused ones follow.
 const MESSAGE_BYTES: usize = 40;
 /// Length of the range that ends where the file does.
 const TO_THE_END: i64 = 0;
@@ -50,8 +52,9 @@ struct Job {
 }
 
 enum Work {
-    /// Writing back, and forgetting, from a byte on.
+    /// Write back and forget pages, from this byte on.
     Flush(i64),
+    /// Tell the kernel the size.
     Tell(Arc<Body>),
 }
 
@@ -96,7 +99,7 @@ impl Flusher {
         self.jobs.try_send(Job { node, work: Work::Flush(from), then: Box::new(then) }).map_err(|_| Crowded)
     }
 
-    /// Tells the kernel how long a file is, and then calls `then`. Guests do not make it longer any more.
+    /// Tells the kernel how long a file is, then calls `then`. Growth by guests must have ended before.
     pub(crate) fn tell(
         &self,
         node: INodeNo,
@@ -140,10 +143,12 @@ fn tell(device: &OwnedFd, node: INodeNo, body: &Body) {
     let _telling = body.telling.lock();
     let (end, size) = (body.growth.last_end(), body.far.size());
     if let Some(last) = size.checked_sub(1).and_then(|last| i64::try_from(last).ok()) {
-        // Whatever the byte: the page is not used before it is forgotten, since whoever might use it has no answer yet.
+        // Any byte will do: no process uses the page before it is forgotten, since a process that might use
+        // it waits for this answer.
         let [a, b, c, d] = 1_u32.to_ne_bytes();
         let stored = rustix::io::write(device, &message(STORE, node, last, [a, b, c, d, 0, 0, 0, 0], &[0]));
-        // It may know nothing of the file; or have had no memory for the page, which it wants once it has noted the size.
+        // The kernel may have forgotten the file; or it had no memory for the page, which it asks for only
+        // after it has noted the size.
         if let Err(error) = stored {
             tracing::debug!(%error, "the kernel has not stored the last byte of a file");
         }

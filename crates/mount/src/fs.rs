@@ -9,10 +9,11 @@
 //!     next `write`, and our answer, ENOSPC or EIO, is what that `write` gives; `fsync` and `close` give it, too.
 //! M5. Data that the kernel accepted and that could not be stored is marked as lost: reading it gives EIO, never
 //!     zeros or what was there before.
-//! M6. The kernel may cache names, attributes and pages for as long as it likes: nobody else changes them, but where processes
-//!     work on files directly (`guests`): those change contents and times, never a size, so it collects no writes there. It
-//!     serialises what changes a file's size (its inode lock); but it writes pages back at any moment, so crate `file`
-//!     must bear a write beside whatever else happens to the file.
+//! M6. The kernel may cache names, attributes and pages for as long as it likes, since only requests of the
+//!     kernel change them. The exception is a mount on which processes work on files directly (`guests`):
+//!     those change contents and times, and never a size that the kernel goes by, so the kernel collects no
+//!     writes there. The kernel serialises changes of a file's size by its inode lock; but it writes pages
+//!     back at any moment, so crate `file` must allow a write beside any other operation on the file.
 //! M7. It is we who take set-user-id bits from files that are written to. Else the kernel would ask, before every write,
 //!     whether the file has an extended attribute that gives privileges.
 //! Not here: the rules of names (`namespace`), of far memory (crate `file`), mounting (`attach`).
@@ -26,6 +27,7 @@ use std::time::{Duration, SystemTime};
 
 use farpool_file::{FileStore, Redundancy};
 use farpool_keep::Journal;
+use farpool_throttle::Throttles;
 use farpool_wire::MAX_TRANSFER_BYTES;
 use fuser::{
     CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -54,9 +56,9 @@ mod xattrs;
 
 use stat::Stat;
 
-/// How long the kernel may use names and attributes without asking. M6 would allow for ever; but it accepts writes for
-/// as long as it needs not ask, so this is also how late a writer may learn that the daemon is gone; and how late the time
-/// of a direct write shows.
+/// How long the kernel may use names and attributes without asking. M6 would allow for ever. But the kernel
+/// accepts writes as long as it need not ask, so this is also how late a writer may learn that the daemon is
+/// gone, and how late the time of a direct write shows.
 const CACHED: Duration = Duration::from_secs(1);
 /// The kernel keeps pages of a file beyond its openings, also where processes work on files directly: before they do, it is made to
 /// forget them, and while they do, it gets no new ones. It must not forget them by itself at an `open`: where it does not
@@ -67,14 +69,15 @@ const OPENED: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE;
 const GENERATION: Generation = Generation(0);
 /// Largest request: one transfer of the fabric.
 const MAX_REQUEST_BYTES: u32 = MAX_TRANSFER_BYTES as u32;
-/// Requests of the kernel's own (readahead, pages that it writes back) in flight at a time; more would only wait behind the
-/// worker threads.
+/// Most requests of the kernel's own (readahead, pages that it writes back) in flight; more would only wait
+/// behind the worker threads.
 const MAX_BACKGROUND: u16 = 64;
 /// What we ask of the kernel, where it can: writes collected into large ones (M4), `open` that truncates,
 /// directories read by several processes at once and with attributes, symbolic links and pages kept (M6).
 ///
-/// Not `FUSE_ASYNC_DIO`: with it, the kernel forgets its pages of what an asynchronous direct write changes only before the
-/// write, not once it is done. A page that another process has read in between would stay as it is for good.
+/// Not `FUSE_ASYNC_DIO`: with it, the kernel forgets its pages of the range before an asynchronous direct
+/// write, and not again when the write is done. A page that another process reads in between would stay out
+/// of date for good.
 const CAPABILITIES: [InitFlags; 7] = [
     InitFlags::FUSE_WRITEBACK_CACHE,
     InitFlags::FUSE_ATOMIC_O_TRUNC,
@@ -105,6 +108,19 @@ pub(crate) struct FarFs {
     pub(crate) hall: Option<Arc<Hall>>,
     /// That of files for which nothing else was chosen.
     redundancy: Redundancy,
+    pub(crate) warnings: Throttles<Repeating>,
+}
+
+/// Warnings that may come with each request.
+#[derive(PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Repeating {
+    /// Written data could not be stored, for this error number: a pool that stays full does not hide a lost
+    /// node.
+    NotStored(i32),
+    /// Too many processes look for data and holes at a time.
+    Seeks,
+    /// The kernel has to be told the sizes of too many files at a time.
+    Sizes,
 }
 
 /// How the kernel is told something unasked; set once the session exists.
@@ -134,6 +150,7 @@ impl FarFs {
             keeps_xattrs: false,
             hall,
             redundancy,
+            warnings: Throttles::default(),
         }
     }
 
@@ -425,12 +442,13 @@ impl Filesystem for FarFs {
         }
         self.on_file(handle, || match self.write_file(handle.0, offset, data, accepted) {
             Ok(written) => reply.written(written),
-            // A direct write: the kernel will cut the file off where it believes that it ends.
+            // A direct write: the kernel will truncate the file to the size that it knows.
             Err(Failure(errno)) if owner.is_some() => self.send_failed_write(node, handle, errno, reply),
             Err(Failure(errno)) => {
                 if accepted {
-                    // First: `fsync` returns with the reply, and a `write` that follows it is to be told. The kernel writes all
-                    // pages back before it lets go of a file, so nobody ends this one meanwhile, for which this would wait.
+                    // Before the reply, since `fsync` returns with it, and a later `write` must get the
+                    // error. The call would wait for the kernel to drop the inode, but the kernel writes all
+                    // pages back before it drops one.
                     self.ask_before_writing(node);
                 }
                 reply.error(errno);

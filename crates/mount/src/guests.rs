@@ -14,6 +14,7 @@ mod server;
 mod undertaker;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use fuser::{Errno, INodeNo, ReplyIoctl};
 use parking_lot::Mutex;
@@ -23,7 +24,7 @@ use farpool_wire::{GUEST_VERSION, REGISTER, Registered, UNREGISTER};
 
 use crate::body::Body;
 use crate::errno::Failure;
-use crate::fs::{FarFs, Outcome};
+use crate::fs::{FarFs, Outcome, Repeating};
 use crate::handles::{Handle, Standing};
 use crate::namespace::Ino;
 use crate::worker::with_session;
@@ -90,8 +91,8 @@ impl FarFs {
         }
     }
 
-    /// Calls `answer` once the kernel knows how long a file is: at once if it does, else when it was told (S2, S3). An answer
-    /// that is never called says EIO.
+    /// Calls `answer` once the kernel knows how long a file is: now if it does, else after the flusher has
+    /// told it (S2, S3). If `answer` is dropped uncalled, its reply says EIO.
     pub(crate) fn once_size_is_known(
         &self,
         node: INodeNo,
@@ -101,7 +102,9 @@ impl FarFs {
         match &self.flusher {
             Some(flusher) if !body.growth.is_known() => {
                 flusher.tell(node, body.clone(), answer).map_err(|_| {
-                    tracing::warn!("the kernel has to be told the sizes of too many files at a time");
+                    if let Some(left_out) = self.warnings.occurs(Repeating::Sizes, Instant::now()) {
+                        tracing::warn!(left_out, "too many files wait for the kernel to be told their sizes");
+                    }
                     Errno::EIO.into()
                 })
             }
@@ -112,7 +115,8 @@ impl FarFs {
         }
     }
 
-    /// The kernel is about to go by its own idea of an open file's size, or to set it: from now on it alone makes it longer.
+    /// Ends growth by guests for good: the kernel is about to use its own idea of an open file's size, or to
+    /// set it.
     pub(crate) fn end_growth(&self, body: &Body) {
         body.growth.end(&body.far, Until::Ever);
     }
@@ -136,7 +140,7 @@ impl FarFs {
             REGISTER => self.register(handle, uid).map(|registered| registered.encode().to_vec()),
             UNREGISTER => match self.unregister(handle) {
                 Ok(Handle { ino, body, .. }) => {
-                    // That it could not be told is the answer already.
+                    // An error is answered already: the reply that was not called says EIO.
                     let _ = self.once_size_is_known(INodeNo(ino.0), &body, move || reply.ioctl(0, &[]));
                     return;
                 }

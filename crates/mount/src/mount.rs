@@ -43,7 +43,7 @@ pub struct MountConfig {
     pub allow_other: bool,
     /// How files bear the loss of a node, unless something else is chosen for one of them or its directory.
     pub redundancy: Redundancy,
-    /// Most far memory; an eighth of it is what names and attributes may take of this process's memory.
+    /// Most far memory. Names and attributes may take an eighth as much of this process's memory.
     pub limit_bytes: Option<u64>,
     /// Who may work on files directly; `None`: nobody.
     pub acceleration: Option<Acceleration>,

@@ -8,7 +8,8 @@
 //! N4. Inode numbers and directory cookies are never reused: a stale number finds nothing, and `readdir`
 //!     continues where it stopped whatever happened in between.
 //! N5. A refused operation changes nothing.
-//! N6. What all of it takes is counted, in all and for each user, and bounded (`budget`).
+//! N6. The memory that names and attributes take is counted and bounded, in total and for each user
+//!     (`budget`).
 //! Not here: file contents (`F` stands for them), permissions (the kernel checks them, `default_permissions`),
 //! the clock (callers pass `now`), I/O.
 
@@ -178,7 +179,7 @@ struct Inode<F> {
     times: Times,
     nlink: u32,
     xattrs: Xattrs,
-    /// What its owner is charged for it.
+    /// Bytes charged to its owner.
     charged: usize,
     /// How often the kernel was told of the inode and has not forgotten it.
     lookups: u64,

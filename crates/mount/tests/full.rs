@@ -1,5 +1,5 @@
-//! What programs are told when there is no room: `ENOSPC` of a full pool, from `write`, `fsync` and `close`, and nothing else;
-//! `EFBIG` behind the end of the largest file.
+//! Errors when there is no room: only `ENOSPC` from `write`, `fsync` and `close` on a full pool; `EFBIG`
+//! behind the end of the largest file.
 //! `FARPOOL_TEST_FILLS=100 cargo test -p farpool-mount --test full` fills it a hundred times by writes of each size.
 
 mod support;
@@ -16,12 +16,13 @@ use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
 use crate::support::{TestMount, eventually};
 
 const MEMORY_BYTES: u64 = 16 << 20;
-/// Sizes of writes; those that are no multiple of a block of 8 KiB leave blocks whose halves are written apart.
+/// Sizes of writes. Those that are no multiple of a block of 8 KiB leave blocks whose halves are written
+/// separately.
 const WRITES: [usize; 5] = [4096, 5024, 12 << 10, 65 * 4096, 257 * 4096];
-/// What is stored apart from the rest before every other fill: half a block, so that the kernel's requests, of many pages
-/// each, begin and end in the middle of blocks from then on.
+/// Half a block, which is stored before every other fill, so that the kernel's requests, of many pages each,
+/// begin and end in the middle of blocks from then on.
 const FIRST_BYTES: usize = 4096;
-/// Fills by writes of each size; more are wished for than there is time for every day.
+/// Fills by writes of each size, unless `FARPOOL_TEST_FILLS` asks for more.
 const FILLS: usize = 4;
 const FILLS_WISHED: &str = "FARPOOL_TEST_FILLS";
 
@@ -29,15 +30,16 @@ fn fills() -> usize {
     std::env::var(FILLS_WISHED).map_or(FILLS, |count| count.parse().unwrap())
 }
 
-/// Closes a file and returns what `close` says, which dropping it does not tell.
+/// Closes a file and returns the error of `close`, which dropping a file hides.
 fn close(file: File) -> io::Result<()> {
-    // SAFETY: the descriptor was the file's own, and is closed once.
+    // SAFETY: `into_raw_fd` has passed the open descriptor on to this function, which alone owns it and
+    // closes it once.
     let closed = unsafe { libc::close(file.into_raw_fd()) };
     if closed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Writes twice as much as there is room for, or until a `write` fails, behind what is `begun` with; returns all errors of this
-/// and of what comes after.
+/// Writes `begun`, then twice as much as there is room for, or until a `write` fails. Returns all errors of
+/// this and of the calls after it.
 fn errors_of_filling(
     path: &Path,
     begun: &[u8],
@@ -97,7 +99,7 @@ fn errno_of<T: std::fmt::Debug>(result: io::Result<T>) -> Option<i32> {
 }
 
 #[test]
-fn what_would_make_a_file_too_large_is_refused_at_once_where_the_daemon_sees_it() {
+fn calls_that_reach_the_daemon_refuse_at_once_to_make_a_file_too_large() {
     let mount = TestMount::start(MEMORY_BYTES);
     let path = mount.path().join("file");
     let direct = File::options().create(true).write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
@@ -114,7 +116,7 @@ fn what_would_make_a_file_too_large_is_refused_at_once_where_the_daemon_sees_it(
 }
 
 #[test]
-fn what_was_collected_behind_the_end_of_the_largest_file_is_told_and_never_read_as_other_bytes() {
+fn writes_collected_behind_the_end_of_the_largest_file_are_errors_later_and_never_other_bytes() {
     let mount = TestMount::start(MEMORY_BYTES);
     for at in [MAX_FILE_BYTES - 10, MAX_FILE_BYTES, MAX_FILE_BYTES + 1000 * FIRST_BYTES as u64] {
         for synced in [true, false] {
@@ -130,7 +132,7 @@ fn what_was_collected_behind_the_end_of_the_largest_file_is_told_and_never_read_
             }
             let other = File::open(&path).unwrap();
             let closed = close(file);
-            // EIO is what the kernel makes of any error but ENOSPC of which it tells here.
+            // `close` gives EIO: the kernel turns every other error than ENOSPC into it here.
             assert!(synced || errno_of(closed) == Some(libc::EIO));
             fadvise(&other, 0, None, Advice::DontNeed).unwrap();
             assert_eq!(errno_of(other.read_at(&mut [0; 100], at)), Some(libc::EIO));

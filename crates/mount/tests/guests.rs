@@ -91,10 +91,11 @@ fn what_is_written_directly_and_through_the_kernel_is_one_file() {
     assert_eq!(direct.read(0, BLOCK).unwrap().len(), 50);
 }
 
-/// How far a file reaches that has a single opening, asked for in some way that makes the kernel use what it knows.
+/// A call that makes the kernel use the size that it knows, of a file with a single opening; returns the
+/// size.
 type Question = (&'static str, fn(&Direct, &Path) -> u64);
 
-/// Where the file begins to grow, and how far it does: to the middle of a page.
+/// Where the file's growth begins and ends, in the middle of a page.
 const START: u64 = 3 * BLOCK as u64;
 const END: u64 = START + 2 * BLOCK as u64 + 100;
 
@@ -132,7 +133,7 @@ const QUESTIONS: [Question; 8] = [
 ];
 
 #[test]
-fn a_file_that_one_process_makes_longer_is_as_long_for_whoever_asks() {
+fn a_file_that_one_process_makes_longer_has_that_size_for_every_caller() {
     let mount = TestMount::with_guests(64 * MIB);
     for (name, ask) in QUESTIONS {
         let path = mount.path().join(name.replace(' ', "-"));
@@ -148,7 +149,7 @@ fn a_file_that_one_process_makes_longer_is_as_long_for_whoever_asks() {
 }
 
 #[test]
-fn a_file_of_which_the_kernel_wants_to_know_how_long_it_is_grows_by_the_kernel_from_then_on() {
+fn after_the_kernel_has_used_its_size_the_file_grows_by_the_kernel() {
     let mount = TestMount::with_guests(64 * MIB);
     let path = mount.path().join("asked");
     let direct = Direct::open(&path);
@@ -162,7 +163,7 @@ fn a_file_of_which_the_kernel_wants_to_know_how_long_it_is_grows_by_the_kernel_f
     );
     assert_eq!((&direct.file).seek(SeekFrom::End(0)).unwrap(), 2 * BLOCK as u64);
     assert_eq!(direct.write(2 * BLOCK as u64, &[3; BLOCK]), None);
-    assert_eq!(direct.write(BLOCK as u64, &[3; BLOCK]), Some(BLOCK), "what it has is still written directly");
+    assert_eq!(direct.write(BLOCK as u64, &[3; BLOCK]), Some(BLOCK), "overwriting is still done directly");
     drop(direct);
     let direct = Direct::open(&path);
     direct.until_open();
@@ -191,14 +192,14 @@ fn files_with_several_openings_grow_by_the_kernel() {
 }
 
 #[test]
-fn a_file_that_was_made_longer_by_a_process_that_is_gone_is_as_long_when_it_is_opened_again() {
+fn a_file_that_a_process_made_longer_before_its_end_has_that_size_when_it_is_opened_again() {
     let mount = TestMount::with_guests(64 * MIB);
     let path = mount.path().join("left");
     let direct = Direct::open(&path);
     direct.file.write_all_at(&[1; BLOCK], 0).unwrap();
     direct.until_open();
     assert_eq!(direct.write(BLOCK as u64, &[7; 5000]), Some(5000));
-    drop(direct); // nobody has asked
+    drop(direct); // no call has made the kernel use its size
     let mut other = OpenOptions::new().append(true).read(true).open(&path).unwrap();
     other.write_all(&[8; 10]).unwrap();
     let mut bytes = [0; 20];
@@ -348,5 +349,9 @@ fn a_write_that_fails_cuts_off_nothing_that_was_acknowledged() {
     assert_eq!(failure.raw_os_error(), Some(libc::ENOSPC));
     assert_eq!(direct.file.metadata().unwrap().len(), written);
     direct.file.set_len(written - 1).unwrap();
-    assert_eq!(direct.file.metadata().unwrap().len(), written - 1, "what is asked for is cut");
+    assert_eq!(
+        direct.file.metadata().unwrap().len(),
+        written - 1,
+        "a truncation that a program asks for is done"
+    );
 }

@@ -1,12 +1,12 @@
 //! Threads that run transactions, and the users of each.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::block_on;
 use farpool_txn::recovery::{Fate, fate};
-use farpool_txn::{CommitError, LeaveError, Rules, Shipped, Worker};
+use farpool_txn::{CommitError, Fetched, LeaveError, Rules, Shipped, Worker};
 use farpool_wire::Version;
 
 use crate::catalog::{Catalog, TableInfo};
@@ -48,6 +48,15 @@ pub struct Session<'a> {
 
 impl Client {
     pub(crate) fn new(shared: Arc<Shared>) -> Result<Client, DatabaseError> {
+        let fetched = shared.fetched.clone();
+        Self::beginning_from(shared, fetched)
+    }
+
+    /// A client whose transactions begin from what a fetch thread has read, if there is one.
+    pub(crate) fn beginning_from(
+        shared: Arc<Shared>,
+        fetched: Option<Arc<Fetched>>,
+    ) -> Result<Client, DatabaseError> {
         let no_slot = || DatabaseError::NoSeat(shared.plan.shape.slots);
         let place = shared.workers.take().ok_or(DatabaseError::TooManyClients(MOST_WORKERS))?;
         // From here on the seat is not given back, but it may have been.
@@ -55,8 +64,8 @@ impl Client {
         let memory = shared.memory().map_err(|error| shared.explained_here(error))?;
         let worker = Worker::sharing(memory, shared.at().oracle(), shared.slot.clone());
         let worker = worker.ok_or_else(no_slot)?;
-        let worker = match &shared.fetched {
-            Some(fetched) => worker.with_fetched(fetched.clone()),
+        let worker = match fetched {
+            Some(fetched) => worker.with_fetched(fetched),
             None => worker,
         };
         let worker = match announced(&shared, worker, &place) {
@@ -105,8 +114,12 @@ impl Client {
     /// # Panics
     /// When it is called by a transaction's body.
     pub fn transact<T>(&self, body: impl AsyncFn(&mut Tx<'_>) -> Result<T, TxError>) -> Result<T, TxError> {
-        let mut session = self.own.try_borrow_mut().expect("a transaction within another");
+        let mut session = self.own_session();
         self.block_on(self.run(&mut session, &body))
+    }
+
+    fn own_session(&self) -> RefMut<'_, farpool_txn::Session> {
+        self.own.try_borrow_mut().expect("a transaction within another")
     }
 
     /// Makes a table. Others can open it at once.
@@ -122,13 +135,22 @@ impl Client {
         self.open_table(name)
     }
 
-    /// Opens a table.
+    /// Opens a table that was there when this was called.
     ///
     /// # Errors
     /// When there is none of that name, or its keys are others.
     pub fn open_table<K: Key, V>(&self, name: &str) -> Result<Table<K, V>, TxError> {
-        let found = self.transact(async |tx| Ok((tx.schema(), tx.find_table(name).await?)))?;
-        let (schema, row) = found;
+        let mut session = self.own_session();
+        self.block_on(self.open_table_in(&mut session, name))
+    }
+
+    pub(crate) async fn open_table_in<K: Key, V>(
+        &self,
+        session: &mut farpool_txn::Session,
+        name: &str,
+    ) -> Result<Table<K, V>, TxError> {
+        let find = async |tx: &mut Tx<'_>| Ok((tx.schema(), tx.find_table(name).await?));
+        let (schema, row) = self.run_up_to_date(session, &find).await?;
         let row = row.ok_or_else(|| TxError::NoSuchTable(name.to_owned()))?;
         Table::new(&self.shared, name, row, schema)
     }
@@ -146,7 +168,8 @@ impl Client {
     /// # Errors
     /// When far memory does not answer.
     pub fn tables(&self) -> Result<Vec<TableInfo>, TxError> {
-        self.transact(async |tx| tx.tables().await)
+        let mut session = self.own_session();
+        self.block_on(self.run_up_to_date(&mut session, &async |tx| tx.tables().await))
     }
 
     /// What became of a commit of which nobody could tell ([`TxError::Unknown`]), also of another compute server's.
@@ -162,6 +185,20 @@ impl Client {
                 Err(error) => Err(self.shared.explained(memory.endpoint(), error.into()).await),
             }
         })
+    }
+
+    /// Runs a transaction whose snapshot has every commit that anybody was told of by now. Which tables there are is learnt in other ways
+    /// than from far memory: from another process, another thread, or the change of the catalog that has just found a table of that name.
+    /// None of these shares the session, which alone would not go back.
+    async fn run_up_to_date<T>(
+        &self,
+        session: &mut farpool_txn::Session,
+        body: &impl AsyncFn(&mut Tx<'_>) -> Result<T, TxError>,
+    ) -> Result<T, TxError> {
+        if let Err(error) = self.worker.catch_up(session).await {
+            return Err(self.explained(error.into()).await);
+        }
+        self.run(session, body).await
     }
 
     async fn run<T>(
@@ -181,7 +218,7 @@ impl Client {
         let mut patient_until = endpoint.now_ns() + patience_ns;
         for tries in 0.. {
             if pause == LONGEST_PAUSE && !self.shared.leases.are_answered() {
-                // Others wait for a node that stands still, and keep what they have locked until it goes on.
+                // Other clients wait for a node that has stopped, and keep their locks until it goes on.
                 patient_until = endpoint.now_ns() + patience_ns;
             }
             if tries >= TRIES && endpoint.now_ns() > patient_until {
@@ -230,7 +267,7 @@ impl Client {
         }
     }
 
-    /// What a failure comes from, where that can be told.
+    /// The cause of a failure, where that is known.
     pub(crate) async fn explained(&self, error: TxError) -> TxError {
         self.shared.explained_tx(self.worker.memory().endpoint(), error).await
     }

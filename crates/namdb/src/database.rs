@@ -5,27 +5,26 @@
 //! D3. It gives its seat back only when nothing of it is under way: else the others look after it, as after one that has died.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use farpool_control::Tls;
+use farpool_control::{ControlError, Tls, locate};
 use farpool_fabric::{Endpoint, OpError, Transports, block_on};
 use farpool_pool::{ClientGrant, GrantError, JointError, JointLeases, PoolConfig};
 use farpool_txn::hash::{IndexLayout, IndexSpares};
 use farpool_txn::horizon::HorizonAt;
 use farpool_txn::log::LogAt;
-use farpool_txn::membership::{Duties, MembersAt, Premises, Seat, wait_for_seat};
+use farpool_txn::membership::{Duties, MembersAt, Seat, wait_for_seat};
 use farpool_txn::oracle::Fetched;
 use farpool_txn::recovery::recover;
 use farpool_txn::slab::{Slab, SlabLayout};
 use farpool_txn::{Memory, MemoryError, Oracle, Piece, SharedSlot, Shipped};
 use farpool_wire::{Epoch, Refusal, RegionId, Slot};
 use futures_util::future::join_all;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::client::Client;
 use crate::error::{DatabaseError, Ended};
@@ -55,11 +54,34 @@ const MOST_PATIENCE: Duration = Duration::from_secs(10);
 pub struct Reach {
     /// Which transports may be used.
     pub transport: Transports,
-    /// Certificates of the control plane.
-    pub tls: Option<Tls>,
+    /// How the process shows the nodes that it belongs to the pool.
+    pub credentials: Credentials,
     /// A thread of its own reads what is published for all clients, so that these begin transactions without asking far memory
     /// (paper 3, section 4.2). It never stops; worth it where there are many clients, or far memory is far.
     pub fetch_thread: bool,
+}
+
+/// How a process shows that it belongs to the pool.
+#[derive(Clone, Debug, Default)]
+pub enum Credentials {
+    /// By the certificates in the folder that `FARPOOL_TLS_DIR` names; else by those of this user's `farpool up`, unless
+    /// `FARPOOL_BROKER` names another broker; else in plain text.
+    #[default]
+    Found,
+    /// In plain text, which nodes on this host alone allow.
+    PlainText,
+    /// By these certificates.
+    Tls(Tls),
+}
+
+impl Credentials {
+    fn into_tls(self) -> Result<Option<Tls>, ControlError> {
+        match self {
+            Credentials::Found => Ok(locate(None, None)?.and_then(|broker| broker.tls)),
+            Credentials::PlainText => Ok(None),
+            Credentials::Tls(tls) => Ok(Some(tls)),
+        }
+    }
 }
 
 /// What a new database is to be.
@@ -126,6 +148,8 @@ pub(crate) struct Shared {
     /// One thread at a time changes tables.
     pub(crate) catalog: Mutex<()>,
     ended: Mutex<Option<Ended>>,
+    /// Told when that is there.
+    over: Condvar,
     is_over: AtomicBool,
     /// The seat was given back.
     has_left: AtomicBool,
@@ -190,11 +214,11 @@ impl Database {
     pub fn open(file: &Path, reach: &Reach) -> Result<Database, DatabaseError> {
         let found = DatabaseFile::load(file)?;
         let keys = found.keys().cloned().ok_or_else(|| DatabaseError::NotADatabase(file.to_owned()))?;
-        let leases =
-            JointLeases::join(keys, reach.transport, reach.tls.clone()).map_err(|error| match error {
-                JointError::Ended { region } => DatabaseError::Gone { file: file.to_owned(), region },
-                error => error.into(),
-            })?;
+        let tls = reach.credentials.clone().into_tls()?;
+        let leases = JointLeases::join(keys, reach.transport, tls).map_err(|error| match error {
+            JointError::Ended { region } => DatabaseError::Gone { file: file.to_owned(), region },
+            error => error.into(),
+        })?;
         Self::take_part(file, found, leases, reach.fetch_thread.then(Arc::default))
     }
 
@@ -242,6 +266,7 @@ impl Database {
             spares: Mutex::default(),
             catalog: Mutex::new(()),
             ended: Mutex::new(None),
+            over: Condvar::new(),
             is_over: AtomicBool::new(false),
             has_left: AtomicBool::new(false),
         });
@@ -352,49 +377,30 @@ impl Shared {
     }
 
     /// The seat was given back, and nothing is done under the grants any more.
-    pub(crate) fn has_left(&self) {
-        self.has_left.store(true, Ordering::Release); // pairs with the acquire of who drops the database
+    pub(crate) fn mark_left(&self) {
+        self.has_left.store(true, Ordering::Release); // pairs with the acquire where the database is dropped
     }
 
-    /// It is not, from now on, for that reason; the first one counts.
+    /// Ends this member's part, for that reason. The first reason counts.
     pub(crate) fn end(&self, why: Ended) {
-        self.ended.lock().get_or_insert(why);
+        let mut ended = self.ended.lock();
+        ended.get_or_insert(why);
         self.is_over.store(true, Ordering::Release);
-    }
-}
-
-impl Premises for Shared {
-    type FenceError = GrantError;
-
-    fn members(&self) -> MembersAt {
-        self.at().members()
+        self.over.notify_all();
     }
 
-    fn oracle(&self) -> Oracle {
-        self.at().oracle()
-    }
-
-    fn horizon(&self) -> HorizonAt {
-        self.at().horizon()
-    }
-
-    fn workers(&self, slot: Slot) -> Range<u16> {
-        self.plan.workers(slot)
-    }
-
-    fn log(&self, slot: Slot) -> LogAt {
-        self.at().log(slot)
-    }
-
-    async fn fence(&self, region: usize, grant: Epoch) -> Result<(), GrantError> {
-        self.leases.fence_grant(self.grants[region].region, grant).await
+    /// Waits until this member's part has ended, for so long at most.
+    pub(crate) fn wait_for_end(&self, long: Duration) {
+        let until = Instant::now() + long;
+        let mut ended = self.ended.lock();
+        while ended.is_none() && !self.over.wait_until(&mut ended, until).timed_out() {}
     }
 }
 
 /// Where things lie, for one compute server.
 pub(crate) struct At<'a> {
-    plan: &'a Plan,
-    grants: &'a [ClientGrant],
+    pub(crate) plan: &'a Plan,
+    pub(crate) grants: &'a [ClientGrant],
 }
 
 impl At<'_> {
@@ -425,7 +431,7 @@ impl At<'_> {
 }
 
 /// Opens all regions on a thread.
-fn attach_all(
+pub(crate) fn attach_all(
     endpoint: Endpoint,
     leases: &JointLeases,
     grants: &[ClientGrant],
@@ -472,7 +478,10 @@ async fn add_grants_or_again(
 }
 
 /// A grant of each region, or none of any.
-async fn add_grants(leases: &JointLeases, regions: &[RegionId]) -> Result<Vec<ClientGrant>, GrantError> {
+pub(crate) async fn add_grants(
+    leases: &JointLeases,
+    regions: &[RegionId],
+) -> Result<Vec<ClientGrant>, GrantError> {
     let asked = join_all(regions.iter().map(|&region| leases.add_grant(region))).await;
     let (mut added, mut failure) = (Vec::new(), None);
     for answer in asked {

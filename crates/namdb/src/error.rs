@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use farpool_control::ControlError;
 use farpool_pool::{GrantError, JointError};
 use farpool_txn::hash::IndexError;
 use farpool_txn::recovery::RecoveryError;
@@ -14,6 +15,9 @@ pub enum DatabaseError {
     /// Its memory is not to be had.
     #[error(transparent)]
     Leases(#[from] JointError),
+    /// Mend the certificates, or the folder where they were looked for.
+    #[error(transparent)]
+    Credentials(#[from] ControlError),
     /// A node does not let this process in.
     #[error(transparent)]
     Grant(#[from] GrantError),

@@ -27,7 +27,7 @@ mod workers;
 
 pub use catalog::TableInfo;
 pub use client::{Client, Session};
-pub use database::{CreateOptions, Database, Reach};
+pub use database::{CreateOptions, Credentials, Database, Reach};
 pub use error::{DatabaseError, Ended, TxError};
 pub use farpool_txn::recovery::Fate;
 pub use farpool_wire::Version;

@@ -1,5 +1,6 @@
 //! What a compute server does beside its transactions: says that it lives, looks after those that do not, and does for all what one has to.
 
+mod caring;
 mod threads;
 
 use std::sync::Arc;
@@ -9,11 +10,13 @@ use std::time::Duration;
 use farpool_fabric::{Endpoint, block_on};
 use farpool_txn::horizon::forget;
 use farpool_txn::membership::{
-    Duty, Lookout, Role, SeatWords, Vouching, beat, fill_role, leave_seat, read_seats, role_of, signs_of,
+    Duty, Part, Role, SeatWords, Vouching, beat, fill_role, leave_seat, read_seats, role_of, signs_of,
 };
 use farpool_txn::oracle::{fetch, publish};
 use farpool_txn::{Memory, Shipped};
-use futures_util::future::{TryFutureExt, join3, try_join_all};
+use futures_util::future::{TryFutureExt, join, try_join_all};
+
+use caring::look_after_others;
 
 use crate::collecting::collect_if_nobody_does;
 use crate::database::Shared;
@@ -25,8 +28,8 @@ pub(crate) const BEATS: u32 = 10;
 /// How often roles are looked at that nobody may have.
 pub(crate) const ROLE_PAUSE: Duration = Duration::from_millis(50);
 
-/// A node that is silent for so long is lost: leases end then. So no part of a compute server is taken for stuck before that which may be
-/// waiting for a node.
+/// A node that is silent for so long is lost, since leases end then. A part of a compute server that may be
+/// waiting for a node is not taken for stuck earlier.
 const NODE_SILENCE: Duration = Duration::from_secs(10);
 
 /// A look at all parts of an oracle takes no longer, over tcp on one host (`farpool bench io`), while nobody is kept from running. Readers
@@ -54,8 +57,12 @@ pub struct MemberInfo {
 /// Starts the threads; each ends when the process's part in the database does.
 pub(crate) fn start(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, DatabaseError> {
     let fetches = shared.fetched.is_some().then_some(("fetcher", fetch_for_all as Work));
-    let duties = [("publisher", publish_if_nobody_does as Work), ("collector", collect_if_nobody_does)];
-    // All begin before any of the threads can find that all is over.
+    let duties = [
+        ("publisher", publish_if_nobody_does as Work),
+        ("collector", collect_if_nobody_does),
+        ("carer", look_after_others),
+    ];
+    // All duties begin before any thread can find that the process's part has ended.
     let duties: Vec<_> = duties
         .into_iter()
         .chain(fetches)
@@ -72,64 +79,87 @@ pub(crate) fn start(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, Databas
     Ok(started)
 }
 
-/// What a duty is, and what shows its progress.
+/// The work of a duty, which shows its progress.
 type Work = fn(&Shared, &Duty) -> Result<(), DatabaseError>;
 
-/// How often a duty shows that it makes progress.
+/// The interval at which a duty shows its progress.
 pub(crate) fn show_pause(shared: &Shared) -> Duration {
     shared.patience / BEATS
 }
 
-/// Says that this member lives, and looks after others; at the end gives the seat back.
+/// Says that this member lives; at the end gives the seat back.
 fn take_part(shared: &Shared) -> Result<(), DatabaseError> {
     let memory = shared.memory()?;
     let endpoint = memory.endpoint().clone();
     block_on(&endpoint, async {
-        let (beats, care, idle) = join3(
-            or_end(shared, say_alive(shared, &memory)),
-            or_end(shared, look_after_others(shared, &memory)),
-            or_end(shared, forget_idle(shared, &memory)),
-        )
-        .await;
-        beats.and(care).and(idle)?;
+        let (beats, idle) =
+            join(or_end(shared, say_alive(shared, &memory)), or_end(shared, forget_idle(shared, &memory)))
+                .await;
+        let mut alive = beats?;
+        idle?;
         // Not while something is under way, or somebody may begin: then the others find that this member lives no more.
         if shared.workers.is_empty() && shared.slot.retire() {
             let (at, duties) = (shared.at().members(), &shared.duties);
-            leave_seat::<Shipped>(&memory, &at, &shared.seat, duties, ROLE_PAUSE).await?;
-            shared.has_left();
+            // Of a member that has failed the others are to find that.
+            let meanwhile = async || match shared.ended() {
+                Ended::Closed => alive.say(shared, &memory).await,
+                _ => Ok(()),
+            };
+            let pause = ROLE_PAUSE.min(shared.patience / BEATS);
+            leave_seat::<Shipped, _>(&memory, &at, &shared.seat, duties, pause, meanwhile).await?;
+            shared.mark_left();
         }
         Ok(())
     })
 }
 
 /// The others must shut a member out of which a part has failed, since what was sent may still land: so nothing of it goes on.
-async fn or_end(
+async fn or_end<T>(
     shared: &Shared,
-    part: impl Future<Output = Result<(), DatabaseError>>,
-) -> Result<(), DatabaseError> {
+    part: impl Future<Output = Result<T, DatabaseError>>,
+) -> Result<T, DatabaseError> {
     part.await.map_err(|error| failed(shared, error))
 }
 
-/// Until the end, or until it cannot be said any more; and not while a part of this process makes no progress.
-async fn say_alive(shared: &Shared, memory: &Memory) -> Result<(), DatabaseError> {
-    let (at, endpoint) = (shared.at().members(), memory.endpoint());
-    let mut vouching = Vouching::<Shipped>::new(shared.patience, NODE_SILENCE);
-    let (mut count, mut told) = (0, None);
-    while !shared.is_over() {
-        let stuck = vouching.look(endpoint.now_ns(), &signs_of(&shared.duties, &shared.slot));
+/// The heartbeats of a member.
+struct Alive {
+    vouching: Vouching<Shipped>,
+    count: u64,
+    /// The part of which the log says that it makes no progress.
+    told: Option<Part>,
+}
+
+impl Alive {
+    fn new(shared: &Shared) -> Alive {
+        Alive { vouching: Vouching::new(shared.patience, NODE_SILENCE), count: 0, told: None }
+    }
+
+    /// Sends a heartbeat, unless a part of this process makes no progress.
+    async fn say(&mut self, shared: &Shared, memory: &Memory) -> Result<(), DatabaseError> {
+        let signs = signs_of(&shared.duties, &shared.slot);
+        let stuck = self.vouching.look(memory.endpoint().now_ns(), &signs);
         if stuck.is_none() {
-            count += 1;
-            beat(memory, &at, &shared.seat, count).await?;
+            self.count += 1;
+            beat(memory, &shared.at().members(), &shared.seat, self.count).await?;
         }
-        if told != stuck {
+        if self.told != stuck {
             match stuck {
                 Some(part) => {
                     tracing::error!(%part, "no progress: the other compute servers will shut this one out")
                 }
                 None => tracing::warn!("all parts of this compute server make progress again"),
             }
-            told = stuck;
+            self.told = stuck;
         }
+        Ok(())
+    }
+}
+
+/// Until the end, or until it cannot be said any more.
+async fn say_alive(shared: &Shared, memory: &Memory) -> Result<Alive, DatabaseError> {
+    let mut alive = Alive::new(shared);
+    while !shared.is_over() {
+        alive.say(shared, memory).await?;
         if let Some(region) = shared.leases.lost().first() {
             shared.end(Ended::LeaseEnded(*region));
         }
@@ -137,37 +167,9 @@ async fn say_alive(shared: &Shared, memory: &Memory) -> Result<(), DatabaseError
             // What it has locked stays so until others have looked after its seat.
             shared.end(Ended::Failed(IN_DOUBT.to_owned()));
         }
-        pause(endpoint, shared, shared.patience / BEATS).await;
-    }
-    Ok(())
-}
-
-/// Shuts out who does not live any more, and undoes what they left. Nobody else does so for a seat at which this member is, while it lives.
-async fn look_after_others(shared: &Shared, memory: &Memory) -> Result<(), DatabaseError> {
-    let mut lookout = Lookout::<_, Shipped>::new(memory, shared, shared.seat, shared.patience);
-    while !shared.is_over() {
-        // While a node stands still, members that reach it over a network cannot say that they live, and one that maps its memory still sees
-        // their seats. What is not looked at is no silence ([`Watch`](farpool_txn::membership)).
-        if !shared.leases.are_answered() {
-            pause(memory.endpoint(), shared, shared.patience / BEATS).await;
-            continue;
-        }
-        lookout
-            .look(|slot, cared| match cared {
-                Ok(Some(recovered)) => {
-                    let (slot, undone) = (slot.index(), recovered.rolled_back.len());
-                    tracing::warn!(slot, undone, "a compute server was silent for too long and was shut out");
-                }
-                Ok(None) => {} // somebody else does it
-                Err(error) => {
-                    let slot = slot.index();
-                    tracing::error!(slot, %error, "a compute server is to be shut out; trying again");
-                }
-            })
-            .await?;
         pause(memory.endpoint(), shared, shared.patience / BEATS).await;
     }
-    Ok(())
+    Ok(alive)
 }
 
 /// Takes the words of clients away that have nothing to do: what their snapshots needed may go.
@@ -179,7 +181,8 @@ async fn forget_idle(shared: &Shared, memory: &Memory) -> Result<(), DatabaseErr
         for idle in idle {
             let place = first + idle.place();
             forget(memory, &at, place..place + 1).await?;
-            // Behind the answer: else what was sent might take away the next word there, of this client or another.
+            // Only after the answer: before it, the write may still land and clear the next word there, of
+            // this client or another.
             idle.forgotten();
         }
         pause(memory.endpoint(), shared, ROLE_PAUSE).await;

@@ -1,4 +1,4 @@
-//! What it means for a compute server that something of it has failed, said in the same words by whatever finds it.
+//! What a failure means for a compute server, in the same words wherever it is noticed.
 
 use std::time::Duration;
 
@@ -6,20 +6,21 @@ use farpool_fabric::{Endpoint, OpError, Uncertain};
 use farpool_pool::GrantError;
 use farpool_txn::recovery::RecoveryError;
 use farpool_txn::{BeginError, MemoryError};
+use farpool_wire::Refusal;
 
 use crate::database::Shared;
 use crate::error::{DatabaseError, Ended, TxError};
 use crate::service::{BEATS, IN_DOUBT};
 
-/// Between two looks at whether this process was shut out.
+/// The interval of checks whether this process was shut out.
 const EXPLAIN_PAUSE: Duration = Duration::from_millis(5);
 
-/// What it means that far memory has failed.
+/// What a failure of far memory means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Trouble {
-    /// This process was shut out, unless it has given up something half-way itself.
+    /// This process was shut out, unless it has itself given something up half-way.
     ShutOut,
-    /// A queue is of no use any more.
+    /// A queue can no longer be used.
     Lost,
     Other,
 }
@@ -28,15 +29,17 @@ impl Trouble {
     fn of(error: &MemoryError) -> Trouble {
         match error {
             MemoryError::Failed(
-                OpError::Refused(_) | OpError::Unknown { cause: Uncertain::EpochMoved, .. },
+                OpError::Refused(Refusal::StaleEpoch | Refusal::NotAttached | Refusal::WrongKey)
+                | OpError::Unknown { cause: Uncertain::EpochMoved, .. },
             ) => Trouble::ShutOut,
+            MemoryError::Failed(OpError::Refused(_)) => Trouble::Other,
             MemoryError::Failed(OpError::Unknown { .. } | OpError::NotSent { .. }) => Trouble::Lost,
             MemoryError::NotConnected(_) | MemoryError::Short(_) => Trouble::Other,
         }
     }
 }
 
-/// The trouble with far memory that an error comes from.
+/// The error of far memory that caused an error.
 fn memory_error(error: &DatabaseError) -> Option<&MemoryError> {
     match error {
         DatabaseError::Memory(error)
@@ -46,8 +49,8 @@ fn memory_error(error: &DatabaseError) -> Option<&MemoryError> {
     }
 }
 
-/// Ends the process's part in the database: something of it has failed. What that finds is seldom the reason itself; where it was shut
-/// out, it says so.
+/// Ends the process's part in the database after a failure. What fails first is seldom the cause; if the
+/// process was shut out, the error says so.
 pub(crate) fn failed(shared: &Shared, error: DatabaseError) -> DatabaseError {
     let is_refused = matches!(memory_error(&error), Some(found) if Trouble::of(found) == Trouble::ShutOut);
     shared.end(match (shared.leases.lost().first(), is_refused) {
@@ -62,7 +65,8 @@ pub(crate) fn failed(shared: &Shared, error: DatabaseError) -> DatabaseError {
 }
 
 impl Shared {
-    /// What a failure comes from, where that can be told: a process that was shut out is refused first, and knows a little later.
+    /// Replaces an error by its cause, where that is known: a process that was shut out is refused first, and
+    /// learns the reason a little later.
     pub(crate) async fn explained(&self, endpoint: &Endpoint, error: DatabaseError) -> DatabaseError {
         let Some(trouble) = memory_error(&error).map(Trouble::of) else { return error };
         let give_up_at = endpoint.now_ns() + self.patience_with(trouble).as_nanos() as u64;
@@ -72,21 +76,18 @@ impl Shared {
         self.explain(trouble, error)
     }
 
-    /// The same, for whoever has no way to far memory.
+    /// The same, for callers without access to far memory.
     pub(crate) fn explained_here(&self, error: DatabaseError) -> DatabaseError {
         let Some(trouble) = memory_error(&error).map(Trouble::of) else { return error };
-        let give_up_at = std::time::Instant::now() + self.patience_with(trouble);
-        while !self.is_over() && std::time::Instant::now() < give_up_at {
-            std::thread::sleep(EXPLAIN_PAUSE);
-        }
+        self.wait_for_end(self.patience_with(trouble));
         self.explain(trouble, error)
     }
 
-    /// The same for what a transaction has met.
+    /// The same for an error of a transaction.
     pub(crate) async fn explained_tx(&self, endpoint: &Endpoint, error: TxError) -> TxError {
         match error {
             TxError::Memory(error) => told(self.explained(endpoint, error.into()).await),
-            // That is known before its reason.
+            // The doubt is known before its cause.
             TxError::Ended(Ended::Failed(doubt)) if doubt == IN_DOUBT => {
                 self.learns_why(endpoint).await;
                 TxError::Ended(self.check().err().unwrap_or(Ended::Failed(doubt)))
@@ -95,7 +96,7 @@ impl Shared {
         }
     }
 
-    /// Waits until the service threads have found out why something of this process has failed, if they do.
+    /// Waits until the service threads know why something of this process has failed, for a limited time.
     pub(crate) async fn learns_why(&self, endpoint: &Endpoint) {
         let give_up_at = endpoint.now_ns() + self.patience_with(Trouble::Lost).as_nanos() as u64;
         while !self.is_over() && endpoint.now_ns() < give_up_at {
@@ -106,7 +107,7 @@ impl Shared {
     fn patience_with(&self, trouble: Trouble) -> Duration {
         match trouble {
             Trouble::ShutOut => self.patience,
-            // Others find that, too, and may know why.
+            // Other threads find that, too, and may know the cause.
             Trouble::Lost => self.patience / BEATS * 2,
             Trouble::Other => Duration::ZERO,
         }
@@ -115,7 +116,7 @@ impl Shared {
     fn explain(&self, trouble: Trouble, error: DatabaseError) -> DatabaseError {
         match (trouble, self.check()) {
             (_, Err(ended)) => DatabaseError::Ended(ended),
-            // Nobody knows what may still land, and nothing of it does once the others have shut this process out.
+            // It is unknown what may still land; once the others have shut this process out, nothing does.
             (Trouble::Lost, Ok(())) => {
                 failed(self, error);
                 DatabaseError::Ended(self.ended())
@@ -125,7 +126,7 @@ impl Shared {
     }
 }
 
-/// As whoever runs transactions is told of it.
+/// The error as transactions return it.
 pub(crate) fn told(error: DatabaseError) -> TxError {
     match error {
         DatabaseError::Memory(error)

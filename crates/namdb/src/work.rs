@@ -92,7 +92,7 @@ pub struct Strike {
 pub enum Blow {
     /// Sends itself a signal.
     Signal(Signal),
-    /// Its working thread stands still from then on; all others go on.
+    /// Its working thread hangs from then on; the others go on.
     Hang,
 }
 
@@ -121,7 +121,7 @@ impl Rules for Striking {
 impl Blow {
     fn falls(self) {
         match self {
-            // Nothing of ours is left to say that it cannot be done.
+            // There is nowhere to report an error.
             Blow::Signal(signal) => drop(kill_process(getpid(), signal)),
             Blow::Hang => loop {
                 std::thread::park();

@@ -22,15 +22,16 @@ pub(crate) struct Workers {
     places: [PlaceWord; MOST_WORKERS as usize],
 }
 
-/// A place that a client has. Dropped, it is the next client's once nothing changes its word any more; the client has taken the word away
-/// by then.
+/// A client's place. After it is dropped, the next client gets it once nothing changes its word any more; the
+/// client has cleared the word by then.
 pub(crate) struct Place {
     workers: Arc<Workers>,
     number: u16,
 }
 
-/// A client that has nothing to do, and whose word may be taken away: it begins nothing until that is [done](Self::forgotten), and then
-/// announces itself again. Dropped before, nobody knows whether the word will go: its place is nobody else's any more.
+/// An idle client whose word is being cleared. It begins nothing until that is [done](Self::forgotten), and
+/// then announces itself again. If this is dropped before, the word may or may not go: the place is given to
+/// no other client.
 pub(crate) struct Idle<'a> {
     workers: &'a Workers,
     number: u16,
@@ -49,8 +50,8 @@ impl Workers {
         taken.map(|number| Place { workers: self.clone(), number: number as u16 })
     }
 
-    /// Whether there is no client, nor anything under way for one that has left. Asked when the process's part is over: a client that comes
-    /// behind this finds that out.
+    /// Whether there is no client, and nothing is in flight for one that has left. Called when the process's
+    /// part has ended: a client that comes after this finds that out.
     pub(crate) fn is_empty(&self) -> bool {
         self.places.iter().all(PlaceWord::is_free)
     }
@@ -69,7 +70,7 @@ impl Idle<'_> {
         self.number
     }
 
-    /// Its word is gone, and nothing that was sent for that is under way.
+    /// The word is cleared, and no write to it is in flight.
     pub(crate) fn forgotten(self) {
         self.workers.places[usize::from(self.number)].happens(Event::WordGone);
     }
@@ -85,8 +86,9 @@ impl Place {
         &self.workers.places[usize::from(self.number)]
     }
 
-    /// The client begins something. It announces itself again if its word was taken away meanwhile; `check` says whether this process's
-    /// part in the database is over, where the service may never tell that it has.
+    /// Called when the client begins something. Announces it again if its word was cleared meanwhile. `check`
+    /// says whether this process's part in the database has ended, since the service may then never finish
+    /// clearing.
     pub(crate) async fn wake(
         &self,
         worker: &Worker<Shipped>,

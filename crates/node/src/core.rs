@@ -236,13 +236,15 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Duration;
 
+    use farpool_fabric::Locking;
+
     use super::*;
 
     const OWNER: OwnerId = OwnerId(5);
     const REGION_BYTES: u64 = 64 << 10;
 
     fn core(ttl_ms: u64) -> (Arc<Core>, Keeper) {
-        let regions = RegionSet::create(2, REGION_BYTES, false, |_| {}).unwrap();
+        let regions = RegionSet::create(2, REGION_BYTES, Locking::None, |_| {}).unwrap();
         Core::start(NodeId(1), 1, Millis(ttl_ms), regions).unwrap()
     }
 

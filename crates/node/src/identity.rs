@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_can_open_and_so_lock_what_a_node_keeps() {
+    fn other_users_cannot_open_what_a_node_keeps() {
         use std::os::unix::fs::{MetadataExt, PermissionsExt};
         let parent = tempfile::tempdir().unwrap();
         let directory = parent.path().join("state");

@@ -127,7 +127,7 @@ impl NodeCore {
         self.table.check(now, lending, key)
     }
 
-    /// Who leases what this grant is of, if it is in force.
+    /// The owner of the lease that a grant belongs to, if the grant is in force.
     pub fn owner(&self, grant: Lending) -> Option<OwnerId> {
         self.table.owner(grant)
     }

@@ -18,6 +18,7 @@ mod run;
 mod socket;
 
 pub use control::{ControlService, control_service};
+pub use farpool_fabric::Locking;
 pub use lender::{FenceError, Lender};
 pub use lending::{NodeCore, lease_message, renew_outcome};
 pub use memory::{available_memory, lockable_memory, memory_to_lend};

@@ -41,7 +41,7 @@ pub struct Registration<L> {
     said: Option<Result<(), String>>,
 }
 
-/// A node has registered: how often it is to say that it lives.
+/// Proof that a node has registered, with the interval of its heartbeats.
 #[derive(Clone, Copy, Debug)]
 pub struct Registered(Duration);
 
@@ -52,7 +52,7 @@ impl<L: Lender> Registration<L> {
         Ok(Registration { lender, broker: client, broker_address: broker.to_owned(), said: None })
     }
 
-    /// Registers, and tries for so long at the most; at the end says why that did not go well.
+    /// Registers, and tries again for as long as `within`. The error says why the last try failed.
     pub async fn first(&mut self, within: Duration) -> Result<Registered, String> {
         let deadline = Instant::now() + within;
         let mut pause = FIRST_PAUSE;
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_that_finds_no_broker_in_time_says_why() {
+    async fn a_node_that_reaches_no_broker_in_time_gets_the_reason() {
         let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), None).await.unwrap();
         let address = listener.address().to_string();
         drop(listener);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use farpool_control::limits::REGION_GRANULE_BYTES;
 use farpool_control::{ControlError, Listener, Tls, host_name, is_loopback, this_host};
-use farpool_fabric::{Host, Listeners, RegionSet, ServerHandle, serve};
+use farpool_fabric::{Host, Listeners, Locking, RegionSet, ServerHandle, serve};
 use farpool_lease::DEFAULT_TTL;
 use farpool_wire::NodeId;
 use farpool_wire::control::NodeAddress;
@@ -49,9 +49,10 @@ pub struct NodeConfig {
     pub control_listen: SocketAddr,
     /// Where clients on other hosts read and write.
     pub data_listen: SocketAddr,
-    /// Under which name or address other machines reach these two, where it is not the one that is listened on.
+    /// Name or address by which other machines reach these two, if it is not the one that is listened on.
     pub advertise: Option<String>,
-    /// How long the broker is tried before the node gives up; once it has registered, the broker may come and go.
+    /// How long the node tries to register before it gives up. Once it has registered, the broker may come
+    /// and go.
     pub register_within: Duration,
     /// Where clients on this host fetch the memory itself.
     pub shm_socket: Option<PathBuf>,
@@ -61,8 +62,8 @@ pub struct NodeConfig {
     pub memory_bytes: u64,
     /// Size of each region.
     pub region_bytes: u64,
-    /// Keep the memory out of swap.
-    pub lock_memory: bool,
+    /// Whether the memory is kept out of swap.
+    pub locking: Locking,
     /// Where to remember the node's name; without it every start is a new node.
     pub state_dir: Option<PathBuf>,
     /// Certificates of the control plane.
@@ -106,7 +107,7 @@ pub enum NodeError {
     /// Raise the limit, or do without locking.
     #[error(
         "only {} MiB may be locked, not {} MiB (with --shm-socket, one region more than is lent); \
-         raise the limit (ulimit -l, or LimitMEMLOCK= in the unit), or pass --no-lock",
+         raise the limit (ulimit -l, or LimitMEMLOCK= in the unit), or pass --lock allowed or --no-lock",
         lockable_bytes >> 20,
         needed_bytes >> 20
     )]
@@ -130,25 +131,25 @@ pub enum NodeError {
         /// The region size.
         region_bytes: u64,
     },
-    /// Listen where the others are, or say how they get there.
+    /// Listen on an address that other machines reach, or advertise one.
     #[error(
-        "the broker at {broker} is on another machine, from which nobody reaches {address}: give {flag} an address of this \
-         machine, or --advertise the one by which others reach it"
+        "the broker at {broker} is on another machine, which cannot reach {address}: give {flag} an address of this \
+         machine, or pass --advertise with the address by which others reach it"
     )]
     NotReachable {
-        /// Whom to register with.
+        /// The broker.
         broker: String,
-        /// Where the node would be looked for.
+        /// The address that the node would register.
         address: SocketAddr,
         /// The flag that sets it.
         flag: &'static str,
     },
-    /// Start the broker, or mend what it says.
+    /// Start the broker, or mend what the reason names.
     #[error(
         "cannot register with the broker at {broker}: {reason}; with --wait SECONDS the node waits for it"
     )]
     NotRegistered {
-        /// Whom to register with.
+        /// The broker.
         broker: String,
         /// Why.
         reason: String,
@@ -236,7 +237,7 @@ pub async fn run(
         on_ready(&Ready { node: identity.node, address, regions, region_bytes: config.region_bytes });
         Ok(registration.keep(first).await)
     };
-    // Served from the first: the broker may ask as soon as it has heard of the node.
+    // The node serves before it has registered: the broker may ask as soon as it has heard of the node.
     let serving = control.serve(control_service(core), shutdown);
     tokio::select! {
         served = serving => served.map_err(NodeError::from),
@@ -265,7 +266,8 @@ fn serve_by_card(
     Ok((address.to_string(), Some(guard)))
 }
 
-/// Whether others reach the node where it says it is: a broker on another machine would pass on addresses of nobody's.
+/// Refuses addresses that only this machine reaches if the broker is on another one: it would pass them on to
+/// clients in vain.
 fn check_reach(config: &NodeConfig) -> Result<(), NodeError> {
     if config.advertise.is_some() || is_loopback(&config.broker) {
         return Ok(());
@@ -293,7 +295,7 @@ fn check(config: &NodeConfig) -> Result<u32, NodeError> {
     if needed_bytes > available_bytes {
         return Err(NodeError::NotAvailable { needed_bytes, available_bytes });
     }
-    if config.lock_memory
+    if config.locking == Locking::Required
         && let Some(lockable_bytes) = lockable_memory()
         && lockable_bytes < needed_bytes
     {
@@ -339,10 +341,10 @@ async fn start(
     regions: u32,
     listeners: Listeners,
 ) -> Result<(Arc<Core>, Keeper, ServerHandle), NodeError> {
-    let (region_bytes, locked) = (config.region_bytes, config.lock_memory);
+    let (region_bytes, locking) = (config.region_bytes, config.locking);
     let keeps_spare = spare_regions(config) > 0;
     let reserving = tokio::task::spawn_blocking(move || {
-        let mut memory = RegionSet::create(regions, region_bytes, locked, |done| {
+        let mut memory = RegionSet::create(regions, region_bytes, locking, |done| {
             tracing::debug!(done, of = regions, "regions reserved");
         })?;
         if keeps_spare {
@@ -410,7 +412,7 @@ mod tests {
             card: None,
             memory_bytes,
             region_bytes,
-            lock_memory: false,
+            locking: Locking::None,
             state_dir: None,
             tls: None,
         }

@@ -1,9 +1,13 @@
-//! The socket by which processes of this host fetch memory.
+//! The Unix socket by which processes of this host map a node's memory.
 //!
-//! S1. Anyone on the host may connect: regions open only to their keys.
-//! S2. Its path is there only once it is ready for all: it is bound and given its mode in a folder that nobody else can enter,
-//!     and then moved to its place. (A mode that is set by path elsewhere may meet another file; the umask is the whole process's.)
-//! S3. Nobody else can change the folder it lies in, and so put a socket of theirs in its place.
+//! S1. Every user of the host may connect: regions open only to their keys.
+//! S2. The path appears only when the socket is ready for all users: the socket is bound and gets its mode in
+//!     a folder that no other user can enter, and is then renamed into place. (Setting a mode by path
+//!     elsewhere may change another file, and the umask is shared by the whole process.)
+//! S3. No other user can change the folder of the socket, or add to it, and so put another socket in its place, not
+//!     even after the node has ended. The sticky bit does not help: it guards the socket only while it exists.
+//!     Clients of a node that has just ended connect again, show their keys, and take whatever answers for the
+//!     node until a lease is not renewed.
 
 use std::fs::{DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
@@ -17,10 +21,10 @@ use farpool_control::own;
 /// Longest path of a Unix socket without its final zero (unix(7)).
 const SOCKET_PATH_MAX: usize = 107;
 
-/// Read and write, which is what connecting takes, for all.
+/// Read and write for all users, which is what `connect` asks for.
 const SOCKET_MODE: u32 = 0o666;
 
-/// Binds a socket path, over a socket that nobody listens on any more.
+/// Binds a socket path; replaces a socket on which no process listens any more.
 pub(crate) fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     let folder = own::folder_of(path);
     own::check_folder(folder)?;
@@ -45,16 +49,17 @@ pub(crate) fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// A folder for this process alone, beside the place where the socket is to be; gone when dropped.
+/// A folder that only this process uses, beside the place where the socket is to be. It is removed when
+/// dropped.
 struct Hidden(PathBuf);
 
 impl Hidden {
     fn make(folder: &Path) -> io::Result<Self> {
-        // A process may have several nodes, which begin at the same time.
+        // A process may start several nodes at the same time.
         static MADE: AtomicU32 = AtomicU32::new(0);
-        let number = MADE.fetch_add(1, Ordering::Relaxed); // nothing else is read or written by it
+        let number = MADE.fetch_add(1, Ordering::Relaxed); // a number of its own for each; orders nothing
         let hidden = Hidden(folder.join(format!(".{}-{number}", std::process::id())));
-        hidden.clear(); // of a process of this id that was killed
+        hidden.clear(); // may be left from a killed process that had this id
         DirBuilder::new().mode(0o700).create(&hidden.0)?;
         Ok(hidden)
     }
@@ -64,7 +69,8 @@ impl Hidden {
     }
 
     fn clear(&self) {
-        // Neither is there, as a rule; what else lies there is not ours to remove, and making the folder will say so.
+        // Mostly there is neither. Anything else in the folder is not ours to remove: then creating the
+        // folder fails, and says so.
         let _ = std::fs::remove_file(self.socket());
         let _ = std::fs::remove_dir(&self.0);
     }
@@ -114,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_is_for_all_from_the_moment_it_is_there_and_nothing_lies_beside_it() {
+    fn a_socket_is_open_to_all_users_as_soon_as_its_path_exists_and_leaves_no_other_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("node.sock");
         let _living = bind_unix(&path).unwrap();
@@ -125,14 +131,16 @@ mod tests {
 
     #[test]
     fn a_folder_in_which_others_may_swap_the_socket_is_refused_and_nothing_there_is_touched() {
-        for folder_mode in [0o777, 0o1777, 0o770] {
+        for (folder_mode, fix) in
+            [(0o777, "chmod go-w"), (0o1777, "a folder of your own"), (0o770, "chmod go-w")]
+        {
             let directory = tempfile::tempdir().unwrap();
             let secret = directory.path().join("secret");
             std::fs::write(&secret, "").unwrap();
             std::fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
             std::fs::set_permissions(directory.path(), Permissions::from_mode(folder_mode)).unwrap();
             let error = bind_unix(&directory.path().join("node.sock")).unwrap_err().to_string();
-            assert!(error.contains("chmod go-w"), "{error}");
+            assert!(error.contains(fix), "{error}");
             assert_eq!((mode(&secret), std::fs::read_dir(directory.path()).unwrap().count()), (0o600, 1));
         }
     }

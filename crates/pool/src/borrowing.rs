@@ -1,8 +1,9 @@
-//! Threads that share connections: what a session does for a sibling that its node has no place for.
+//! Borrowing: sessions of a process share connections. A session does transfers for a sibling that has no
+//! place at the node.
 //!
-//! B1. A session that is locked is never waited for without a limit: who borrows holds its own lock, and two that waited
-//!     for each other would wait for ever.
-//! B2. Who lends does not borrow in turn.
+//! B1. The wait for a locked session is bounded. A borrower holds its own lock, so two borrowers that waited
+//!     for each other would otherwise wait for ever.
+//! B2. A lender does not borrow in turn.
 
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
@@ -15,31 +16,31 @@ use crate::pool::Shared;
 use crate::session::{Confined, Direction, Way};
 use crate::space::Extent;
 
-/// How long who finds siblings at work waits for one of them: a few operations of a busy machine, after which the lock is
-/// handed to who waits.
+/// How long a borrower waits for one busy sibling: a few operations of a busy machine, after which the lock
+/// is handed to a waiting thread.
 const WAIT_FOR_ONE: Duration = Duration::from_millis(50);
 
-/// What came of asking siblings.
+/// The outcome of asking siblings.
 pub(crate) enum Borrowed {
-    /// One has carried it out, or tried to.
+    /// One has done the transfer, or tried to.
     Done(Result<(), AccessError>),
-    /// Some are at work, and may be connected.
+    /// Some are busy, and may be connected.
     AllBusy,
     /// None of them is connected.
-    NobodyConnected,
+    NoneConnected,
 }
 
-/// Sessions of the same process.
+/// The other sessions of the process.
 pub(crate) trait Siblings: Send + Sync {
-    /// Carries out a transfer by a connection of one of them.
+    /// Does a transfer by the connection of one of them.
     fn transfer(&self, direction: Direction, extent: &Extent, offset: u64, bytes: &mut [u8]) -> Borrowed;
 }
 
 impl Siblings for Weak<Shared> {
     fn transfer(&self, direction: Direction, extent: &Extent, offset: u64, bytes: &mut [u8]) -> Borrowed {
-        let Some(shared) = self.upgrade() else { return Borrowed::NobodyConnected };
+        let Some(shared) = self.upgrade() else { return Borrowed::NoneConnected };
         let sessions = shared.sessions();
-        let first = shared.next_lender.fetch_add(1, Ordering::Relaxed); // any number will do
+        let first = shared.next_lender.fetch_add(1, Ordering::Relaxed); // spreads the load; orders nothing
         let (before, after) = sessions.split_at(first % sessions.len().max(1));
         let mut carry = |session: &Confined| {
             let connected = session.0.is_connected(&extent.region().node);
@@ -56,10 +57,10 @@ impl Siblings for Weak<Shared> {
                 None => busy.push(session),
             }
         }
-        // Who borrows holds the lock of its own session: it is among the busy ones, and is no reason to wait.
+        // The borrower's own session is among the busy ones, since the borrower has locked it.
         let others = busy.len().saturating_sub(1);
         let Some(next) = busy.get(first % busy.len().max(1)).filter(|_| others > 0) else {
-            return Borrowed::NobodyConnected;
+            return Borrowed::NoneConnected;
         };
         match next.try_lock_for(WAIT_FOR_ONE).and_then(|session| carry(&session)) {
             Some(ended) => Borrowed::Done(ended),
@@ -69,7 +70,7 @@ impl Siblings for Weak<Shared> {
 }
 
 impl Confined {
-    /// Carries out a transfer for a sibling. `None`: there is no room for its bytes.
+    /// Does a transfer for a sibling. `None`: the arena has no room for its bytes.
     fn carry(
         &self,
         direction: Direction,

@@ -18,7 +18,7 @@ pub enum PoolError {
     BrokerUnreachable {
         /// Who was asked.
         broker: String,
-        /// Why, and what mends it.
+        /// The reason, and what to do about it.
         reason: String,
     },
     /// The limit on threads or descriptors is too low.

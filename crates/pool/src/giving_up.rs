@@ -1,15 +1,16 @@
-//! When a node is given up: pure rules.
+//! Pure rules for giving a node up.
 //!
-//! Giving up is for good and costs all that lies there, so that it needs more than a connection that was refused: a
-//! node whose places are all taken refuses connections and holds everything it holds.
+//! Giving a node up is final and loses all that lies there, so it needs more evidence than a refused
+//! connection: a node whose places are all taken refuses connections, and has lost nothing.
 //!
-//! G1. A node that answers anything at its data plane is not given up.
-//! G2. What is not answered on a connection that the node has answered on before: its data plane is silent. It is given
-//!     up once nothing else was answered for [`SILENCE`].
-//! G3. A connection that ends, or cannot be had, says nothing while the node answers renewals. Without those it is
-//!     given up [`SILENCE`] after the trouble began.
-//! G4. Where nobody listens any more a process has ended, and its memory with it: there [`GONE_AFTER`] is enough.
-//! Not here: the clock (callers pass `now`), and who asks again.
+//! G1. A node whose data plane answers is not given up.
+//! G2. A request that gets no answer on a connection on which the node has answered before shows that the
+//!     data plane is silent. The node is given up once its data plane has answered nothing for [`SILENCE`].
+//! G3. A connection that ends, or cannot be made, says nothing while the node answers renewals. If it does
+//!     not, the node is given up [`SILENCE`] after the trouble began.
+//! G4. If no process listens at the node's address and no renewal is answered, the process has ended, and its
+//!     memory with it: [`GONE_AFTER`] is enough.
+//! Not here: the clock (callers pass `now`), and trying again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,46 +20,47 @@ use farpool_lease::Millis;
 
 use crate::NODE_DEADLINE;
 
-/// How often a node is asked whether it lives, and how often who waits for one looks whether it was given up.
+/// How often the watch asks a node whether it lives, and how often an operation that waits for a node checks
+/// whether it was given up.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// How long a node may be silent. With the pause before it was asked, and the one before those who wait for it look, it
-/// makes [`NODE_DEADLINE`].
+/// How long a node may be silent. With one interval before the watch asks, and one before waiting operations
+/// check, this makes [`NODE_DEADLINE`].
 pub(crate) const SILENCE: Duration = NODE_DEADLINE.saturating_sub(LOOK_EVERY.saturating_mul(2));
-/// How long nobody may listen where the node does: its process has ended, but a firewall that is loaded anew or an
-/// address that moves says so for a moment.
+/// How long connections may be refused for want of a listener. The process has ended; but a firewall that is
+/// being reloaded, or an address that moves, looks the same for a moment.
 const GONE_AFTER: Duration = Duration::from_millis(500);
 
-/// What a try that failed says of its node.
+/// What a failed try says about its node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sign {
-    /// Its connection ended, or was not to be had.
+    /// The connection ended, or could not be made.
     Closed,
-    /// Nobody listens at its address.
-    NobodyThere,
-    /// There was no answer in time, on a connection that the node has answered on before.
+    /// No process listens at the node's address.
+    NotListening,
+    /// No answer came in time on a connection on which the node has answered before.
     Silent,
 }
 
 impl Sign {
-    /// What an operation says that ended as *unknown*, or was not sent at all.
+    /// The sign of an operation that ended as *unknown*, or was not sent at all.
     pub(crate) fn of(cause: Option<Uncertain>, has_answered: bool) -> Self {
         match cause {
-            Some(Uncertain::NobodyThere) => Sign::NobodyThere,
+            Some(Uncertain::NotListening) => Sign::NotListening,
             Some(Uncertain::Deadline) if has_answered => Sign::Silent,
             _ => Sign::Closed,
         }
     }
 
-    /// What it says that a connection could not even be begun.
+    /// The sign of a connection that could not even be begun.
     pub(crate) fn of_error(error: &std::io::Error) -> Self {
         match error.kind() {
-            std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound => Sign::NobodyThere,
+            std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound => Sign::NotListening,
             _ => Sign::Closed,
         }
     }
 }
 
-/// When a node was last heard of, by the clock of the leases.
+/// When a node was last heard from, by the clock of the leases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Heard {
     /// Its data plane has answered.
@@ -69,20 +71,20 @@ pub struct Heard {
     pub trouble_since: Option<Millis>,
 }
 
-/// Whether a node is given up that was heard of then, now that there is such a sign.
+/// Whether to give a node up, given a sign of it and when it was last heard from.
 pub fn is_given_up(now: Millis, sign: Sign, heard: Heard) -> bool {
     let trouble_since = heard.trouble_since.unwrap_or(now);
     let longer = |since: Millis, limit: Duration| u128::from(now.since(since).0) >= limit.as_millis();
     match sign {
         Sign::Silent => longer(heard.answered, SILENCE),
-        Sign::NobodyThere if heard.renewed < trouble_since => longer(trouble_since, GONE_AFTER),
-        Sign::Closed | Sign::NobodyThere => {
+        Sign::NotListening if heard.renewed < trouble_since => longer(trouble_since, GONE_AFTER),
+        Sign::Closed | Sign::NotListening => {
             longer(trouble_since.max(heard.answered).max(heard.renewed), SILENCE)
         }
     }
 }
 
-/// The same, as all threads of a process keep it of a node. Zero: never.
+/// When a node was last heard from, shared by all threads of a process. Zero: never.
 #[derive(Debug, Default)]
 pub(crate) struct Hearing {
     answered_ms: AtomicU64,
@@ -90,8 +92,8 @@ pub(crate) struct Hearing {
     trouble_ms: AtomicU64,
 }
 
-// Relaxed throughout: times that guard no memory. A reader that misses one by a moment judges by the one before, and the
-// limits are many times longer.
+// Relaxed throughout: the times guard no memory. A thread that misses the newest one judges by the one
+// before, and the limits are many times longer than that.
 impl Hearing {
     pub(crate) fn answered(&self, now: Millis) {
         self.answered_ms.fetch_max(now.0, Ordering::Relaxed);
@@ -102,7 +104,7 @@ impl Hearing {
         self.renewed_ms.fetch_max(now.0, Ordering::Relaxed);
     }
 
-    /// There is trouble. Returns what is known.
+    /// Notes a failed try; returns what is known of the node.
     pub(crate) fn trouble(&self, now: Millis) -> Heard {
         let _began = self.trouble_ms.compare_exchange(0, now.0.max(1), Ordering::Relaxed, Ordering::Relaxed);
         let at = |time: &AtomicU64| Millis(time.load(Ordering::Relaxed));
@@ -130,15 +132,15 @@ mod tests {
     }
 
     #[test]
-    fn refused_connections_are_no_death_while_renewals_are_answered() {
+    fn a_node_that_refuses_connections_is_not_given_up_while_it_answers_renewals() {
         for after in [0, 1_000, 10_000, 100_000] {
             assert!(!given_up(after, Sign::Closed, 0, Some(after.saturating_sub(2_500))), "{after}");
-            assert!(!given_up(after, Sign::NobodyThere, 0, Some(after.saturating_sub(2_500))), "{after}");
+            assert!(!given_up(after, Sign::NotListening, 0, Some(after.saturating_sub(2_500))), "{after}");
         }
     }
 
     #[test]
-    fn a_node_that_answers_nothing_at_all_is_given_up_after_its_time() {
+    fn a_node_that_answers_nothing_is_given_up_after_the_silence() {
         let limit = SILENCE.as_millis() as u64;
         assert!(!given_up(limit - 1, Sign::Closed, 0, None) && given_up(limit, Sign::Closed, 0, None));
         assert!(!given_up(limit + 999, Sign::Closed, 0, Some(1_000)));
@@ -147,12 +149,12 @@ mod tests {
 
     #[test]
     fn a_node_whose_process_has_ended_is_given_up_soon() {
-        assert!(!given_up(0, Sign::NobodyThere, 0, None), "not at the first sign");
-        assert!(given_up(GONE_AFTER.as_millis() as u64, Sign::NobodyThere, 0, None));
+        assert!(!given_up(0, Sign::NotListening, 0, None), "not at the first sign");
+        assert!(given_up(GONE_AFTER.as_millis() as u64, Sign::NotListening, 0, None));
     }
 
     #[test]
-    fn a_silent_data_plane_is_given_up_though_renewals_are_answered_and_not_while_it_answers_others() {
+    fn a_silent_data_plane_is_given_up_though_renewals_are_answered() {
         let limit = SILENCE.as_millis() as u64;
         assert!(given_up(0, Sign::Silent, limit, Some(0)));
         assert!(!given_up(0, Sign::Silent, limit - 1, None));

@@ -243,8 +243,8 @@ impl Holder {
         adopted.collect()
     }
 
-    /// What renews everything, due or not: this process ends, and a later one is to take over; or its leases are to last for as long as
-    /// they can, should their node stand still.
+    /// Requests that renew every lease, due or not: this process is ending and a later one takes over, or
+    /// leases must last as long as possible in case their node stops.
     pub fn last_renewals(&self, now: Millis, most: usize) -> Vec<Renewal> {
         let mut by_node: BTreeMap<NodeId, Vec<_>> = BTreeMap::new();
         for (region, held) in self.holdings.iter() {

@@ -4,8 +4,9 @@
 //! J1. Whoever has the keys is an owner like any other: none of them is the first, and none has to outlive the rest.
 //! J2. Nobody works on the memory under the leases themselves: each process has a grant of its own for each region, which the others can
 //!     fence.
-//! J3. A lease that ends is lost to all, and is not replaced: what lay there is gone. So nobody gives one up before its node says that it has
-//!     ended, or must have: a node that stands still for a while, and has not ended its leases by then, is waited for.
+//! J3. A lease that ends is lost to all its holders and is not replaced: what lay there is gone. So no holder
+//!     gives a lease up before the node says that it has ended, or it must have ended by any clock: holders
+//!     wait for a node that stops for a while.
 //!
 //! What to ask and what the answers mean is [`Holder`]'s to say; the thread that asks is here. Not here: who is to be shut out, and when.
 
@@ -20,7 +21,7 @@ use farpool_fabric::{Clock, Endpoint, EndpointConfig, MonotonicClock, Negotiated
 use farpool_lease::{LeaseClass, Millis, longest};
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::node_client::NodeClient;
-use farpool_wire::control::{Lease, ReleaseRequest};
+use farpool_wire::control::{Lease, NodeAddress, ReleaseRequest};
 use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, OwnerId, RegionId, SessionId};
 use parking_lot::Mutex;
 use prost::Message;
@@ -37,12 +38,14 @@ use crate::sharing::{ask_for_fence, ask_for_grant, dial_node};
 /// A request for regions takes so many at most; a broker answers with what one turn gives.
 const MOST_PER_REQUEST: u32 = 256;
 
-/// From one renewal of all leases to the next. That much of its time, and what an answer takes, a lease has lost when its node stops: it
-/// lasts for the rest. Forty in the time of a lease cost a node 250 requests a second where 63 processes hold leases there.
+/// The interval of renewals. When its node stops, a lease has lost at most this much of its time, and what an
+/// answer takes; the rest is how long the node may stop. Forty renewals in the time of a lease cost a node
+/// 250 requests a second where 63 processes hold leases there.
 const RENEW_EVERY: Duration = Duration::from_millis(250);
-/// A node that has answered no renewal for so long stands still, or is cut off.
+/// A node that has answered no renewal for so long has stopped, or is cut off.
 const SILENCE: Millis = Millis(1_500);
-/// An operation is waited for as long as a lease may last by any clock, and no longer than this whatever a node says of that.
+/// Upper bound of an operation's deadline, which is as long as a lease may last by any clock: the time comes
+/// from a node.
 const MOST_DEADLINE: Duration = Duration::from_secs(60);
 
 /// What a process needs to be one of the holders: whoever has it can do all that an owner can.
@@ -69,6 +72,16 @@ impl JointKeys {
     pub fn regions(&self) -> Option<Vec<RegionId>> {
         self.leases.iter().map(Lease::region_id).collect()
     }
+
+    /// Where each lease's node is reached.
+    pub fn addresses(&self) -> impl Iterator<Item = &NodeAddress> {
+        self.leases.iter().filter_map(|lease| lease.address.as_ref())
+    }
+
+    /// The same, to be changed: tests reach nodes by proxies, whose addresses differ.
+    pub fn addresses_mut(&mut self) -> impl Iterator<Item = &mut NodeAddress> {
+        self.leases.iter_mut().filter_map(|lease| lease.address.as_mut())
+    }
 }
 
 /// Leases of several holders, as this one has them. Dropping it leaves the leases to the others, or to their end.
@@ -86,7 +99,7 @@ struct Shared {
     clients: BTreeMap<NodeId, NodeClient<Channel>>,
     transport: Transports,
     tls: Option<Tls>,
-    /// Nodes that do not answer, as the log has it.
+    /// Nodes of which the log says last that they do not answer.
     silent: Mutex<BTreeSet<NodeId>>,
 }
 
@@ -182,18 +195,19 @@ impl JointLeases {
         self.shared.peers.get(&region)
     }
 
-    /// The regions whose leases have ended: their nodes have said so, or they must have ended by any clock since this process could not renew
-    /// them. That may be its own doing: then others have renewed them, and it may join these again.
+    /// The regions whose leases have ended: their nodes have said so, or the leases must have ended by any
+    /// clock since this process could not renew them. In the second case other holders may have renewed them,
+    /// and this process may join them again.
     ///
-    /// A region may be worked on until then, also where the holder alone could not know whether it still may (H1): its node lets nobody in
-    /// whose lease is over.
+    /// Until then the region may be used, even where the holder's own clock is not sure that its lease lasts
+    /// (H1): the node refuses access under a lease that has ended.
     pub fn lost(&self) -> Vec<RegionId> {
         let holder = self.shared.holder.lock();
         let held = |region: &RegionId| holder.held(*region).is_some_and(|held| now() < held.over_at());
         self.shared.peers.keys().filter(|region| !held(region)).copied().collect()
     }
 
-    /// Whether all nodes have answered of late. One that has not may do so again before its leases have ended.
+    /// Whether all nodes have answered lately. A node that has not may still do so before its leases end.
     pub fn are_answered(&self) -> bool {
         let holder = self.shared.holder.lock();
         let is_answered = |region: &RegionId| {
@@ -202,8 +216,8 @@ impl JointLeases {
         self.shared.peers.keys().all(is_answered)
     }
 
-    /// From posting to *unknown*: a node that stands still may go on until its leases have ended, and what was sent to it is then carried
-    /// out as if nothing had been.
+    /// From posting an operation to *unknown*: a node that has stopped may go on until its leases end, and
+    /// then carries out what was sent to it.
     fn deadline(&self) -> Duration {
         let longest_ms = self.shared.keys.leases.iter().map(|lease| longest(Millis(lease.ttl_ms)).0).max();
         Duration::from_millis(longest_ms.unwrap_or(0)).clamp(NODE_DEADLINE, MOST_DEADLINE)
@@ -314,16 +328,16 @@ async fn renew(shared: Arc<Shared>, renewal: Renewal) {
             // What was lost is missed by `lost`.
             let _changes = shared.holder.lock().renewal_answered(now(), &renewal, answer.get_ref());
             if shared.silent.lock().remove(&node) {
-                tracing::warn!(%node, "it answers again");
+                tracing::warn!(%node, "the node answers again");
             }
         }
         Ok(Err(status)) if shared.silent.lock().insert(node) => {
             tracing::warn!(%node, error = explain(&status), "leases cannot be renewed; trying on until they have ended");
         }
         Err(_) if shared.silent.lock().insert(node) => {
-            tracing::warn!(%node, "it does not answer; trying on until its leases have ended");
+            tracing::warn!(%node, "the node does not answer; trying on until its leases have ended");
         }
-        _ => {} // the log has it
+        _ => {} // logged already
     }
 }
 
@@ -339,7 +353,7 @@ async fn acquire_all(
         let missing = regions - keys.leases.len() as u32;
         let asked_at = now();
         let request = holder.acquisition(asked_at, LeaseClass::Pinned, missing.min(MOST_PER_REQUEST));
-        // What is granted twice ends by itself: nobody renews it.
+        // A lease that is granted twice expires, since no process renews it.
         let answer = ask(ACQUIRE_DEADLINE, || {
             let (mut broker, request) = (broker.clone(), request.clone());
             async move { broker.acquire(request).await }
@@ -436,8 +450,6 @@ fn runtime() -> Result<Runtime, JointError> {
 
 #[cfg(test)]
 mod tests {
-    use farpool_wire::control::NodeAddress;
-
     use super::*;
 
     fn lease(node: u64, region: u32) -> Lease {

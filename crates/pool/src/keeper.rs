@@ -9,11 +9,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farpool_control::limits::MAX_LEASES_PER_REQUEST;
 use farpool_control::{Fault, Tls, ask, dial, explain, fault_of};
 use farpool_lease::LeaseClass;
+use farpool_throttle::Throttle;
 use farpool_wire::control::broker_client::BrokerClient;
 use farpool_wire::control::node_client::NodeClient;
 use farpool_wire::control::{Lease, ReleaseRequest, StatusRequest};
@@ -115,14 +116,14 @@ async fn view(broker: &BrokerClient<Channel>) -> Result<View, String> {
     Ok(View { region_bytes: status.region_bytes, free_regions: status.regions_free })
 }
 
-/// Why a broker is of no use, and what mends it.
+/// Why the broker gave no answer, and what to do about it.
 pub(crate) fn no_broker(status: &Status) -> String {
     let reason = explain(status);
     match fault_of(status) {
         Some(Fault::Unreachable(_) | Fault::Late | Fault::Closed | Fault::NotFarpool) | None => {
             format!("{reason}; start one with `farpool up`, or name it with --broker HOST:PORT")
         }
-        Some(_) => reason, // it names what mends it
+        Some(_) => reason, // the text says what to do
     }
 }
 
@@ -309,16 +310,24 @@ async fn watch_capacity(shared: Arc<Shared>, broker: BrokerClient<Channel>) {
 }
 
 async fn grow_when_wanted(shared: Arc<Shared>, mut broker: BrokerClient<Channel>) {
+    let failures = Throttle::new();
     loop {
         shared.stock.growth_wanted().await;
-        let outcome =
-            if shared.stock.is_low() { grow(&shared, &mut broker).await } else { GrowthOutcome::Grown };
+        let outcome = match shared.stock.is_low() {
+            true => grow(&shared, &mut broker, &failures).await,
+            false => GrowthOutcome::Grown,
+        };
         let pause = shared.stock.growth_ended(outcome);
         tokio::time::sleep(pause).await;
     }
 }
 
-async fn grow(shared: &Arc<Shared>, broker: &mut BrokerClient<Channel>) -> GrowthOutcome {
+/// Attempts follow each other as fast as programs write, for as long as the broker is away.
+async fn grow(
+    shared: &Arc<Shared>,
+    broker: &mut BrokerClient<Channel>,
+    failures: &Throttle,
+) -> GrowthOutcome {
     let count = shared.stock.regions_wanted();
     if count == 0 {
         return GrowthOutcome::Full;
@@ -329,11 +338,15 @@ async fn grow(shared: &Arc<Shared>, broker: &mut BrokerClient<Channel>) -> Growt
     let answer = match tokio::time::timeout(ACQUIRE_DEADLINE, broker.acquire(request)).await {
         Ok(Ok(answer)) => Some(answer.into_inner()),
         Ok(Err(status)) => {
-            tracing::warn!(error = explain(&status), "the broker gave no regions");
+            if let Some(left_out) = failures.occurs(Instant::now()) {
+                tracing::warn!(error = explain(&status), left_out, "the broker gave no regions");
+            }
             None
         }
         Err(_) => {
-            tracing::warn!("the broker did not answer");
+            if let Some(left_out) = failures.occurs(Instant::now()) {
+                tracing::warn!(left_out, "the broker did not answer");
+            }
             None
         }
     };

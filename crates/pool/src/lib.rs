@@ -3,9 +3,9 @@
 //! P1. An extent belongs to one taker at a time, and is reused only after the taker has dropped it and with it
 //!     every operation on it.
 //! P2. A lease is used only while it is held by this process's own clock, with a margin (crate `lease`).
-//! P3. A node that does not answer within [`NODE_DEADLINE`] is given up once, for all sessions: what lay there
-//!     is lost at once and for ever, and costs no second wait. One that only refuses connections is not given up while it
-//!     answers renewals: operations go by connections that there are, or wait.
+//! P3. A node that does not answer within [`NODE_DEADLINE`] is given up once, for all sessions: what lay
+//!     there is lost at once and for ever, and costs no second wait. A node that only refuses connections is
+//!     not given up while it answers renewals: operations use the connections that exist, or wait.
 //! P4. Regions that are empty go back to the pool after a short while.
 //! P5. A region that is being taken back gets nothing new, and goes back as soon as it is empty.
 //! P6. What is held can be written down as it changes, and taken over by a later process if this one is killed.
@@ -42,6 +42,7 @@ pub use joint::{JointKeys, JointLeases};
 pub use pool::{Pool, PoolConfig};
 pub use region::{LeasedRegion, NodeState};
 pub use session::{Session, SessionCore, SessionGuard};
+pub use sharing::FENCE_DEADLINE;
 pub use space::{EXTENT_BYTES, Extent, Where};
 pub use stock::{Capacity, LeaseKeeper, NumberedRegion, Reach, Stock, StockConfig, Trouble};
 pub use watch::watch_nodes;

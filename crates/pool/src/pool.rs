@@ -56,7 +56,7 @@ pub(crate) struct Shared {
     pub(crate) config: PoolConfig,
     pub(crate) stock: Arc<Stock>,
     sessions: Mutex<Vec<Weak<Mutex<Confined>>>>,
-    /// Which session is asked first for its connection: each in turn.
+    /// The session to ask first for its connection: each in turn.
     pub(crate) next_lender: AtomicUsize,
 }
 
@@ -156,8 +156,8 @@ impl Pool {
         &self.inner.shared.stock
     }
 
-    /// A session; each thread has its own, and any thread may use any. Where a node has no place for another connection,
-    /// sessions use each other's.
+    /// A session. Each thread has its own, and any thread may use any. Sessions use each other's connections
+    /// where a node has no place for another one.
     pub fn session(&self) -> Session {
         Session::new(self.inner.shared.clone())
     }

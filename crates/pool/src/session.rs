@@ -5,10 +5,10 @@
 //! S2. After an operation that may still be under way the session reconnects before anything else: what was under
 //!     way is dead then, and doing it again is safe (design, section 3: incarnations).
 //! S3. A write that is dropped half-way, or given up without an answer from a new incarnation, puts its extent in doubt.
-//! S4. What a failed try says of the node is `giving_up`'s to judge. Until a node is given up operations are tried anew, and
-//!     they end soon after it is, however long they may still wait.
-//! S5. A session that a node has refused a place goes by the connections of its siblings (`borrowing`). By then nothing of
-//!     its own is under way there: the refusal came from its newest incarnation.
+//! S4. `giving_up` judges what a failed try says about the node. Operations are tried again until the node is
+//!     given up, and end soon after that, whatever is left of their deadlines.
+//! S5. A session that a node has refused a place uses the connections of its siblings (`borrowing`). By then
+//!     none of its own operations is under way there, since the refusal came from its newest incarnation.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -36,14 +36,14 @@ use crate::watch::endpoint;
 
 /// Room for the largest transfer with its blocks completed at both ends, twice.
 const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
-/// Before the third try, and as much longer before each later one. The second comes at once: a connection that was idle
-/// may have had to make room for another.
+/// Pause before the third try; each later pause is longer by as much. The second try comes at once: a
+/// connection that was idle may have had to make room for another.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
-/// The longest pause: what was a burst is over by then, and a node that lives again is found soon.
+/// The longest pause: a burst has ended by then, and a node that is back is found soon.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// Before a sibling that was at work is asked again: it was waited for already.
+/// Pause before busy siblings are asked again, beside the wait for one of them.
 const SIBLING_PAUSE: Duration = Duration::from_millis(2);
-/// How long a session that was refused a place goes by its siblings before it asks again.
+/// How long a session that was refused a place uses its siblings' connections before it asks again.
 const CROWDED_FOR: Millis = Millis(1_000);
 
 /// The blocking edge of a session. Any thread may use it, one at a time.
@@ -112,7 +112,7 @@ pub struct SessionCore {
     endpoint: Endpoint,
     queues: RefCell<BTreeMap<NodeId, Rc<NodeQueue>>>,
     siblings: Option<Arc<dyn Siblings>>,
-    /// Nodes that had no place for this session's connection, and until when it is not asked for again.
+    /// Nodes that had no place for this session's connection, and when to ask them again.
     crowded: RefCell<BTreeMap<NodeId, Millis>>,
 }
 
@@ -129,14 +129,14 @@ pub(crate) enum Direction {
     Write,
 }
 
-/// By whose connections a transfer may go.
+/// Which connections a transfer may use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     Own,
     OwnOrSiblings,
 }
 
-/// How often one operation was tried, and until when it may be.
+/// How often an operation was tried, and until when it may be tried again.
 struct Tries {
     made: u32,
     until: Millis,
@@ -161,7 +161,7 @@ enum Next {
     TryAgain,
     /// The node has no place for this connection.
     Borrow,
-    /// Siblings have connections and are at work.
+    /// Siblings have connections, and are busy.
     BorrowSoon,
     Fail(AccessError),
 }
@@ -184,7 +184,7 @@ impl SessionCore {
         SessionCore { leases, trouble, endpoint, queues, siblings: None, crowded }
     }
 
-    /// With siblings whose connections it may use.
+    /// Lets the session use the connections of siblings.
     pub(crate) fn among(self, siblings: Arc<dyn Siblings>) -> Self {
         SessionCore { siblings: Some(siblings), ..self }
     }
@@ -299,7 +299,8 @@ impl SessionCore {
         self.unless_lost(queue, transferring).await
     }
 
-    /// Waits for an operation, and not much longer than until its node is given up: others may find that out before.
+    /// Waits for an operation, and ends it soon after the node is given up, which another session may find
+    /// out first.
     async fn unless_lost<F: Future>(&self, queue: &NodeQueue, operation: F) -> F::Output {
         let mut operation = pin!(operation);
         loop {
@@ -311,7 +312,7 @@ impl SessionCore {
         }
     }
 
-    /// What it means for an operation that it was tried as long as it may be.
+    /// The error of an operation that was tried for as long as it may be.
     fn out_of_patience(&self, region: &LeasedRegion) -> AccessError {
         let node = region.id.node;
         match self.leases.patience_ended(&region.node) {
@@ -320,7 +321,7 @@ impl SessionCore {
         }
     }
 
-    /// Whether the node had no place for this session a moment ago, and there may be siblings that have one.
+    /// Whether the node has lately had no place for this session, so that siblings are asked instead.
     fn is_crowded(&self, node: NodeId) -> bool {
         let crowded = self.crowded.borrow();
         !crowded.is_empty() && crowded.get(&node).is_some_and(|&until| self.leases.now() < until)
@@ -333,7 +334,7 @@ impl SessionCore {
         queue.is_some_and(|queue| queue.queue.is_open() && !queue.attached.borrow().is_empty())
     }
 
-    /// A transfer by the connection of a sibling, if one has time.
+    /// Does a transfer by the connection of a sibling, if one has time.
     fn by_sibling(
         &self,
         direction: Direction,
@@ -344,11 +345,11 @@ impl SessionCore {
         let siblings = self.siblings.as_ref().expect("crowded only among siblings");
         match siblings.transfer(direction, extent, offset, &mut buffer[..]) {
             Borrowed::Done(Ok(())) => Ok(()),
-            // It has lost its place meanwhile.
+            // The sibling has lost its place meanwhile.
             Borrowed::Done(Err(AccessError::Short { .. })) | Borrowed::AllBusy => Err(Next::BorrowSoon),
             Borrowed::Done(Err(error)) => Err(Next::Fail(error)),
-            // Its own place is asked for again.
-            Borrowed::NobodyConnected => {
+            // No sibling has a place, so ask for one again.
+            Borrowed::NoneConnected => {
                 self.crowded.borrow_mut().remove(&extent.region().id.node);
                 Err(Next::TryAgain)
             }
@@ -398,7 +399,7 @@ impl SessionCore {
                             self.leases.node_answered(&region.node);
                             return Ok(queue);
                         }
-                        // Its patience is over: that says nothing against the node.
+                        // The node is still moving the memory, which says nothing against it.
                         Err(busy @ OpError::Refused(Refusal::Busy)) => {
                             return Err(Next::Fail(AccessError::Refused(busy)));
                         }
@@ -430,7 +431,7 @@ impl SessionCore {
         Ok(queue)
     }
 
-    /// A connection could not be begun.
+    /// What to do after a connection could not be begun.
     fn not_connected(&self, node: &NodeState, error: &std::io::Error) -> Next {
         let id = node.peer.node;
         match error {
@@ -439,7 +440,7 @@ impl SessionCore {
         }
     }
 
-    /// A try failed.
+    /// What to do after a try has failed with this sign.
     fn failed(&self, node: &NodeState, sign: Sign) -> Next {
         match self.leases.node_failed(node, sign) {
             true => Next::Fail(AccessError::NodeLost { node: node.peer.node }),
@@ -469,7 +470,8 @@ impl SessionCore {
                 if !may_borrow || !queue.attached.borrow().is_empty() {
                     return Next::Fail(AccessError::Short { node });
                 }
-                self.queues.borrow_mut().remove(&node); // it would only take a newcomer's place
+                // Kept open, it would take one of the places of connections without a key.
+                self.queues.borrow_mut().remove(&node);
                 self.crowded.borrow_mut().insert(node, self.leases.now().plus(CROWDED_FOR));
                 self.leases.node_answered(&queue.node);
                 Next::Borrow
@@ -518,7 +520,7 @@ impl SessionCore {
 }
 
 impl Tries {
-    /// After a try that failed: pauses, and says whether there is time for another.
+    /// Pauses after a failed try; returns whether there is time for another.
     async fn again(&mut self, session: &SessionCore) -> bool {
         if self.made > 0 {
             session.endpoint.sleep((RETRY_PAUSE * self.made).min(LONGEST_PAUSE)).await;
@@ -527,7 +529,7 @@ impl Tries {
         session.leases.now() <= self.until
     }
 
-    /// After siblings were found at work.
+    /// Pauses after siblings were busy; returns whether there is time for another try.
     async fn soon(&mut self, session: &SessionCore) -> bool {
         session.endpoint.sleep(SIBLING_PAUSE).await;
         session.leases.now() <= self.until

@@ -3,6 +3,7 @@
 //! What is asked and what the answers mean is [`Holder`](crate::Holder)'s to say; the way to the node is here.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use farpool_control::{Tls, dial, explain};
 use farpool_lease::Millis;
@@ -18,8 +19,10 @@ use crate::keeper::REQUEST_DEADLINE;
 use crate::pool::Shared;
 use crate::region::LeasedRegion;
 
-/// How often a node is asked to fence a grant while it gives no answer: half a minute in all.
+/// How often a node is asked to fence a grant while it gives no answer.
 const FENCE_TRIES: u32 = 10;
+/// A fence has been answered by then, or failed: half a minute.
+pub const FENCE_DEADLINE: Duration = REQUEST_DEADLINE.saturating_mul(FENCE_TRIES);
 
 /// Adds a grant, and says for how long the client may use it (see [`Holder::usable_for`](crate::Holder::usable_for)).
 pub(crate) async fn add_grant(

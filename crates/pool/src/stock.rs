@@ -89,8 +89,8 @@ struct Growing {
     waiting: Vec<Waker>,
 }
 
-/// How long an operation is tried anew while its node lives and there is no connection to be had: what is written would
-/// be lost to the file otherwise.
+/// How long an operation is tried again while its node lives and no connection can be made. Failing sooner
+/// would lose written data to the file.
 const TRY_WITHIN: Millis = Millis(30_000);
 /// Moving many GiB takes seconds.
 const MOVE_PATIENCE: Millis = Millis(30_000);
@@ -100,13 +100,13 @@ pub trait LeaseKeeper: Send + Sync {
     /// The clock by which leases are used.
     fn now(&self) -> Millis;
 
-    /// A try failed, which is such a sign of its node. Whether the node is given up, for this reason or before.
+    /// Notes a failed try with its sign. Returns whether the node is given up, now or before.
     fn node_failed(&self, node: &NodeState, sign: Sign) -> bool;
 
-    /// The data plane of a node has answered again after trouble.
+    /// Notes that a node's data plane has answered after trouble.
     fn node_answered(&self, node: &NodeState);
 
-    /// An operation was tried as long as it may be. Whether the node is given up.
+    /// Notes that an operation was tried for as long as it may be. Returns whether the node is given up.
     fn patience_ended(&self, node: &NodeState) -> bool;
 
     /// A node says that a lease is over.
@@ -384,7 +384,7 @@ impl Stock {
         };
         let known = ledger.nodes.get(&held.region.node).filter(same).cloned();
         let node = known.unwrap_or_else(|| Arc::new(node));
-        node.hearing.renewed(self.now()); // it was asked for this lease, just now
+        node.hearing.renewed(self.now()); // it has just answered a request for this lease
         ledger.nodes.insert(held.region.node, node.clone());
         let leased =
             Arc::new(LeasedRegion::new(held.region, held.epoch, held.key, node, held.usable_until.0));
@@ -449,7 +449,8 @@ impl Stock {
         self.note_loss();
     }
 
-    /// A try failed, which is such a sign of its node: gives it up if that is enough. Whether it is given up.
+    /// Notes a failed try with its sign, and gives the node up if that is enough. Returns whether it is given
+    /// up.
     pub fn node_failed(&self, node: &NodeState, sign: Sign) -> bool {
         let now = self.now();
         let heard = node.hearing.trouble(now);

@@ -20,6 +20,9 @@ use crate::pool::{Shared, random_id};
 use crate::region::{LeasedRegion, NodeState};
 use crate::stock::Stock;
 
+/// Room for the pings of several hundred nodes; those that do not fit wait for the next round.
+const ARENA_BYTES: usize = 64 << 10;
+
 /// The running watch; ends when dropped.
 pub(crate) struct Watch {
     stop: Arc<AtomicBool>,
@@ -31,7 +34,7 @@ impl Watch {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let thread = std::thread::Builder::new().name("pool-watch".into()).spawn(move || {
-            let endpoint = endpoint(&shared, 64 << 10, SILENCE);
+            let endpoint = endpoint(&shared, ARENA_BYTES, SILENCE);
             block_on(&endpoint, watch_all(&shared, &endpoint, &stopped));
         })?;
         Ok(Watch { stop, thread: Some(thread) })
@@ -107,7 +110,7 @@ pub async fn watch_nodes(stock: &Stock, endpoint: &Endpoint) {
     }
 }
 
-/// Pings one node until it is given up or nothing of ours lies there any more.
+/// Pings one node until it is given up, or nothing of this process lies there any more.
 async fn watch_node(stock: &Stock, endpoint: &Endpoint, node: Arc<NodeState>) {
     let mut eye = Eye { endpoint, queue: None, attached: None };
     let mut said = false;
@@ -131,8 +134,8 @@ async fn watch_node(stock: &Stock, endpoint: &Endpoint, node: Arc<NodeState>) {
     }
 }
 
-/// The connection by which a node is looked after. A region is attached, so that it does not make room for the first
-/// who comes without a key.
+/// The connection by which a node is watched. It has a region attached, so it need not make room for
+/// connections without a key.
 struct Eye<'a> {
     endpoint: &'a Endpoint,
     queue: Option<Queue>,
@@ -141,7 +144,7 @@ struct Eye<'a> {
 
 enum Seen {
     Answer,
-    /// There is nothing to ask it about.
+    /// There was nothing to ask.
     Nothing,
 }
 
@@ -163,7 +166,7 @@ impl Eye<'_> {
         let Some(queue) = &self.queue else { return Ok(Seen::Nothing) };
         match ask(self.endpoint, queue, &mut self.attached, stock, node).await {
             Ok(seen) => Ok(seen),
-            // It lives, whatever it says; the lease is for others to judge.
+            // A refusal is an answer, too: the node lives.
             Err(OpError::Refused(refusal)) => {
                 if refusal == Refusal::NotAttached {
                     self.attached = None; // the memory has moved
@@ -177,7 +180,7 @@ impl Eye<'_> {
         }
     }
 
-    /// Sees to it that there is a connection, or one under way.
+    /// Makes a connection, unless there is one already or one is being made.
     fn open(&mut self, node: &NodeState) -> io::Result<()> {
         match &self.queue {
             Some(queue) if queue.is_open() => Ok(()),
@@ -193,7 +196,7 @@ impl Eye<'_> {
     }
 }
 
-/// Asks the node something that it answers at once: to attach a region of ours, or whether it is there.
+/// Asks the node something that it answers at once: to attach one of our regions, or a ping.
 async fn ask(
     endpoint: &Endpoint,
     queue: &Queue,
@@ -221,7 +224,7 @@ fn is_known(stock: &Stock, node: &Arc<NodeState>) -> bool {
 
 async fn ping(endpoint: &Endpoint, queue: &Queue) -> Result<Seen, OpError> {
     let Ok(mut buffer) = endpoint.arena().take(CALL_PING.len()) else {
-        return Ok(Seen::Nothing); // more nodes than the arena has room for: the next round will do
+        return Ok(Seen::Nothing); // the arena is full: the next round asks again
     };
     buffer.copy_from_slice(CALL_PING);
     queue.call(buffer, CALL_PING.len()).await.map(|_| Seen::Answer)

@@ -163,14 +163,22 @@ impl Served {
 impl File for Served {
     fn read_at(&self, session: &dyn Any, offset: u64, to: &[Room<'_>]) -> Option<usize> {
         let (fd, pieces) = (self.file.as_raw_fd(), to.len());
-        // SAFETY: `Room` is `iovec` in memory; the pieces are alive.
+        // SAFETY:
+        // - In bounds: `to` has `pieces` entries, which have the layout of `iovec`; whoever made each `Room`
+        //   promised its bytes.
+        // - Exclusive: the kernel writes into the program's memory only, as the program asked for.
+        // - Alive: `to` and its pieces are borrowed until the call returns.
         let moved = unsafe { libc::syscall(libc::SYS_preadv, fd, to.as_ptr(), pieces, offset, 0) };
         self.count(session, moved as isize)
     }
 
     fn write_at(&self, session: &dyn Any, offset: u64, from: &[Given<'_>]) -> Option<usize> {
         let (fd, pieces) = (self.file.as_raw_fd(), from.len());
-        // SAFETY: `Given` is `iovec` in memory; the pieces are alive.
+        // SAFETY:
+        // - In bounds: `from` has `pieces` entries, which have the layout of `iovec`; whoever made each
+        //   `Given` promised its bytes.
+        // - Exclusive: the kernel only reads them.
+        // - Alive: `from` and its pieces are borrowed until the call returns.
         let moved = unsafe { libc::syscall(libc::SYS_pwritev, fd, from.as_ptr(), pieces, offset, 0) };
         self.count(session, moved as isize)
     }

@@ -136,7 +136,13 @@ impl Engine {
         }
     }
 
-    /// As above; and if nobody knows it, it is registered now.
+    /// Whether the description is registered, and opened for what is `needed`.
+    pub fn is_served(&self, fd: RawFd, needed: u32) -> bool {
+        within(|| self.described(fd).filter(|pin| pin.has(needed) && !pin.has(flag::ENDING)).map(drop))
+            .is_some()
+    }
+
+    /// As [`described`](Self::described). A descriptor that is not known yet is registered now.
     fn found(&self, fd: RawFd) -> Option<Pin<'_>> {
         self.described(fd).or_else(|| {
             if let Slot::Known(stale) = self.table.look(fd) {
@@ -147,7 +153,7 @@ impl Engine {
     }
 
     /// Gives acceleration of a description up for good: first here, then with the mount, which waits for operations
-    /// in flight, and tells the kernel to which size they have brought the file.
+    /// in flight, and tells the kernel the size that they have given the file.
     pub(crate) fn give_up(&self, fd: RawFd, pin: &Pin<'_>) {
         if pin.has(flag::GIVEN_UP) {
             return;

@@ -104,7 +104,7 @@ struct Run {
     successors_wanted: Cell<usize>,
     /// Whether processes work on files directly.
     has_guests: bool,
-    /// How long the kernel takes files for, where there are guests.
+    /// The sizes that the kernel has for files, where there are guests.
     sizes: RefCell<kernel::Sizes>,
     /// Files that somebody closes to guests for a while.
     closed: RefCell<BTreeSet<u64>>,
@@ -114,7 +114,7 @@ struct Run {
     at_work: Cell<u32>,
     mishaps: Cell<u32>,
     excuses: Excuses,
-    /// Nodes refuse connections, and nothing else goes wrong.
+    /// Nodes refuse connections; nothing else goes wrong.
     refuses: bool,
     /// Every region ever held.
     regions: RefCell<Vec<Arc<LeasedRegion>>>,
@@ -212,7 +212,7 @@ struct Ills {
 }
 
 impl Ills {
-    /// A world in which all goes well but for its mishaps.
+    /// No ills: only mishaps go wrong.
     fn none() -> Self {
         let (faults, delivery) = (Faults::default(), Delivery::default());
         Ills { faults, delivery, shaking: Shaking::default(), harmless: true }
@@ -274,7 +274,8 @@ fn nodes_of(
     random: &mut Random,
 ) -> Vec<Rc<Node>> {
     let count = if bears { 3 + random.below(3) } else { 1 + random.below(4) };
-    // Guests write to this machine alone; else it would take many worlds until they make a file longer.
+    // Guests write only to nodes of this machine; with fewer of those, few worlds would have guests that make
+    // a file longer.
     let is_about_growth = matches!(mutation, Some(GROWTH_GOES_ON | UNTOLD));
     let node = |index| {
         let shares_host = index == 0 && (random.chance(500) || is_about_growth);
@@ -290,7 +291,8 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     broken::set(mutation);
     let mut random = Random::new(seed, 30);
     let bears = random.chance(worlds::BEARING_PERMILLE) && mutation != Some(LATE_FORGOTTEN);
-    let mut refusals = Random::new(seed, 33); // of its own, so that other worlds stay as they were
+    // A source of its own, so that the worlds of older seeds stay the same.
+    let mut refusals = Random::new(seed, 33);
     let refuses = mutation.map_or(refusals.chance(REFUSING_PERMILLE), |broken| broken == REFUSED_IS_DEAD);
     let bears = bears && !refuses;
     let Ills { faults, delivery, shaking, harmless } = match () {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use farpool_fabric::{
-    AccessError, AccessKind, Cut, Host, HostIdentity, LentMemory, Mapping, RegionSet, SharedRegion,
+    AccessError, AccessKind, Cut, Host, HostIdentity, LentMemory, Locking, Mapping, RegionSet, SharedRegion,
 };
 use farpool_wire::{AccessKey, Epoch, NodeId, Refusal};
 
@@ -24,7 +24,8 @@ pub(crate) struct LendingHost {
 impl LendingHost {
     /// A node with so many regions.
     pub(crate) fn new(node: NodeId, count: u32, region_bytes: u64) -> Self {
-        let regions = RegionSet::create(count, region_bytes, false, |_| {}).expect("a few pages of memory");
+        let regions =
+            RegionSet::create(count, region_bytes, Locking::None, |_| {}).expect("a few pages of memory");
         let moving = (0..count).map(|_| AtomicU64::new(0)).collect();
         let moving_until_asked = (0..count).map(|_| AtomicBool::new(false)).collect();
         LendingHost { node, count, region_bytes, regions, unfenced: None, moving, moving_until_asked }

@@ -76,7 +76,7 @@ struct Run {
     members: RefCell<Vec<Rc<Member>>>,
     /// Drivers of members that have not ended, and mishaps that have not.
     left: Left,
-    /// Nodes from which members are cut off at present.
+    /// How many cuts between members and nodes there are at present.
     cuts: Cell<u32>,
     /// Nothing goes wrong any more.
     is_quiet: Cell<bool>,
@@ -226,6 +226,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     let run = Rc::new(setting(world.clone(), executor.tasks(), seed, faults, &mut random));
     member::start_drivers(&run, &mut random);
     nemesis::start(&run, &mut random);
+    nemesis::start_losses(&run, &mut Random::new(seed, 11));
     auditor::start(&run);
     let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.left.get());
     trouble.into_iter().for_each(|what| run.ledger.complain(what));

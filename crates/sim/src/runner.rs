@@ -11,8 +11,6 @@ use serde::{Serialize, Serializer};
 
 /// Failing seeds that are kept: one is enough to work on, a few show whether they are alike.
 const FAILURES_KEPT: usize = 10;
-/// Seeds that are named for each fault that was caught.
-const CATCHES_KEPT: usize = 3;
 
 /// What one seed came to.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -153,12 +151,13 @@ pub struct Catch {
     pub violation: Option<String>,
 }
 
-/// Breaks the code under test in one way and looks for seeds that notice. A seed has noticed when a checker complains, not
+/// Breaks the code under test in one way and looks for seeds that notice, until there are `enough`. A seed has noticed when a checker complains, not
 /// when something panics, and only if it has nothing to say of the code as it is.
 pub fn hunt(
     scenario: &Scenario,
     mutation: &'static str,
     seeds: Range<u64>,
+    enough: usize,
     threads: usize,
     progress: &(dyn Fn() + Sync),
 ) -> Catch {
@@ -174,14 +173,14 @@ pub fn hunt(
         if noticed {
             caught.push(report);
         }
-        caught.len() < CATCHES_KEPT
+        caught.len() < enough
     });
     let mut caught = caught.into_inner().expect("runs are guarded");
     caught.sort_by_key(|report| report.seed);
     Catch {
         mutation,
         seeds_run: run.into_inner(),
-        caught_by: caught.iter().map(|report| report.seed).take(CATCHES_KEPT).collect(),
+        caught_by: caught.iter().map(|report| report.seed).take(enough).collect(),
         violation: caught.first().and_then(|report| report.violations.first().cloned()),
     }
 }
@@ -216,7 +215,7 @@ mod tests {
 
     fn hunted(run: fn(u64, Option<&'static str>, bool) -> RunReport) -> Vec<u64> {
         let scenario = Scenario { name: "test", mutations: &["a fault"], run };
-        hunt(&scenario, "a fault", SEEDS, 1, &|| {}).caught_by
+        hunt(&scenario, "a fault", SEEDS, 3, 1, &|| {}).caught_by
     }
 
     fn complaint(seed: u64, complains: bool) -> RunReport {

@@ -71,7 +71,8 @@ const TIMESTAMP_BITS: u32 = 32;
 const MOST_GENERATIONS: u64 = 1 << 16;
 /// Commits that a slot's generation still has, at most, where it is about to end: fewer than clients make.
 const MOST_TO_THE_EDGE: u64 = 12;
-/// The same where the counts are used up by sessions that give up what they have prepared: more than a slot gives out beyond its word.
+/// The same where sessions use the counts up, by giving up what they have prepared: more than a slot gives
+/// out beyond its word.
 const FAR_TO_THE_EDGE: u64 = 300;
 /// Places of a ring: in the smaller ones, writers often find versions that somebody needs.
 const OLD_VERSIONS: [usize; 6] = [1, 1, 2, 3, 4, 8];

@@ -11,8 +11,8 @@
 //!     had nothing under way any more, for itself or for all.
 //! M5. A *role* (publishing cuts, say) is taken by a claim as well, and free again only when its member has nothing of it under way, or was
 //!     fenced.
-//! M6. A member says that it lives only while each of its parts makes progress: a beat vouches for the work of the member, not only for the
-//!     thread that writes it.
+//! M6. A member sends heartbeats only while each of its parts makes progress: a beat vouches for the member's
+//!     work, not only for the thread that writes it.
 
 mod caring;
 mod duties;
@@ -110,18 +110,20 @@ pub async fn list_grants(
 
 /// Gives a seat back once all duties of its member are over, and looks every `pause` whether they are; says whether it did. It does not
 /// where something of one may be under way still: then the others find that this member does not live. Nothing else of the member is
-/// under way, and it will write nothing any more.
+/// under way, and it will write nothing any more. While it waits, `meanwhile` says each time that it lives: a duty may wait for a node.
 ///
 /// # Errors
 /// When far memory does not answer: the others find that, too.
-pub async fn leave_seat<R: SeatRules>(
+pub async fn leave_seat<R: SeatRules, E: From<MemoryError>>(
     memory: &Memory,
     at: &MembersAt,
     seat: &Seat,
     duties: &Duties,
     pause: Duration,
-) -> Result<bool, MemoryError> {
+    mut meanwhile: impl AsyncFnMut() -> Result<(), E>,
+) -> Result<bool, E> {
     while R::waits_for_duties() && duties.are_under_way() {
+        meanwhile().await?;
         memory.endpoint().sleep(pause).await;
     }
     if R::waits_for_duties() && duties.are_in_doubt() {

@@ -2,9 +2,13 @@
 //!
 //! Where several processes of a host share memory, the fence of one moves the memory from under the others: what they have under way is
 //! in doubt until they attach again, and nothing of it takes effect from then on. So it is done again here. That is safe for READs; for
-//! WRITEs of who alone writes there; and for a compare-and-swap to a word that nobody else writes, nor replaces before
-//! this is over: if it is found there, the first try has succeeded.
+//! WRITEs to a place that only this client writes to; and for a compare-and-swap that puts a word which no other client
+//! writes, and which none replaces before the swap has ended: if that word is found there, the first try has succeeded.
+//!
+//! A broken connection is treated alike: its operations are in doubt until the node has answered the queue's next incarnation, and take no
+//! effect from then on (`docs/src/fabric.md`). Operations that a node does not answer at all are not retried.
 
+mod again;
 mod loose;
 mod plan;
 mod traffic;
@@ -13,21 +17,15 @@ mod words;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::pin::Pin;
-use std::time::Duration;
 
-use farpool_fabric::{ArenaBuf, ArenaFull, Endpoint, OpError, Peer, Queue, Uncertain};
-use farpool_wire::{AccessKey, Epoch, NodeId, Refusal, RegionId, RemoteAddr};
+use farpool_fabric::{ArenaBuf, ArenaFull, Endpoint, OpError, Peer, Queue};
+use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, RemoteAddr};
 
+use again::Trying;
 use loose::LooseEnds;
 use plan::Spares;
 pub(crate) use plan::{Plan, run_all};
 pub use traffic::Traffic;
-
-/// For so long an operation is done again whose memory moves: as long as the copying of a region of many GiB may take.
-const MOVE_PATIENCE: Duration = Duration::from_secs(20);
-/// Between two looks at whether it has moved.
-const MOVE_PAUSE: Duration = Duration::from_micros(50);
 
 /// Bytes that are overwritten by one WRITE.
 const CLEARED_AT_ONCE: u64 = 128 << 10;
@@ -58,7 +56,7 @@ pub enum MemoryError {
     /// More is under way than the thread's buffers hold: try again when something has ended.
     #[error("no room for more transfers: {0}")]
     Short(#[from] ArenaFull),
-    /// As the fabric says: nothing happened, or nobody knows.
+    /// As the fabric says: the operation had no effect, or it is not known whether it had.
     #[error(transparent)]
     Failed(#[from] OpError),
 }
@@ -75,6 +73,8 @@ pub struct Memory {
     is_abandoned: Cell<bool>,
     /// How many wait to attach a region again.
     following: Cell<u32>,
+    /// A node has not answered by the deadline. From then on no connection is opened again, because each wait would last as long.
+    has_given_up: Cell<bool>,
     /// Sent, given up, and perhaps still to land.
     loose: LooseEnds,
     traffic: Cell<Traffic>,
@@ -92,6 +92,7 @@ impl Memory {
             writing: Cell::new(0),
             is_abandoned: Cell::new(false),
             following: Cell::new(0),
+            has_given_up: Cell::new(false),
             loose: LooseEnds::default(),
             traffic: Cell::default(),
             spares: Spares::default(),
@@ -151,26 +152,25 @@ impl Memory {
         let mut buffer = self.take((range.end - range.start) as usize)?;
         let queue = self.queue(piece.region.node)?;
         Traffic::of(buffer.len()).count(&self.traffic);
-        let mut moving = Moving::default();
+        let mut trying = Trying::default();
         loop {
             let (returned, read) = queue.read(piece.address(range.start), piece.epoch, buffer).await;
             buffer = returned;
             match read {
                 Ok(()) => return Ok(buffer),
-                Err(error) if is_moved(&error) && self.follow(piece.region, &mut moving).await => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => self.ready_again(piece.region, error, &mut trying).await?,
             }
         }
     }
 
-    /// Writes to a piece, where nobody else does.
+    /// Writes to a piece, to a place that no other client writes to.
     pub(crate) async fn write(&self, piece: &Piece, at: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         let mut buffer = self.take(bytes.len())?;
         buffer.copy_from_slice(bytes);
         self.write_from(buffer, piece, at).await.map(drop)
     }
 
-    /// Overwrites a range of a piece with zeros, which nobody else uses.
+    /// Overwrites a range of a piece, which no other client uses, with zeros.
     ///
     /// # Errors
     /// When far memory does not answer.
@@ -186,7 +186,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes a buffer to a piece, where nobody else does; it comes back.
+    /// Writes a buffer to a piece, to a place that no other client writes to; the buffer comes back.
     pub(crate) async fn write_from(
         &self,
         mut buffer: ArenaBuf,
@@ -195,7 +195,7 @@ impl Memory {
     ) -> Result<ArenaBuf, MemoryError> {
         let queue = self.queue(piece.region.node)?;
         Traffic::of(buffer.len()).count(&self.traffic);
-        let mut moving = Moving::default();
+        let mut trying = Trying::default();
         loop {
             let sent = self.loose.sent(piece.region.node);
             let (returned, written) = queue.write(piece.address(at), piece.epoch, buffer).await;
@@ -203,43 +203,9 @@ impl Memory {
             buffer = returned;
             match written {
                 Ok(()) => return Ok(buffer),
-                Err(error) if is_moved(&error) && self.follow(piece.region, &mut moving).await => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => self.ready_again(piece.region, error, &mut trying).await?,
             }
         }
-    }
-
-    /// Attaches a region again whose memory has moved; false: it is not ours any more, or does not come to rest.
-    ///
-    /// Only once no plan with WRITEs is under way: of one whose first WRITEs were refused, the last must not take effect. In a box of its
-    /// own, since it is rare, and would make every operation's future larger.
-    fn follow<'a>(
-        &'a self,
-        region: RegionId,
-        moving: &'a mut Moving,
-    ) -> Pin<Box<dyn Future<Output = bool> + 'a>> {
-        Box::pin(self.attach_again(region, moving))
-    }
-
-    async fn attach_again(&self, region: RegionId, moving: &mut Moving) -> bool {
-        let now = self.endpoint.now_ns();
-        let give_up_at = *moving.give_up_at_ns.get_or_insert(now + MOVE_PATIENCE.as_nanos() as u64);
-        let (Some(&(epoch, key)), Ok(queue)) = (self.grants.get(&region), self.queue(region.node)) else {
-            return false;
-        };
-        let _following = Following::new(self);
-        while self.endpoint.now_ns() < give_up_at && !self.is_abandoned.get() {
-            if self.writing.get() > 0 {
-                self.endpoint.sleep(MOVE_PAUSE).await;
-                continue;
-            }
-            match queue.attach(region, epoch, key).await {
-                Ok(()) => return true,
-                Err(OpError::Refused(Refusal::Busy)) => self.endpoint.sleep(MOVE_PAUSE).await,
-                Err(_) => return false,
-            }
-        }
-        false
     }
 
     /// Replaces a word if it is what is expected; returns what it was. Nobody else writes `new` there, nor replaces it before this returns.
@@ -255,7 +221,7 @@ impl Memory {
         plan.run().await.last_word()
     }
 
-    /// Adds to a word of a piece; says what was there. If its memory moves meanwhile, it may be added twice.
+    /// Adds to a word of a piece; says what was there. If its memory moves meanwhile, or the connection is lost, it may be added twice.
     pub(crate) async fn fetch_and_add(
         &self,
         piece: &Piece,
@@ -264,73 +230,15 @@ impl Memory {
     ) -> Result<u64, MemoryError> {
         let queue = self.queue(piece.region.node)?;
         Traffic::of(size_of::<u64>()).count(&self.traffic);
-        let mut moving = Moving::default();
+        let mut trying = Trying::default();
         loop {
             let sent = self.loose.sent(piece.region.node);
             let added = queue.fetch_and_add(piece.address(at), piece.epoch, addend).await;
             sent.over(&added);
             match added {
                 Ok(before) => return Ok(before),
-                Err(error) if is_moved(&error) && self.follow(piece.region, &mut moving).await => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => self.ready_again(piece.region, error, &mut trying).await?,
             }
         }
     }
-}
-
-/// Since when an operation has been waiting for memory to come to rest.
-#[derive(Default)]
-struct Moving {
-    give_up_at_ns: Option<u64>,
-}
-
-/// Somebody waits to attach a region again: no plan with WRITEs is posted meanwhile.
-struct Following<'a>(&'a Cell<u32>);
-
-impl<'a> Following<'a> {
-    fn new(memory: &'a Memory) -> Self {
-        memory.following.set(memory.following.get() + 1);
-        Following(&memory.following)
-    }
-}
-
-impl Drop for Following<'_> {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
-    }
-}
-
-/// Plans with WRITEs are under way. Where this is dropped before that is over, nobody attaches a region again.
-struct Posted<'a> {
-    memory: &'a Memory,
-    plans: u32,
-}
-
-impl<'a> Posted<'a> {
-    fn new(memory: &'a Memory, plans: u32) -> Self {
-        memory.writing.set(memory.writing.get() + plans);
-        Posted { memory, plans }
-    }
-
-    fn end(self) {
-        self.memory.writing.set(self.memory.writing.get() - self.plans);
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Posted<'_> {
-    fn drop(&mut self) {
-        if self.plans > 0 {
-            self.memory.is_abandoned.set(true);
-        }
-    }
-}
-
-/// Whether attaching again tells what became of an operation, and makes it safe to do it again.
-fn is_moved(error: &OpError) -> bool {
-    matches!(
-        error,
-        OpError::Refused(Refusal::NotAttached | Refusal::Busy)
-            | OpError::Unknown { cause: Uncertain::EpochMoved, .. }
-    )
 }

@@ -152,8 +152,9 @@ pub trait Rules: 'static {
         true
     }
 
-    /// Behind which count a slot's next client begins, if its word was that when the last one died: in the generation after the last count
-    /// that may have been given out. `None`: there is none left.
+    /// The count after which a slot's next client begins, given the slot's word when its last client died:
+    /// the start of the generation after the last count that may have been given out. `None`: there is none
+    /// left.
     fn behind_what_is_in_doubt(word: u64) -> Option<u64> {
         next_generation(word.saturating_add(MAX_COUNTS_UNSHOWN))
     }
@@ -178,8 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_goes_on_behind_all_counts_that_may_have_been_given_out_also_where_these_are_of_the_next_generation()
-     {
+    fn a_slot_goes_on_after_all_counts_that_may_have_been_given_out_also_in_the_next_generation() {
         const GENERATION: u64 = 1 << 32;
         let behind = |word| Shipped::behind_what_is_in_doubt(word);
         assert_eq!(behind(0), Some(GENERATION));

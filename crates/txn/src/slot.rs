@@ -13,7 +13,8 @@ pub(crate) use shared::{Turn, Writer, Writing};
 /// commits these are.
 pub const MAX_COMMITS_UNDER_WAY: usize = 64;
 
-/// Counts that a slot gives out beyond its word in far memory, at most. The counts of commits of which nothing is left are not in the word
-/// before a later one is shown, and often not in the log either; by this bound a recoverer knows which counts may have been
-/// used. Four times what may be under way: a slot whose commits all come to nothing writes its word once for 192 of them.
+/// Most counts that a slot gives out beyond its word in far memory. A commit of which nothing is left shows
+/// in the word only when a later one does, and often not in the log either; by this bound a recoverer knows
+/// which counts may have been used. It is four times what may be under way: a slot whose commits all fail
+/// writes its word once for 192 of them.
 pub const MAX_COUNTS_UNSHOWN: u64 = 4 * MAX_COMMITS_UNDER_WAY as u64;

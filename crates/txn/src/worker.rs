@@ -43,7 +43,7 @@ pub struct Worker<R = Shipped> {
     pub(crate) announcer: Option<Announcer>,
     looks: Looks,
     slot: Arc<SharedSlot>,
-    /// What the others of its compute server see of its commits.
+    /// What the compute server sees of its commits.
     hand: Arc<Hand>,
     /// Where the slot's word lies.
     word: (Piece, u64),
@@ -51,7 +51,7 @@ pub struct Worker<R = Shipped> {
     buffer: RefCell<Option<ArenaBuf>>,
     /// This worker writes it just now; for ever, if that was given up half-way, and the slot is stuck.
     is_writing: Cell<bool>,
-    /// A commit of its was put off: perhaps since too many counts are not shown.
+    /// Its last commit was refused as busy, perhaps because too many counts are not shown.
     is_put_off: Cell<bool>,
     rules: PhantomData<R>,
 }
@@ -214,12 +214,13 @@ impl<R: Rules> Worker<R> {
         Ok(())
     }
 
-    /// Shows what of the slot is over and not shown: where many commits came to nothing, none begins before that.
+    /// Shows what of the slot has finished and is not shown. Where many commits failed, no commit can begin
+    /// before that.
     async fn show_over(&self) -> Result<(), MemoryError> {
         self.keep_buffer()?;
         match self.slot.show_over() {
             Some(writing) => self.write(writing).await,
-            None => Ok(()), // or another does
+            None => Ok(()), // nothing to show, or another worker does
         }
     }
 
@@ -247,7 +248,7 @@ impl<R: Rules> Worker<R> {
             // Where that fails, the slot is stuck.
             let _ = self.write(writing).await;
         }
-        // From here on it waits for others.
+        // From here on this commit waits for others, not others for it.
         drop(holding);
         // Mostly this write had it: then there is nothing to be patient for, nor a clock to be read.
         if self.slot.is_shown(version) {

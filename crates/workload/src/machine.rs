@@ -90,13 +90,16 @@ pub fn require_disk(dir: &Path, needed_mib: u64) -> Result<()> {
     if MEMORY_FILE_SYSTEMS.contains(&(kind.f_type as u64)) {
         bail!("{shown} is in memory (tmpfs), so nothing measured there is a disk: choose another --work-dir");
     }
+    require_space(dir, needed_mib).context("choose another --work-dir or a smaller DEMO_SCALE")
+}
+
+/// An error unless `dir` has `needed_mib` free.
+pub fn require_space(dir: &Path, needed_mib: u64) -> Result<()> {
+    let shown = dir.display();
     let space = rustix::fs::statvfs(dir).with_context(|| format!("cannot use {shown}"))?;
     let free_mib = space.f_bavail.saturating_mul(space.f_frsize) >> 20;
     if free_mib < needed_mib {
-        bail!(
-            "{shown} has {free_mib} MiB free and the demo needs {needed_mib} MiB: \
-             choose another --work-dir or a smaller DEMO_SCALE"
-        );
+        bail!("{shown} has {free_mib} MiB free, and {needed_mib} MiB are needed");
     }
     Ok(())
 }

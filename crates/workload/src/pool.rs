@@ -6,6 +6,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -90,6 +91,23 @@ pub enum Guests {
     Ours,
     /// This user's, too.
     Of(User),
+}
+
+/// The interposer's library.
+const LIBRARY: &str = "libfarpool_preload.so";
+/// Where it lies, from the binary's folder: in a folder of cargo's, or installed.
+const LIBRARY_PLACES: [&str; 3] = ["", "../lib/farpool", "../lib"];
+
+/// Copies the binary and the interposer's library to a folder from which every user can run them; returns the binary's copy.
+pub fn copied_for_others(farpool: &Path, to: &Path) -> Result<PathBuf> {
+    fs::set_permissions(to, fs::Permissions::from_mode(0o755))?;
+    let folder = farpool.parent().context("the binary has no folder")?;
+    let library = LIBRARY_PLACES.iter().map(|place| folder.join(place).join(LIBRARY)).find(|it| it.exists());
+    for file in [Some(farpool), library.as_deref()].into_iter().flatten() {
+        let name = file.file_name().context("a file without a name")?;
+        fs::copy(file, to.join(name)).with_context(|| format!("cannot copy {}", file.display()))?;
+    }
+    Ok(to.join(farpool.file_name().context("a binary without a name")?))
 }
 
 /// What runs a program with the interposer. Files of a mount that lets nobody in are the kernel's all the same.

@@ -160,6 +160,11 @@ impl Server {
         self.wait_until_ready(stop)
     }
 
+    /// Sets the wrapper of the next start; see [`ServerOptions::wrapper`].
+    pub fn set_wrapper(&mut self, wrapper: &[OsString]) {
+        self.start.wrapper = wrapper.to_vec();
+    }
+
     fn wait_until_ready(&mut self, stop: &StopFlag) -> Result<()> {
         let config = self.config();
         self.process.wait_until(START_DEADLINE, stop, |_| config.connect(NoTls).is_ok())

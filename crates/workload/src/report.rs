@@ -10,26 +10,17 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::median::median;
+use crate::paper::Spot;
+use crate::paper::hash_sort::{HashSortReport, Timed};
+use crate::paper::stage::NODES;
 use crate::pool::Transport;
-use crate::query::Run;
-
-/// Where a run's temporary files were.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Place {
-    /// The disk the data directory is on.
-    Disk,
-    /// The mount of far memory.
-    Far,
-    /// The throttled volume.
-    Throttled,
-}
+use crate::throttle::{BYTES_PER_S, IOPS};
 
 /// One measured run, as the report lists it.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunRecord {
-    /// Where its temporary files were.
-    pub place: Place,
+    /// Where its temporary files were: `far` is by the mount alone over [`Setting::transport`].
+    pub place: &'static str,
     /// How long it took.
     pub seconds: f64,
     /// Temporary bytes written.
@@ -40,27 +31,16 @@ pub struct RunRecord {
     pub rows_hash: String,
 }
 
-impl RunRecord {
-    /// The record of a run.
-    pub fn new(place: Place, run: &Run) -> Self {
-        Self {
-            place,
-            seconds: run.seconds,
-            temp_bytes: run.temp_bytes,
-            temp_file_bytes: run.temp_file_bytes,
-            rows_hash: format!("{:016x}", run.rows_hash),
-        }
-    }
-}
-
 /// What is fixed before the first run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Setting {
     /// The database's memory limit; `None` where it could not be limited.
     pub memory_limit_mib: Option<u64>,
-    /// How far memory was reached.
+    /// The limit while temporary files lie on tmpfs, which are charged to the database.
+    pub memory_limit_tmpfs_mib: Option<u64>,
+    /// How far memory was reached in the runs called `far`.
     pub transport: Transport,
-    /// How many nodes lent memory.
+    /// How many nodes each pool had.
     pub nodes: u32,
     /// TPC-H's scale factor.
     pub scale: f64,
@@ -76,13 +56,47 @@ pub struct Setting {
     pub notes: Vec<String>,
 }
 
+impl Setting {
+    /// The runs called `far`.
+    fn far(&self) -> Spot {
+        match self.transport {
+            Transport::Shm => Spot::FarShm,
+            Transport::Tcp => Spot::FarTcp,
+        }
+    }
+
+    fn record(&self, timed: &Timed) -> RunRecord {
+        let place = match timed.spot {
+            Spot::Tmpfs => "tmpfs",
+            Spot::InterposedShm => "interposed",
+            spot if spot == self.far() => "far",
+            Spot::FarShm => "far-shm",
+            Spot::FarTcp => "far-tcp",
+            Spot::Disk => "disk",
+            Spot::Throttled => "throttled",
+        };
+        let run = &timed.run;
+        RunRecord {
+            place,
+            seconds: run.seconds,
+            temp_bytes: run.temp_bytes,
+            temp_file_bytes: run.temp_file_bytes,
+            rows_hash: format!("{:016x}", run.rows_hash),
+        }
+    }
+}
+
 /// The whole result. Times are medians in seconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct DemoReport {
+    /// Temporary files in the machine's own memory.
+    pub tmpfs_s: Option<f64>,
     /// Temporary files on the local disk.
     pub disk_s: f64,
-    /// Temporary files in far memory.
+    /// Temporary files in far memory, by the mount alone.
     pub far_s: f64,
+    /// Temporary files in far memory, by the interposer; `None` where only TCP was asked for.
+    pub interposed_s: Option<f64>,
     /// Temporary files on the throttled volume; `None` where there could be none.
     pub throttled_s: Option<f64>,
     /// Temporary bytes that each run wrote (the least of them, should they differ).
@@ -97,17 +111,19 @@ pub struct DemoReport {
 }
 
 impl DemoReport {
-    /// Sums up the runs; an error unless there is one on the disk and one in far memory.
-    pub fn new(setting: Setting, runs: Vec<RunRecord>) -> Result<Self> {
-        let median = |place| Times::of(&runs, place).map(|times| times.median);
+    /// Sums up what was measured; an error unless there is a run on the disk and one in far memory.
+    pub fn new(setting: Setting, measured: &HashSortReport) -> Result<Self> {
+        let of = |spot| median(&measured.seconds(spot));
         Ok(Self {
-            disk_s: median(Place::Disk).context("there was no run on the disk")?,
-            far_s: median(Place::Far).context("there was no run in far memory")?,
-            throttled_s: median(Place::Throttled),
-            temp_bytes: runs.iter().map(|run| run.temp_bytes).min().unwrap_or(0),
-            rows_match: runs.windows(2).all(|pair| pair[0].rows_hash == pair[1].rows_hash),
+            tmpfs_s: of(Spot::Tmpfs),
+            disk_s: of(Spot::Disk).context("there was no run on the disk")?,
+            far_s: of(setting.far()).context("there was no run in far memory")?,
+            interposed_s: of(Spot::InterposedShm),
+            throttled_s: of(Spot::Throttled),
+            temp_bytes: measured.runs.iter().map(|timed| timed.run.temp_bytes).min().unwrap_or(0),
+            rows_match: measured.check_rows().is_ok(),
+            runs: measured.runs.iter().map(|timed| setting.record(timed)).collect(),
             setting,
-            runs,
         })
     }
 
@@ -118,77 +134,72 @@ impl DemoReport {
     }
 
     /// It as a table, with what must be known to read it right.
-    pub fn table(&self) -> String {
+    pub fn table(&self, measured: &HashSortReport) -> String {
         let Setting { scale, postgres, work_mem_kib, rows, hash_batches, .. } = &self.setting;
         let mut text = format!(
             "Hash+Sort, top {rows} of lineitem and orders: TPC-H scale factor {scale}, PostgreSQL {postgres}, \
              work_mem {work_mem_kib} KiB\n(hash join in {hash_batches} batches, external merge sort)\n\n"
         );
-        let head =
-            ["temporary files on", "seconds: median (min–max)", "temporary bytes written", "rows' hash"];
-        text += &line(&head);
-        let far = format!("far memory ({}, {} nodes)", self.setting.transport, self.setting.nodes);
-        for (place, name) in
-            [(Place::Disk, "local disk"), (Place::Far, &far), (Place::Throttled, "throttled volume")]
-        {
-            text += &line(&self.cells(place, name).each_ref().map(String::as_str));
+        text += &line(&["temporary files on", "seconds: median (min–max)", "× tmpfs, paired", "rows"]);
+        for spot in Spot::ALL {
+            text += &line(&cells(measured, spot).each_ref().map(String::as_str));
         }
         let same = if self.rows_match { "the same rows" } else { "DIFFERENT ROWS" };
         // Writing to a String cannot fail.
-        let _ =
-            writeln!(text, "\n{} runs, alternating between the places, returned {same}.", self.runs.len());
-        if let Some(limit) = self.setting.memory_limit_mib {
-            let _ = writeln!(text, "The database, not the nodes, was limited to {limit} MiB of memory.");
-        }
-        if self.throttled_s.is_some() {
-            let (iops, mib) = (crate::throttle::IOPS, crate::throttle::BYTES_PER_S >> 20);
+        let _ = writeln!(
+            text,
+            "\n{} runs, alternating between the places, wrote at least {} temporary bytes each and returned {same}.",
+            self.runs.len(),
+            thousands(self.temp_bytes)
+        );
+        if let Some((limit, local)) = measured.limits_mib {
             let _ = writeln!(
                 text,
-                "The throttled volume stands in for a small cloud volume: {iops} IOPS, {mib} MiB/s."
+                "The database, not the nodes, was limited to {limit} MiB of memory; to {local} MiB with files on tmpfs, which are \
+                 charged to it."
             );
+        }
+        if self.throttled_s.is_some() {
+            text += "The throttled volume stands in for a small cloud volume.\n";
         }
         for note in &self.setting.notes {
             let _ = writeln!(text, "Note: {note}");
         }
         text
     }
+}
 
-    fn cells(&self, place: Place, name: &str) -> [String; 4] {
-        let Some(times) = Times::of(&self.runs, place) else {
-            return [name.into(), "not measured".into(), "-".into(), "-".into()];
-        };
-        let here: Vec<&RunRecord> = self.runs.iter().filter(|run| run.place == place).collect();
-        let reference = &self.runs[0].rows_hash;
-        let equal = here.iter().all(|run| &run.rows_hash == reference);
-        [
-            name.into(),
-            format!("{:.1} ({:.1}–{:.1})", times.median, times.min, times.max),
-            thousands(here.iter().map(|run| run.temp_bytes).min().unwrap_or(0)),
-            if equal { format!("{reference} equal") } else { "NOT EQUAL".into() },
-        ]
+/// What a place is called here, as in README.
+fn name(spot: Spot) -> String {
+    match spot {
+        Spot::Tmpfs => "tmpfs, in memory of the server's own".into(),
+        Spot::InterposedShm => format!("far memory, {NODES} nodes, farpool run"),
+        Spot::FarShm => format!("far memory, {NODES} nodes, by the kernel"),
+        Spot::FarTcp => "far memory by the kernel, over TCP".into(),
+        Spot::Disk => "local disk".into(),
+        Spot::Throttled => format!("throttled volume ({IOPS} IOPS, {} MiB/s)", BYTES_PER_S >> 20),
     }
 }
 
-struct Times {
-    median: f64,
-    min: f64,
-    max: f64,
-}
-
-impl Times {
-    fn of(runs: &[RunRecord], place: Place) -> Option<Self> {
-        let seconds = runs.iter().filter(|run| run.place == place).map(|run| run.seconds);
-        let seconds: Vec<f64> = seconds.collect();
-        let (min, max) =
-            (seconds.iter().copied().reduce(f64::min)?, seconds.iter().copied().reduce(f64::max)?);
-        let median = median(&seconds)?;
-        Some(Self { median, min, max })
-    }
+fn cells(measured: &HashSortReport, spot: Spot) -> [String; 4] {
+    let name = name(spot);
+    let seconds = measured.seconds(spot);
+    let Some(middle) = median(&seconds) else {
+        return [name, "not measured".into(), "-".into(), "-".into()];
+    };
+    let (min, max) =
+        (seconds.iter().copied().fold(middle, f64::min), seconds.iter().copied().fold(middle, f64::max));
+    let ratio = median(&measured.ratios(spot, Spot::Tmpfs)).map_or("-".into(), |ratio| format!("{ratio:.2}"));
+    let reference = measured.runs[0].run.rows_hash;
+    let here = measured.runs.iter().filter(|timed| timed.spot == spot);
+    let equal = here.into_iter().all(|timed| timed.run.rows_hash == reference);
+    let rows = if equal { format!("{reference:016x} equal") } else { "NOT EQUAL".into() };
+    [name, format!("{middle:.1} ({min:.1}–{max:.1})"), ratio, rows]
 }
 
 fn line(cells: &[&str; 4]) -> String {
-    let [name, seconds, bytes, rows] = cells;
-    format!("  {name:<26} {seconds:>26} {bytes:>24}   {rows}\n")
+    let [name, seconds, ratio, rows] = cells;
+    format!("  {name:<39} {seconds:>26} {ratio:>16}   {rows}\n")
 }
 
 /// `5841731584` as `5,841,731,584`.
@@ -207,11 +218,13 @@ fn thousands(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::query::{Run, Spill};
 
-    fn setting() -> Setting {
+    fn setting(transport: Transport) -> Setting {
         Setting {
             memory_limit_mib: Some(1024),
-            transport: Transport::Shm,
+            memory_limit_tmpfs_mib: Some(3072),
+            transport,
             nodes: 2,
             scale: 1.0,
             work_mem_kib: 4096,
@@ -222,29 +235,33 @@ mod tests {
         }
     }
 
-    fn run(place: Place, seconds: f64, rows_hash: &str) -> RunRecord {
-        RunRecord {
-            place,
-            seconds,
-            temp_bytes: 5_841_731_584,
-            temp_file_bytes: 1,
-            rows_hash: rows_hash.into(),
+    fn measured(runs: &[(Spot, f64, u64)]) -> HashSortReport {
+        let timed = |&(spot, seconds, rows_hash): &(Spot, f64, u64)| Timed {
+            spot,
+            round: 0,
+            run: Run {
+                seconds,
+                rows: 100_000,
+                rows_hash,
+                temp_bytes: 5_841_731_584,
+                temp_files: 1,
+                temp_file_bytes: 1,
+            },
+            samples: Vec::new(),
+        };
+        HashSortReport {
+            runs: runs.iter().map(timed).collect(),
+            spill: Spill { hash_batches: 32, sort_method: "external merge".into() },
+            postgres: "15.14".into(),
+            limits_mib: Some((1024, 3072)),
+            notes: Vec::new(),
         }
     }
 
     #[test]
-    fn medians_of_odd_and_even_numbers_of_runs_are_those_of_the_sorted_times() {
-        let runs: Vec<RunRecord> = [9.0, 1.0, 5.0].iter().map(|&s| run(Place::Disk, s, "a")).collect();
-        let times = Times::of(&runs, Place::Disk).unwrap();
-        assert_eq!((times.median, times.min, times.max), (5.0, 1.0, 9.0));
-        assert_eq!(Times::of(&runs[..2], Place::Disk).unwrap().median, 5.0);
-        assert!(Times::of(&runs, Place::Far).is_none());
-    }
-
-    #[test]
     fn report_has_the_promised_fields_and_null_for_what_was_not_measured() {
-        let runs = vec![run(Place::Disk, 20.0, "a"), run(Place::Far, 18.5, "a")];
-        let report = DemoReport::new(setting(), runs).unwrap();
+        let runs = measured(&[(Spot::Disk, 20.0, 1), (Spot::FarShm, 18.5, 1), (Spot::FarTcp, 22.5, 1)]);
+        let report = DemoReport::new(setting(Transport::Shm), &runs).unwrap();
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["disk_s"], 20.0);
         assert_eq!(json["far_s"], 18.5);
@@ -254,22 +271,31 @@ mod tests {
         assert_eq!(json["rows_match"], true);
         assert_eq!(json["transport"], "shm");
         assert_eq!(json["nodes"], 2);
+        let places = |json: &serde_json::Value| -> Vec<String> {
+            let runs = json["runs"].as_array().unwrap();
+            runs.iter().map(|run| run["place"].as_str().unwrap().to_owned()).collect()
+        };
+        assert_eq!(places(&json), ["disk", "far", "far-tcp"]);
+        let over_tcp = DemoReport::new(setting(Transport::Tcp), &runs).unwrap();
+        assert_eq!(over_tcp.far_s, 22.5);
+        assert_eq!(places(&serde_json::to_value(&over_tcp).unwrap()), ["disk", "far-shm", "far"]);
     }
 
     #[test]
     fn one_run_with_other_rows_means_that_rows_do_not_match() {
-        let runs = vec![run(Place::Disk, 1.0, "a"), run(Place::Far, 1.0, "b"), run(Place::Disk, 1.0, "a")];
-        let report = DemoReport::new(setting(), runs).unwrap();
+        let runs = measured(&[(Spot::Disk, 1.0, 1), (Spot::FarShm, 1.0, 2), (Spot::Disk, 1.0, 1)]);
+        let report = DemoReport::new(setting(Transport::Shm), &runs).unwrap();
         assert!(!report.rows_match);
-        assert!(report.table().contains("NOT EQUAL"), "{}", report.table());
-        assert!(report.table().contains("DIFFERENT ROWS"));
+        let table = report.table(&runs);
+        assert!(table.contains("NOT EQUAL") && table.contains("DIFFERENT ROWS"), "{table}");
     }
 
     #[test]
-    fn table_says_what_was_limited_and_what_could_not_be() {
-        let runs = vec![run(Place::Disk, 20.04, "a"), run(Place::Far, 18.5, "a")];
-        let table = DemoReport::new(setting(), runs).unwrap().table();
-        for part in ["20.0 (20.0–20.0)", "5,841,731,584", "not measured", "1024 MiB", "the wind was strong"]
+    fn table_pairs_with_tmpfs_and_says_what_was_limited_and_what_could_not_be() {
+        let runs = measured(&[(Spot::Tmpfs, 10.0, 1), (Spot::Disk, 20.04, 1), (Spot::FarShm, 18.5, 1)]);
+        let table = DemoReport::new(setting(Transport::Shm), &runs).unwrap().table(&runs);
+        for part in
+            ["20.0 (20.0–20.0)", "1.85", "5,841,731,584", "not measured", "1024 MiB", "the wind was strong"]
         {
             assert!(table.contains(part), "{part} is missing in\n{table}");
         }
@@ -277,7 +303,7 @@ mod tests {
 
     #[test]
     fn demo_without_a_run_in_far_memory_is_no_result() {
-        assert!(DemoReport::new(setting(), vec![run(Place::Disk, 1.0, "a")]).is_err());
+        assert!(DemoReport::new(setting(Transport::Shm), &measured(&[(Spot::Disk, 1.0, 1)])).is_err());
     }
 
     #[test]

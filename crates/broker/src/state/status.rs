@@ -1,4 +1,4 @@
-//! What the broker believes, in pages of messages that gRPC carries.
+//! What the broker knows, in pages that each fit into one message of gRPC.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -14,7 +14,7 @@ const NODES_PER_PAGE: usize = 256;
 /// Most owners of a page: 18 bytes each at most, a bit more than 1 MiB. With the nodes less than half of what gRPC takes (4 MiB).
 const OWNERS_PER_PAGE: usize = 65_536;
 
-/// The page of what comes after the nodes and owners that the request names.
+/// The page that follows the nodes and owners named in the request.
 pub(super) fn page<'a>(
     nodes: impl Iterator<Item = (NodeId, &'a Known)> + Clone,
     now: Millis,
@@ -30,7 +30,7 @@ pub(super) fn page<'a>(
     if asked.only_sums {
         return sums;
     }
-    // One more than a page tells whether there is another.
+    // One entry more than a page holds tells that there is another page.
     let after = asked.nodes_after.map(NodeId);
     let mut listed: Vec<_> = nodes
         .filter(|(node, _)| after.is_none_or(|after| *node > after))
@@ -44,12 +44,12 @@ pub(super) fn page<'a>(
     StatusResponse { nodes: listed, owners, more, ..sums }
 }
 
-/// Owners and what they hold in all, of which there may be one more than a page has.
+/// Owners after `after`, with all that they hold: one entry more than a page holds, if there are so many.
 fn owners_after<'a>(alive: impl Iterator<Item = &'a Known>, after: Option<OwnerId>) -> Vec<OwnerStatus> {
     let from = after.map_or(Bound::Unbounded, Bound::Excluded);
     let mut owners: BTreeMap<OwnerId, u32> = BTreeMap::new();
     for known in alive {
-        // The first owners of all are among the first of each node.
+        // The first owners of the pool are among the first owners of each node.
         for (owner, held) in known.holdings.range((from, Bound::Unbounded)).take(OWNERS_PER_PAGE + 1) {
             let sum = owners.entry(*owner).or_default();
             *sum = sum.saturating_add(held.regions);

@@ -196,9 +196,9 @@ fn the_reason_says_what_is_missing() {
 }
 
 #[test]
-fn the_status_of_300_nodes_and_their_20_000_owners_each_comes_in_pages_that_a_message_holds() {
+fn the_status_of_300_nodes_with_20_000_owners_each_comes_in_pages_that_fit_into_a_message() {
     const OWNERS: u32 = 20_000;
-    /// What gRPC takes.
+    /// The largest message that gRPC takes by default.
     const MESSAGE_BYTES: usize = 4 << 20;
     let mut pool = Pool::default();
     for node in 1..=300 {

@@ -15,9 +15,10 @@ use farpool_bench::{
 };
 use farpool_workload::StopFlag;
 use farpool_workload::machine::scratch_dir;
+use farpool_workload::paper::Effort;
 use farpool_workload::throttle::ThrottledVolume;
 
-use super::paper_databases::{self, Effort};
+use super::paper_databases;
 use super::parse_seconds;
 use crate::errors::UsageError;
 use crate::output::{complain, tell};

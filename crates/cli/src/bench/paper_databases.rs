@@ -1,7 +1,5 @@
-//! The papers' figures for which a database runs: sigmod13 and sigmod14 are written down here, the others beside this file.
-
-use std::path::Path;
-use std::time::Duration;
+//! The papers' figures for which a database runs: the reports on sigmod13 and sigmod14; the others are in
+//! modules beside this one.
 
 use anyhow::Result;
 use farpool_bench::{
@@ -10,24 +8,10 @@ use farpool_bench::{
 };
 use farpool_workload::StopFlag;
 use farpool_workload::paper::hash_sort::{self, HashSortOptions, HashSortReport, MOUNT_ALONE_ROUNDS, Timed};
-use farpool_workload::paper::lending::{self, LendingOptions, Slice, Use};
-use farpool_workload::paper::{Sample, Spot};
+use farpool_workload::paper::lending::{self, Slice, Use};
+use farpool_workload::paper::{Effort, Sample, Spot};
 
 use super::{paper_queries, paper_range_scan};
-
-/// How much to measure, and where.
-pub struct Effort<'a> {
-    /// How often.
-    pub rounds: usize,
-    /// TPC-H's scale factor of Hash+Sort.
-    pub scale: f64,
-    /// How long each slice of a server at work is.
-    pub slice: Duration,
-    /// A folder on a real disk.
-    pub work_dir: &'a Path,
-    /// This program's file.
-    pub farpool: &'a Path,
-}
 
 /// Tables of this size fit in the server's buffers, as figure 13 wants them.
 const LENDING_SCALE_MAX: f64 = 0.05;
@@ -48,13 +32,22 @@ pub fn measure(figures: &[Figure], effort: &Effort<'_>, stop: &StopFlag) -> Resu
     }
     if figures.contains(&Figure::Sigmod13) {
         let scale = effort.scale.min(LENDING_SCALE_MAX);
-        let &Effort { rounds, slice, work_dir, farpool, .. } = effort;
-        let slices = lending::measure(&LendingOptions { scale, rounds, slice, work_dir, farpool }, stop)?;
+        let slices = lending::measure(&Effort { scale, ..effort.clone() }, stop)?;
         sections.push(lending_section(&slices, scale, effort));
     }
     if figures.contains(&Figure::Sigmod14) {
         let &Effort { rounds, scale, work_dir, farpool, .. } = effort;
-        let report = hash_sort::measure(&HashSortOptions { scale, rounds, work_dir, farpool }, stop)?;
+        let options = HashSortOptions {
+            scale,
+            rounds,
+            work_dir,
+            farpool,
+            spots: &Spot::ALL,
+            log_dir: None,
+            keep_data: false,
+        };
+        let (report, cleaned) = hash_sort::measure(&options, stop)?;
+        report.check_rows().and(cleaned)?;
         sections.push(hash_sort_section(&report, effort));
     }
     Ok(sections)
@@ -160,7 +153,7 @@ fn hash_sort_section(report: &HashSortReport, effort: &Effort) -> Section {
     for note in &report.notes {
         body += &format!("\nNote: {note}.\n");
     }
-    let temp_mb = Spread::of(report.runs.iter().map(|run| run.temp_bytes as f64 / 1e6));
+    let temp_mb = Spread::of(report.runs.iter().map(|timed| timed.run.temp_bytes as f64 / 1e6));
     let limits = report.limits_mib.map_or("memory not limited".into(), |(limit, local)| {
         format!("server limited to {limit} MiB of memory, {local} MiB with files on tmpfs, which are charged to it")
     });
@@ -174,7 +167,8 @@ fn hash_sort_section(report: &HashSortReport, effort: &Effort) -> Section {
             "Method",
             format!(
                 "Hash+Sort of Li et al., section 5.2.2, with work_mem of 4 MiB and no parallel workers; {} rounds, in \
-                 each of which all places take turns, those by the mount alone in {MOUNT_ALONE_ROUNDS} at most; ratios paired by round, medians with the smallest and the \
+                 each of which all places take turns, those by the mount alone in {MOUNT_ALONE_ROUNDS} at most; the \
+                 server starts anew before each run, by `farpool run` for the interposer and plainly elsewhere; ratios paired by round, medians with the smallest and the \
                  largest; all runs return the same rows. Traffic is what the server's process reads and writes by \
                  system calls, tables included, in the round of the median: what the interposer serves is not among it.",
                 effort.rounds
@@ -230,7 +224,7 @@ fn hash_sort_drawing(report: &HashSortReport, spots: &[Spot]) -> String {
 /// The run of the median.
 fn middle_run(report: &HashSortReport, spot: Spot) -> Option<&Timed> {
     let mut runs: Vec<&Timed> = report.runs.iter().filter(|run| run.spot == spot).collect();
-    runs.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
+    runs.sort_by(|one, other| one.run.seconds.total_cmp(&other.run.seconds));
     runs.get(runs.len() / 2).copied()
 }
 
@@ -248,6 +242,11 @@ pub fn slope(samples: &[Sample], figure: fn(&Sample) -> f64) -> Vec<(f64, f64)> 
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::time::Duration;
+
+    use farpool_workload::query::{Run, Spill};
+
     use super::*;
 
     fn effort() -> Effort<'static> {
@@ -273,13 +272,21 @@ mod tests {
         let run = |round, spot| Timed {
             spot,
             round,
-            seconds: seconds(spot),
-            temp_bytes: 1_000_000,
+            run: Run {
+                seconds: seconds(spot),
+                rows: 100,
+                rows_hash: 1,
+                temp_bytes: 1_000_000,
+                temp_files: 1,
+                temp_file_bytes: 1,
+            },
             samples: (0..200).map(|tenth| sample(f64::from(tenth) / 10.0)).collect(),
         };
         let runs = (0..2).flat_map(|round| Spot::ALL.map(|spot| run(round, spot))).collect();
         let notes = vec!["something was missing".to_owned()];
-        let report = HashSortReport { runs, postgres: "15".into(), limits_mib: Some((1024, 8192)), notes };
+        let spill = Spill { hash_batches: 2, sort_method: "external merge".into() };
+        let report =
+            HashSortReport { runs, spill, postgres: "15".into(), limits_mib: Some((1024, 8192)), notes };
         let section = hash_sort_section(&report, &effort());
         assert!(Spot::ALL.iter().all(|spot| section.body.contains(&format!("| {} |", spot.name()))));
         let tables = section.tables();

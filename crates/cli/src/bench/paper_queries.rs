@@ -6,9 +6,9 @@ use farpool_bench::{
 };
 use farpool_workload::StopFlag;
 use farpool_workload::paper::tpch_queries::{self, QueriesOptions, QueriesReport, QueryRun};
-use farpool_workload::paper::{Sample, Spot};
+use farpool_workload::paper::{Effort, Sample, Spot};
 
-use super::paper_databases::{Effort, slope};
+use super::paper_databases::slope;
 
 /// The paper has five; each takes the time of all queries in four places, and all figures are to be had in half an hour.
 const ROUNDS_MAX: usize = 3;

@@ -1,23 +1,19 @@
-//! RangeScan by where the whole database lies, written down.
+//! The report on RangeScan, by where the whole database lies.
 
 use anyhow::Result;
 use farpool_bench::{
     Bar, Chart, FLOOR, Figure, OURS, PEER, Section, Spread, Verdict, conditions, draw_all, middle, ratio,
 };
 use farpool_workload::StopFlag;
-use farpool_workload::paper::Spot;
-use farpool_workload::paper::range_scan::{self, RangeScanOptions, RangeScanReport, SESSIONS, SPOTS};
+use farpool_workload::paper::range_scan::{self, RangeScanReport, SESSIONS, SPOTS};
+use farpool_workload::paper::{Effort, Spot};
 
-use super::paper_databases::Effort;
-
-/// What was promised of far memory over shm, with the interposer, whatever the number of sessions.
+/// The goal for far memory over shm with the interposer, for each number of sessions.
 const TMPFS_AT_LEAST: f64 = 0.8;
 
-/// Measures, and writes it down.
+/// Measures, and reports.
 pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<Section> {
-    let &Effort { scale, rounds, slice, work_dir, farpool } = effort;
-    let report = range_scan::measure(&RangeScanOptions { scale, rounds, slice, work_dir, farpool }, stop)?;
-    Ok(section(&report, effort))
+    Ok(section(&range_scan::measure(effort, stop)?, effort))
 }
 
 fn section(report: &RangeScanReport, effort: &Effort<'_>) -> Section {

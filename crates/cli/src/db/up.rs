@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use farpool_control::Located;
 use farpool_fabric::raise_limit;
 use farpool_namdb::{CreateOptions, Database, DatabaseError};
 use farpool_pool::{JointError, PoolConfig};
@@ -11,7 +12,7 @@ use tokio::time::Instant;
 use super::DatabaseAt;
 use crate::notify;
 use crate::output::say;
-use crate::reach::{Located, Wait, runtime};
+use crate::reach::{Wait, runtime};
 use crate::shutdown::Shutdown;
 use crate::size::ByteSize;
 
@@ -73,7 +74,7 @@ pub fn run(args: UpArgs) -> Result<()> {
     };
     let database = loop {
         match if is_new { create(&args) } else { args.at.open() } {
-            // More nodes may be on their way.
+            // More nodes may still join.
             Err(error) if is_new && lacks_space(&error) && Instant::now() < deadline => {}
             database => break database?,
         }
@@ -100,7 +101,7 @@ pub fn run(args: UpArgs) -> Result<()> {
     }
 }
 
-/// Whether the process is asked to stop within this time.
+/// Whether the process is asked to stop within `time`.
 async fn asked_within(shutdown: &mut Shutdown, time: Duration) -> bool {
     tokio::time::timeout(time, shutdown.asked()).await.is_ok()
 }

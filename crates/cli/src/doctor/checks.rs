@@ -11,7 +11,7 @@ use rustix::process::{Resource, geteuid, getrlimit};
 
 use super::Check;
 use crate::errors::describe;
-use crate::reach::BrokerAt;
+use crate::reach::{BrokerAt, status_of};
 use crate::size::ByteSize;
 
 const FUSE_DEVICE: &str = "/dev/fuse";
@@ -227,7 +227,7 @@ pub async fn broker(at: &BrokerAt) -> Check {
         Ok(None) => return Check::warn(name, "none is running for this user", "start one with `farpool up`"),
         Err(error) => return Check::fail(name, describe(&error), "correct --broker and --tls-dir"),
     };
-    match located.status().await {
+    match status_of(&located).await {
         Ok(status) => {
             let alive = status.nodes.iter().filter(|node| node.alive).count();
             Check::ok(

@@ -1,6 +1,8 @@
-//! `farpool up --detach`: a second process is the pool; the first one passes on what it says until it is ready.
+//! `farpool up --detach`: a second process runs the pool. The first one passes on its output until the pool
+//! is ready.
 //!
-//! The second process ends with the first (see [`tether`](crate::tether)) until it is ready, so that Ctrl-C ends both.
+//! Until the pool is ready, the second process ends with the first (see [`tether`](crate::tether)), so Ctrl-C
+//! ends both.
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
@@ -15,7 +17,7 @@ use rustix::process::{set_parent_process_death_signal, setsid};
 use crate::output::say;
 use crate::tether::{self, Tether};
 
-/// What the user gave, and what the second process is given in its place.
+/// The option that the user gives, and the one that the second process gets in its place.
 const ASKED: &str = "--detach";
 const DONE: &str = "--detached";
 
@@ -29,7 +31,8 @@ pub struct Detached {
     tether: Tether,
 }
 
-/// Starts the second process, and comes back once it is ready; ends as it does if it ends before.
+/// Starts the second process and returns once the pool is ready. If that process ends before, this one exits
+/// with its status.
 pub fn start() -> Result<()> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let mut pool = Command::new(program)
@@ -41,9 +44,9 @@ pub fn start() -> Result<()> {
         .spawn()
         .context("cannot start the pool")?;
     let mut is_ready = false;
-    // It closes its end once it is ready.
+    // The second process closes its end of the pipe once the pool is ready.
     for line in pool.stdout.take().into_iter().flat_map(|pipe| BufReader::new(pipe).lines()) {
-        let line = line.context("cannot hear the pool")?;
+        let line = line.context("cannot read what the pool says")?;
         is_ready |= line.starts_with("ready");
         say(line);
     }
@@ -51,12 +54,12 @@ pub fn start() -> Result<()> {
         return Ok(());
     }
     let status = pool.wait().context("cannot wait for the pool")?;
-    // It has complained itself.
+    // The second process has printed the error.
     std::process::exit(status.code().unwrap_or(1));
 }
 
 impl Detached {
-    /// Leaves the terminal's session, whose end would end this process, too.
+    /// Leaves the session of the terminal: closing the terminal would otherwise end this process.
     pub fn leave_terminal(&self) -> Result<()> {
         if self.is_detached {
             tether::fasten(&self.tether)?;
@@ -65,7 +68,7 @@ impl Detached {
         Ok(())
     }
 
-    /// From now on this process outlives the first, and complains to a file.
+    /// From now on this process outlives the first, and its standard error is a file.
     pub fn leave_parent(&self, log: &Path) -> Result<()> {
         if !self.is_detached {
             return Ok(());
@@ -75,7 +78,11 @@ impl Detached {
         let nowhere = OpenOptions::new().write(true).open("/dev/null").context("cannot open /dev/null")?;
         set_parent_process_death_signal(None)?;
         for (file, stream) in [(&log, libc::STDERR_FILENO), (&nowhere, libc::STDOUT_FILENO)] {
-            // SAFETY: both descriptors are open, and no code of this process holds one of the streams' descriptors as its own.
+            // SAFETY: the call takes two numbers and no memory.
+            // - In bounds: `file` is open for as long as it is borrowed, and the standard streams are always
+            //   open.
+            // - Exclusive: no code of this process owns a standard stream's descriptor, so none is closed
+            //   behind its owner.
             if unsafe { libc::dup2(file.as_raw_fd(), stream) } < 0 {
                 return Err(std::io::Error::last_os_error()).context("cannot leave the terminal");
             }
@@ -83,7 +90,7 @@ impl Detached {
         Ok(())
     }
 
-    /// What ends the pool.
+    /// What a user does to end the pool.
     pub fn how_to_end(&self) -> String {
         if self.is_detached { format!("kill {}", std::process::id()) } else { "Ctrl-C".to_owned() }
     }

@@ -1,5 +1,8 @@
 //! PostgreSQL's temporary files: everything that spills, and servers that crash while it does.
 
+use std::fs::File;
+use std::io::Write;
+
 use farpool_workload::databases::postgres_spills::Spilled;
 use farpool_workload::databases::{Access, Ground, Place};
 use rustix::process::{Pid, Signal, kill_process};
@@ -42,11 +45,13 @@ fn results(spilled: &Spilled, ground: &Ground, place: Place) -> (Vec<Rows>, u64)
     (results, temp_bytes)
 }
 
-/// The server lets clients in again, and what had spilled is gone.
+/// The server lets clients in again, and what had spilled is gone. A client that is let in proves nothing on its own: it may have
+/// come before the server has noticed the crash.
 #[track_caller]
 fn assert_recovered(spilled: &mut Spilled, place: Place) {
-    eventually("the server has recovered", || spilled.server().connect().is_ok());
-    assert_eq!(spilled.temp_file_bytes(place).unwrap(), 0, "temporary files of the crash are left");
+    eventually("the server has recovered, and no temporary file of the crash is left", || {
+        spilled.temp_file_bytes(place).unwrap() == 0 && spilled.server().connect().is_ok()
+    });
     spilled.server().check_alive().unwrap();
 }
 
@@ -140,4 +145,57 @@ fn server_whose_processes_are_killed_while_they_spill_past_the_kernel_recovers_a
     println!("{direct:?}");
     assert!(direct.read > SPILLED_BYTES && direct.written > SPILLED_BYTES, "{direct:?}");
     ground.tear_down().unwrap();
+}
+
+/// PostgreSQL's code for a full disk.
+const DISK_FULL: &str = "53100";
+/// A region on each node: the smallest pool.
+const FULL_MEMORY_MIB: u64 = 64;
+/// 600,000 line items, 80 MB: more than the kernel keeps of a FUSE file system before it writes.
+const SCALE_THAT_FILLS: f64 = 0.1;
+/// What is left of the pool: half of what the statement that spills least writes.
+const LEFT_BYTES: u64 = SPILLED_BYTES / 2;
+/// Statements that fill the pool; more are wished for than there is time for every day.
+const FILLS: usize = 8;
+const FILLS_WISHED: &str = "FARPOOL_TEST_FILLS";
+
+/// `FARPOOL_TEST_FILLS=100 cargo test -p farpool-cli --test databases full_pool` fills the pool a hundred times.
+/// Fills the pool with a file, but for a little.
+fn fill(ground: &Ground) {
+    let mut file = File::create(ground.path(Place::Far, "ballast")).unwrap();
+    let piece = vec![1; 1 << 20];
+    let mut bytes = 0;
+    while let Ok(()) = file.write_all(&piece).and_then(|()| file.sync_all()) {
+        bytes += piece.len() as u64;
+    }
+    file.set_len(bytes - LEFT_BYTES).unwrap();
+}
+
+#[track_caller]
+fn assert_full_pool_is_disk_full(access: Access) {
+    let ground = ground_with(FULL_MEMORY_MIB, access);
+    fill(&ground);
+    let mut spilled = Spilled::prepare(&ground, SCALE_THAT_FILLS).unwrap();
+    let fills = std::env::var(FILLS_WISHED).map_or(FILLS, |count| count.parse().unwrap());
+    let codes = spilled.codes_of_failures(&ground, Place::Far, fills).unwrap();
+    println!("{codes:?}");
+    // A temporary file that is deleted before the kernel has written it needs no room.
+    assert!(codes.iter().all(|(_, code)| code.as_deref().is_none_or(|code| code == DISK_FULL)), "{codes:?}");
+    assert!(codes.iter().filter(|(_, code)| code.is_some()).count() > fills / 2, "{codes:?}");
+    let log = std::fs::read_to_string(ground.log("postgres-spills.log")).unwrap();
+    assert!(log.contains("No space left on device") && !log.contains("Input/output error"), "{log}");
+    spilled.server().check_alive().unwrap();
+    eventually("the temporary files are gone", || spilled.temp_file_bytes(Place::Far).unwrap() == 0);
+    drop(spilled);
+    ground.tear_down().unwrap();
+}
+
+#[test]
+fn statement_that_fills_the_pool_ends_with_disk_full_and_nothing_else() {
+    assert_full_pool_is_disk_full(Access::Kernel);
+}
+
+#[test]
+fn statement_that_fills_the_pool_past_the_kernel_ends_with_disk_full_and_nothing_else() {
+    assert_full_pool_is_disk_full(Access::Direct);
 }

@@ -69,13 +69,13 @@ fn tables_in_far_memory_worked_on_past_the_kernel_survive_a_shutdown_in_the_midd
     ground.tear_down().unwrap();
 }
 
-/// 72,000 rows, 18 MB with their index: some seconds, of which each client asks how long the files are for most. For a minute of it, ten
-/// times as many transactions.
+/// 72,000 rows, 18 MB with their index: some seconds, in which clients mostly ask for the lengths of files.
+/// Ten times as many transactions take a minute.
 const INSERTS: postgres_inserts::Size = postgres_inserts::Size { clients: 6, transactions: 24 };
 const TRANSACTIONS: &str = "FARPOOL_TEST_INSERTS";
 
 #[test]
-fn clients_that_make_a_table_longer_at_the_same_time_past_the_kernel_meet_no_error() {
+fn clients_that_insert_into_one_table_at_once_by_the_interposer_meet_no_error() {
     let ground = ground_with(MEMORY_MIB, Access::Direct);
     let transactions =
         std::env::var(TRANSACTIONS).map_or(INSERTS.transactions, |count| count.parse().unwrap());

@@ -7,7 +7,8 @@ use std::path::Path;
 use tempfile::TempDir;
 
 use crate::support::{
-    Mount, Pool, PoolOptions, assert_complaint, farpool, is_mounted, root, run, run_command, tied,
+    Mount, Pool, PoolOptions, assert_complaint, farpool, farpool_that_may_lock, is_mounted, root, run,
+    run_command, tied,
 };
 
 /// Nobody listens on port 1 of loopback: only root could, and nobody does.
@@ -168,13 +169,9 @@ fn missing_fuse_device_is_an_error_that_says_how_to_get_it() {
 #[test]
 fn too_little_lockable_memory_is_an_error_that_says_how_to_raise_it() {
     let pool = small_pool();
-    let limits = ["--memlock=1048576:1048576", "--"];
-    // Root may lock anything by a capability, so that goes first.
-    let drop_it: &[&str] =
-        if root() { &["--bounding-set=-ipc_lock", "--", "prlimit"] } else { &["--", "prlimit"] };
-    let mut command = tied("setpriv", drop_it);
-    command.args(limits).arg(env!("CARGO_BIN_EXE_farpool"));
-    command.args(["node", "--broker", &pool.address, "--memory", "64MiB", "--region-size", "4MiB"]);
+    let args = ["node", "--broker", &pool.address, "--memory", "64MiB", "--region-size", "4MiB"];
+    let mut command = farpool_that_may_lock(1 << 20);
+    command.args(args);
     let output = run_command(command);
     assert_complaint(&output, 1, "ulimit -l");
     assert!(output.stderr.contains("--no-lock"), "{output:?}");

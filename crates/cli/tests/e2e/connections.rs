@@ -1,5 +1,5 @@
-//! Whoever occupies a node's connections, by malice or by numbers, costs nobody's data: keyless floods, dribbling
-//! connections, another user on the node's socket, and more honest connections than there are places.
+//! Clients keep their data while a node's connections are all taken: by floods without a key, by connections
+//! that dribble, by another user on the node's socket, and by more honest clients than there are places.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -15,29 +15,35 @@ use std::time::{Duration, Instant};
 
 use farpool_fabric::TransportChoice;
 use farpool_wire::{Hello, Incarnation, NodeId, Opcode, RequestHeader, SessionId};
-use rustix::fs::Advice;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{Gid, Uid};
 
-use crate::support::{Mount, Pool, PoolOptions, eventually, pattern, root};
+use crate::support::{Mount, Pool, PoolOptions, eventually, pattern, read_from_far, root, write_new};
 
 const MIB: usize = 1 << 20;
-/// A node serves 1,024.
+/// Connections of a flood; a node serves 1,024.
 const FLOOD: usize = 1_040;
-/// The system's own bound is often 1,024.
+/// Descriptors that a flood needs; many systems allow 1,024 unless asked for more.
 const DESCRIPTORS: u64 = 8_192;
-/// Between two bytes of a dribbling connection.
-const DRIBBLE: Duration = Duration::from_millis(80);
-/// Longer than a client waits for a node that is silent, and than a few renewals take.
+/// The attack itself: a connection that dribbles sends one byte per interval. A node once closed connections
+/// without a key for 100 ms of silence only, so each byte came just in time.
+const DRIBBLE_EVERY: Duration = Duration::from_millis(80);
+/// Rounds of the other floods: as many as there can be while the node under test has a processor, too.
+const FLOOD_EVERY: Duration = Duration::from_millis(1);
+/// How long a flood lasts at least: longer than a client waits for a silent node, and several intervals of
+/// renewal.
 const FLOOD_LASTS: Duration = Duration::from_secs(7);
-/// Mounts and threads of each that work at once, and descriptors of the node: these leave it some thirty places.
-const CROWD: (usize, usize, u64) = (6, 8, 400);
-/// The whole size, `FARPOOL_CROWD=18x64`, with as many descriptors as it wants.
+/// Lines that a node may write about a flood: a few kinds, a line of each in ten seconds.
+const LINES_OF_A_FLOOD: usize = 20;
+/// The crowd of everyday runs: with so few descriptors the node has some thirty places.
+const CROWD: Crowd =
+    Crowd { mounts: 6, threads: 8, node_descriptors: 400, memory: "64MiB", mount_bytes: 8 * MIB as u64 };
+/// `FARPOOL_CROWD=18x64` asks for a crowd of 18 mounts with 64 threads each, and a node with all its places.
 const CROWD_OPTION: &str = "FARPOOL_CROWD";
 /// What each thread writes and reads back in a round.
 const CROWD_BYTES: usize = 64 << 10;
 const CROWD_ROUNDS: u64 = 40;
-/// Who has no business here: `nobody`, by custom.
+/// A user without rights on this machine: `nobody`, by custom.
 const STRANGER: u32 = 65_534;
 
 fn raise_descriptors() {
@@ -67,7 +73,17 @@ enum Habit {
     Echo,
 }
 
-/// Connections without a key, kept up until it is dropped.
+impl Habit {
+    /// From one round over all connections to the next.
+    fn interval(self) -> Duration {
+        match self {
+            Habit::Dribble => DRIBBLE_EVERY,
+            Habit::Come | Habit::Echo => FLOOD_EVERY,
+        }
+    }
+}
+
+/// Connections without a key, which are kept up until this is dropped.
 struct Flood {
     stop: &'static AtomicBool,
     thread: Option<JoinHandle<()>>,
@@ -89,7 +105,7 @@ impl Flood {
 
 impl Drop for Flood {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed); // looked at every turn; guards nothing
+        self.stop.store(true, Ordering::Relaxed); // the thread reads it every round; it guards nothing
         let ended = self.thread.take().expect("taken here only").join();
         assert!(ended.is_ok() || std::thread::panicking(), "the flood ended by itself");
     }
@@ -97,7 +113,7 @@ impl Drop for Flood {
 
 fn flood(target: &Target, node: NodeId, habit: Habit, stop: &AtomicBool, opened: &AtomicU64) {
     if matches!(target, Target::Unix(_)) && root() {
-        // This thread only: the socket asks who connects.
+        // Changes this thread only: the socket looks at the user that connects.
         let (user, group) = (Uid::from_raw(STRANGER), Gid::from_raw(STRANGER));
         rustix::thread::set_thread_res_gid(group, group, group).unwrap();
         rustix::thread::set_thread_res_uid(user, user, user).unwrap();
@@ -112,11 +128,11 @@ fn flood(target: &Target, node: NodeId, habit: Habit, stop: &AtomicBool, opened:
                 opened.fetch_add(u64::from(connection.is_some()), Ordering::Relaxed);
             }
             let Some(stream) = connection else { continue };
-            if !is_kept_up(stream, habit) {
+            if !keep_up(stream, habit) {
                 *connection = None;
             }
         }
-        std::thread::sleep(if habit == Habit::Dribble { DRIBBLE } else { Duration::from_millis(1) });
+        std::thread::sleep(habit.interval());
     }
 }
 
@@ -127,7 +143,7 @@ fn open(target: &Target, node: NodeId, habit: Habit, session: u64) -> Option<Fil
             let stream = UnixStream::connect(path);
             assert!(
                 !matches!(&stream, Err(error) if error.kind() == ErrorKind::PermissionDenied),
-                "no way there"
+                "the user may not reach the socket"
             );
             stream.ok()?.into()
         }
@@ -136,17 +152,17 @@ fn open(target: &Target, node: NodeId, habit: Habit, session: u64) -> Option<Fil
     let mut stream = File::from(stream);
     if habit != Habit::Come {
         let hello = Hello { session: SessionId(session), incarnation: Incarnation(1), node };
-        let _ = stream.write_all(&hello.encode()); // who was closed is seen later
+        let _ = stream.write_all(&hello.encode()); // a connection that was closed is noticed later
     }
     Some(stream)
 }
 
-/// Whether a connection lives on after it has done what it does.
-fn is_kept_up(stream: &mut File, habit: Habit) -> bool {
+/// Does what a connection of this habit does in a round; returns whether it is still open.
+fn keep_up(stream: &mut File, habit: Habit) -> bool {
     let wants_more = |error: &std::io::Error| error.kind() == ErrorKind::WouldBlock;
     let sent = match habit {
         Habit::Come => Ok(0),
-        // The beginning of a call that is never whole.
+        // Never a whole request at once.
         Habit::Dribble => stream.write(&echo()[..1]),
         Habit::Echo => stream.write(&echo()),
     };
@@ -162,7 +178,7 @@ fn is_kept_up(stream: &mut File, habit: Habit) -> bool {
     }
 }
 
-/// A call of four bytes.
+/// A request to echo four bytes.
 fn echo() -> Vec<u8> {
     let header = RequestHeader {
         opcode: Opcode::Call,
@@ -177,21 +193,6 @@ fn echo() -> Vec<u8> {
     [&header.encode()[..], b"echo"].concat()
 }
 
-/// Reads a file past what the kernel may have kept of it.
-fn read_from_far(path: &Path) -> std::io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
-    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?;
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-fn write_new(path: &Path, data: &[u8]) -> std::io::Result<()> {
-    let mut file = File::create(path)?;
-    file.write_all(data)?;
-    file.sync_all()
-}
-
 /// The pool's only node.
 fn node_of(pool: &Pool) -> (NodeId, String, PathBuf) {
     let status = pool.status();
@@ -202,11 +203,11 @@ fn node_of(pool: &Pool) -> (NodeId, String, PathBuf) {
     (NodeId(number), node["tcp"].as_str().unwrap().into(), node["shm_socket"].as_str().unwrap().into())
 }
 
-/// Two mounts, one of which is idle: both must have all they had once the flood is over, and the busy one goes on
-/// meanwhile.
-fn nothing_is_lost(habit: Habit, transport: &str, by_socket: bool) {
+/// Floods a node that two mounts use, one of them idle: the busy one goes on, a third one can be started, and
+/// all have their data afterwards.
+fn nothing_is_lost(habit: Habit, transport: &str) {
     raise_descriptors();
-    // Each mount keeps 32 MiB and more at hand.
+    // Each mount holds at least 32 MiB in reserve.
     let pool = Pool::start(PoolOptions { nodes: 1, memory: "256MiB", ..PoolOptions::default() });
     let (node, tcp, socket) = node_of(&pool);
     fs::set_permissions(socket.parent().unwrap(), fs::Permissions::from_mode(0o711)).unwrap();
@@ -216,7 +217,7 @@ fn nothing_is_lost(habit: Habit, transport: &str, by_socket: bool) {
     write_new(&idle.file("data"), &data).unwrap();
     write_new(&busy.file("data"), &data).unwrap();
 
-    let target = if by_socket { Target::Unix(socket) } else { Target::Tcp(tcp) };
+    let target = if transport == "shm" { Target::Unix(socket) } else { Target::Tcp(tcp) };
     let flood = Flood::start(target, node, habit);
     let began = Instant::now();
     let mut round = 0;
@@ -237,6 +238,9 @@ fn nothing_is_lost(habit: Habit, transport: &str, by_socket: bool) {
         assert!(read_from_far(&mount.file("data")).unwrap() == data);
     }
     assert_eq!(pool.status()["nodes"][0]["alive"], true);
+    // The operator learns of it, and is not flooded as well.
+    let said = pool.nodes[0].complaints();
+    assert!(said.contains("left_out=") && said.lines().count() <= LINES_OF_A_FLOOD, "{said}");
     for mount in [&mut idle, &mut busy, &mut late] {
         mount.unmount();
     }
@@ -244,40 +248,57 @@ fn nothing_is_lost(habit: Habit, transport: &str, by_socket: bool) {
 
 #[test]
 fn connections_that_dribble_take_every_place_and_no_file_is_lost() {
-    nothing_is_lost(Habit::Dribble, "tcp", false);
+    nothing_is_lost(Habit::Dribble, "tcp");
 }
 
 #[test]
 fn a_plain_flood_takes_every_place_and_no_file_is_lost() {
-    nothing_is_lost(Habit::Come, "tcp", false);
+    nothing_is_lost(Habit::Come, "tcp");
 }
 
 #[test]
 fn calls_without_a_key_take_every_place_and_no_file_is_lost() {
-    nothing_is_lost(Habit::Echo, "tcp", false);
+    nothing_is_lost(Habit::Echo, "tcp");
 }
 
 #[test]
 fn another_user_on_the_nodes_socket_takes_every_place_and_no_file_is_lost() {
-    nothing_is_lost(Habit::Dribble, "shm", true);
+    nothing_is_lost(Habit::Dribble, "shm");
 }
 
-/// Mounts, threads and descriptors of the crowd.
-fn crowd() -> (usize, usize, u64) {
+/// Honest clients that work at the same time.
+struct Crowd {
+    mounts: usize,
+    /// Of each mount.
+    threads: usize,
+    /// Of the node, which bound the connections that it serves.
+    node_descriptors: u64,
+    /// Of the node.
+    memory: &'static str,
+    /// Most far memory of a mount.
+    mount_bytes: u64,
+}
+
+/// The crowd that `FARPOOL_CROWD` asks for.
+fn crowd() -> Crowd {
     let Ok(asked) = std::env::var(CROWD_OPTION) else { return CROWD };
     let (mounts, threads) = asked.split_once('x').expect("as 18x64");
-    (mounts.parse().unwrap(), threads.parse().unwrap(), DESCRIPTORS)
+    let (mounts, threads) = (mounts.parse().unwrap(), threads.parse().unwrap());
+    let mount_bytes = 32 * MIB as u64;
+    Crowd { mounts, threads, node_descriptors: DESCRIPTORS, memory: "1GiB", mount_bytes }
 }
 
-/// One thread: writes and reads back, round after round. How long each round took.
+/// The work of one thread: writes and reads back, round after round. Returns how long each round took.
 fn write_and_read(pool: &farpool_pool::Pool, seed: u64, start: &Barrier) -> Vec<Duration> {
     let session = pool.session();
     let extent = session.lock().block_on(pool.take_extent(seed)).expect("there is room for all");
     start.wait();
     let round = |round: u64| {
         let (began, data) = (Instant::now(), pattern(CROWD_BYTES, seed << 32 | round));
-        let guard = session.lock(); // for each request, as threads of a mount do
-        // SAFETY: all buffers and futures end in `block_on`, before the guard.
+        let guard = session.lock(); // one request at a time, as threads of a mount do
+        // SAFETY: `core` asks that nothing obtained from it outlives the guard. Buffers and futures end in
+        // `block_on`, which returns before `guard` is dropped; until then `guard` is locked, so no other
+        // thread uses the session.
         let core = unsafe { guard.core() };
         let transferred = guard.block_on(async {
             let mut buffer = core.buffer(CROWD_BYTES).unwrap();
@@ -297,17 +318,15 @@ fn write_and_read(pool: &farpool_pool::Pool, seed: u64, start: &Barrier) -> Vec<
 
 fn more_honest_connections_than_places(transport: TransportChoice) {
     raise_descriptors();
-    let (mounts, threads, descriptors) = crowd();
-    let is_whole = descriptors == DESCRIPTORS;
-    let memory = if is_whole { "1GiB" } else { "64MiB" };
+    let Crowd { mounts, threads, node_descriptors, memory, mount_bytes } = crowd();
     let mut pool = Pool::start(PoolOptions { nodes: 0, memory, ..PoolOptions::default() });
-    pool.add_node_with_descriptors(descriptors);
+    pool.add_node_with_descriptors(node_descriptors);
     let connect = || {
         farpool_pool::Pool::connect(farpool_pool::PoolConfig {
             broker: pool.address.clone(),
             tls: None,
             transport: transport.into(),
-            limit_bytes: Some(if is_whole { 32 * MIB as u64 } else { 8 * MIB as u64 }),
+            limit_bytes: Some(mount_bytes),
         })
     };
     let pools: Vec<_> = (0..mounts).map(|_| connect().unwrap()).collect();

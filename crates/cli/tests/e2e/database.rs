@@ -1,12 +1,13 @@
 //! Databases in far memory: compute servers that are real processes, killed, stopped and taken for dead, judged by what they saw.
 
+use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use farpool_fabric::Transports;
-use farpool_namdb::{CreateOptions, Database, Reach, Table, TableOptions};
+use farpool_namdb::{CreateOptions, Credentials, Database, Reach, Table, TableOptions};
 use farpool_pool::PoolConfig;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -215,12 +216,16 @@ fn snapshot_isolation_holds_while_processes_are_killed_and_stopped_over_tcp_with
     assert_isolated_while_workers_die("tcp", "2");
 }
 
-/// Leases last ten seconds: less than this of them is left to no member whose node stops.
+/// The fault itself: how long the first node stops. Leases last ten seconds, and every member has at least
+/// 9.7 of them left when a node stops.
 const LONGEST_STANDSTILL: Duration = Duration::from_secs(9);
-/// Longer than most things wait for a node.
+/// The fault itself: how long the second node stops, which is longer than most operations wait for a node.
 const STANDSTILL: Duration = Duration::from_secs(6);
+/// How long workers may take until each has written down another transaction, on a busy machine.
+const GO_ON_WITHIN: Duration = Duration::from_secs(20);
 
-/// Each node stands still in turn, while money moves and workers write down what they see: all members wait, and go on.
+/// Stops each node in turn, while money moves and workers write down what they see: all members wait, and go
+/// on.
 #[track_caller]
 fn assert_a_node_may_stand_still(transport: &str) {
     const SECONDS: u64 = 22;
@@ -233,15 +238,19 @@ fn assert_a_node_may_stand_still(transport: &str) {
     moving.await_line("  "); // the money was counted, however long that took
     let end = Instant::now() + Duration::from_secs(SECONDS);
     let mut workers: Vec<Process> = (1..=3).map(|number| ground.work(number, transport, SECONDS)).collect();
-    let is_at_work = |number| std::fs::metadata(ground.history(number)).is_ok_and(|file| file.len() > 0);
-    within(Duration::from_secs(20), "all workers are at work", || (1..=3).all(is_at_work));
+    let histories =
+        || [1, 2, 3].map(|number| fs::metadata(ground.history(number)).map_or(0, |file| file.len()));
+    let all_wrote_since =
+        |before: [u64; 3]| histories().iter().zip(before).all(|(now, before)| *now > before);
+    within(GO_ON_WITHIN, "all workers are at work", || all_wrote_since([0; 3]));
     for (node, long) in ground.pool.nodes.iter().zip([LONGEST_STANDSTILL, STANDSTILL]) {
         node.signal(Signal::STOP);
         std::thread::sleep(long);
+        let before = histories();
         node.signal(Signal::CONT);
-        std::thread::sleep(Duration::from_secs(2)); // between two, all go on
+        within(GO_ON_WITHIN, "all workers go on", || all_wrote_since(before));
     }
-    assert!(Instant::now() < end, "they were not at work all the time");
+    assert!(Instant::now() < end, "the workers ended before the nodes had stopped and gone on");
     let output = moving.wait();
     assert!(output.status.success() && output.stdout.contains("50000 cents"), "{output:?}");
     for worker in &mut workers {
@@ -264,7 +273,7 @@ fn members_wait_for_a_node_that_stands_still_and_go_on_over_tcp() {
     assert_a_node_may_stand_still("tcp");
 }
 
-/// The process goes on, and says that it lives: only its publisher does nothing.
+/// Only the publisher's thread stops: its process goes on, with its other threads.
 #[test]
 fn a_publisher_whose_thread_stands_still_is_shut_out_and_another_one_publishes() {
     let ground = Ground::new();
@@ -278,7 +287,7 @@ fn a_publisher_whose_thread_stands_still_is_shut_out_and_another_one_publishes()
     };
     assert_eq!(publisher(), Some(0), "the first to come");
     let still = first.stop_thread("db-publisher");
-    // Commits are acknowledged, and seen by what comes after them.
+    // Commits are acknowledged, and later transactions see them.
     assert!(ground.bank("shm", "1").stdout.contains("50000 cents"));
     assert_ne!(publisher(), Some(0));
     first.assert_running();
@@ -289,13 +298,13 @@ fn a_publisher_whose_thread_stands_still_is_shut_out_and_another_one_publishes()
 }
 
 #[test]
-fn a_compute_server_of_which_a_thread_hangs_in_a_commit_is_shut_out_and_its_locks_are_free() {
+fn a_compute_server_with_a_thread_that_hangs_in_a_commit_is_shut_out_and_its_locks_are_free() {
     let ground = Ground::new();
     let mut up = ground.up();
     let hung = ["prepared", "locked", "installed"].map(|step| format!("hang:{step}:20"));
     let mut hung: Vec<Process> =
         (1..).zip(&hung).map(|(number, strike)| ground.work_until(number, "shm", 60, Some(strike))).collect();
-    within(Duration::from_secs(60), "those that hang are shut out", || {
+    within(Duration::from_secs(60), "the processes with a thread that hangs are shut out", || {
         up.assert_running();
         ground.status()["servers"].as_array().unwrap().len() == 1
     });
@@ -357,6 +366,11 @@ fn snapshot_isolation_holds_where_processes_are_killed_and_stopped_at_each_step_
     assert_isolated_at_each_step("tcp", None);
 }
 
+/// How the tests' own processes reach their pools, whatever this user's pools want.
+fn in_plain_text() -> Reach {
+    Reach { credentials: Credentials::PlainText, ..Reach::default() }
+}
+
 /// Versions of a row, and of the catalog's, that are more than their rings hold.
 #[test]
 fn a_snapshot_stays_whole_while_others_go_on_writing_its_rows_and_changing_tables() {
@@ -364,7 +378,7 @@ fn a_snapshot_stays_whole_while_others_go_on_writing_its_rows_and_changing_table
     const TABLES: u64 = 12;
     let ground = Ground::new();
     let _up = ground.up();
-    let database = Database::open(&ground.file(), &Reach::default()).unwrap();
+    let database = Database::open(&ground.file(), &in_plain_text()).unwrap();
     let client = database.client().unwrap();
     let rows: Table<u64, u64> = client.create_table("rows", &TableOptions::rows(4).old_versions(2)).unwrap();
     client.transact(async |tx| tx.insert(&rows, 1, 0).await).unwrap();
@@ -408,7 +422,7 @@ fn rows_of_any_length_are_there_for_who_opens_the_database_later_and_make_room_f
     let ground = Ground::new();
     let _up = ground.up();
     for round in 0..ROUNDS {
-        let database = Database::open(&ground.file(), &Reach::default()).unwrap();
+        let database = Database::open(&ground.file(), &in_plain_text()).unwrap();
         let client = database.client().unwrap();
         let options = TableOptions::rows(ROWS).row_bytes(100).longest(LONGEST).slab_bytes(4 << 20);
         let rows: Table<u64, Vec<u8>> = match round {
@@ -436,7 +450,7 @@ fn rows_of_any_length_are_there_for_who_opens_the_database_later_and_make_room_f
 fn a_writer_whom_an_open_snapshot_holds_up_for_too_long_is_told_so() {
     let ground = Ground::new();
     let _up = ground.up();
-    let database = Database::open(&ground.file(), &Reach::default()).unwrap();
+    let database = Database::open(&ground.file(), &in_plain_text()).unwrap();
     let client = database.client().unwrap();
     let options = TableOptions::rows(1).old_versions(1).overflow(0);
     let rows: Table<u64, u64> = client.create_table("rows", &options).unwrap();
@@ -464,7 +478,7 @@ fn any_number_of_processes_may_come_and_go_while_one_stays() {
     let ground = Ground::new();
     let _up = ground.up();
     for _ in 0..TIMES {
-        let database = Database::open(&ground.file(), &Reach::default()).unwrap();
+        let database = Database::open(&ground.file(), &in_plain_text()).unwrap();
         assert_eq!(database.members().unwrap().len(), 2);
     }
 }

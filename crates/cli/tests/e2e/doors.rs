@@ -1,4 +1,5 @@
-//! What each door says when two sides do not come to talk: the command line's here, that of C and Rust in the tests of the C library.
+//! What each command says when client and broker cannot talk to each other. The same for C and Rust is in the
+//! tests of the C library.
 
 use std::fs;
 use std::path::Path;
@@ -15,42 +16,42 @@ use tonic::{Request, Response, Status};
 
 use crate::support::{Pool, PoolOptions, Process, Up, assert_complaint, farpool, run};
 
-/// Every door complains of a broker in these words.
+/// Every command that needs a broker fails with these words.
 #[track_caller]
-fn assert_every_door_says(broker: &str, tls: Option<&Path>, words: &str) {
+fn assert_every_command_says(broker: &str, tls: Option<&Path>, words: &str) {
     let dir = TempDir::new().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     fs::create_dir(path("far")).unwrap();
     let (far, file) = (path("far"), path("db"));
-    let doors: [&[&str]; 4] = [
+    let commands: [&[&str]; 4] = [
         &["status"],
         &["mount", &far],
         &["db", "up", &file],
         &["node", "--no-lock", "--memory", "1MiB", "--region-size", "1MiB"],
     ];
-    for door in doors {
+    for command in commands {
         let tls = tls.map(|dir| ["--tls-dir", dir.to_str().unwrap()]);
-        let args = door.iter().copied().chain(["--broker", broker]).chain(tls.into_iter().flatten());
+        let args = command.iter().copied().chain(["--broker", broker]).chain(tls.into_iter().flatten());
         assert_complaint(&run(args), 1, words);
     }
 }
 
 #[test]
-fn plain_text_to_a_pool_with_tls_is_told_that_it_wants_tls_and_so_is_the_pool() {
+fn plain_text_to_a_pool_with_tls_is_named_by_client_and_broker() {
     let up = Up::start();
-    assert_every_door_says(&up.address, None, "wants TLS");
+    assert_every_command_says(&up.address, None, "wants TLS");
     up.process.await_complaint("spoke plain text");
 }
 
 #[test]
-fn tls_to_a_pool_without_is_told_that_it_does_not_speak_it_and_so_is_the_broker() {
+fn tls_to_a_pool_without_tls_is_named_by_client_and_broker() {
     let up = Up::start();
     let pool = Pool::start(PoolOptions { nodes: 1, ..PoolOptions::default() });
-    assert_every_door_says(&pool.address, Some(&up.run_dir().join("tls")), "does not speak TLS");
+    assert_every_command_says(&pool.address, Some(&up.run_dir().join("tls")), "does not speak TLS");
     pool.broker.await_complaint("spoke TLS");
 }
 
-/// A TLS directory with a certificate that runs until then.
+/// Makes a TLS directory with a certificate that expires in `until_year`.
 fn certificate(dir: &Path, authority: &CertifiedIssuer<'static, KeyPair>, until_year: i32) {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(vec![SERVER_NAME.to_owned()]).unwrap();
@@ -83,13 +84,13 @@ fn expired_and_foreign_certificates_are_named_by_client_and_broker() {
     command.arg(of("broker.redb")).arg("--tls-dir").arg(of("good"));
     let (broker, ready) = Process::ready("the broker", command);
     let address = ready.strip_prefix("ready ").unwrap();
-    assert_every_door_says(address, Some(&of("expired")), "has expired");
+    assert_every_command_says(address, Some(&of("expired")), "has expired");
     broker.await_complaint("its certificate has expired");
-    assert_every_door_says(address, Some(&of("foreign")), "is not of this pool's authority");
+    assert_every_command_says(address, Some(&of("foreign")), "is not of this pool's authority");
     broker.await_complaint("its certificate is not of this pool's authority");
 }
 
-/// Never asked: clients of another version are turned away before.
+/// A broker of another release. No request reaches it: clients of this release are refused before.
 struct OtherRelease;
 
 #[tonic::async_trait]
@@ -122,5 +123,5 @@ fn broker_of_another_version_is_named_with_both_numbers() {
         "it speaks version {} of the control plane, and this side version {CONTROL_VERSION}: run the same release",
         CONTROL_VERSION + 1
     );
-    assert_every_door_says(&address, None, &words);
+    assert_every_command_says(&address, None, &words);
 }

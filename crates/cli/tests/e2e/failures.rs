@@ -1,33 +1,18 @@
 //! What happens to files when a broker or a node dies, or the pool is full.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::fs::{self, OpenOptions};
+use std::io::{ErrorKind, Seek, SeekFrom, Write};
 use std::time::{Duration, Instant};
 
-use rustix::fs::Advice;
 use rustix::io::Errno;
 
-use crate::support::{Mount, PATIENCE, Pool, PoolOptions, eventually, pattern, within};
+use crate::support::{
+    Mount, PATIENCE, Pool, PoolOptions, eventually, pattern, read_from_far, within, write_new,
+};
 
 const MIB: usize = 1 << 20;
 /// What the pool promises for a node that is gone (5 s), and as much again for a busy machine.
 const LOST_NODE_DEADLINE: Duration = Duration::from_secs(10);
-
-fn write_new(path: &Path, data: &[u8]) -> std::io::Result<()> {
-    let mut file = File::create(path)?;
-    file.write_all(data)?;
-    file.sync_all()
-}
-
-/// Reads a file past what the kernel may have kept of it.
-fn read_from_far(path: &Path) -> std::io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
-    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?;
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
 
 #[test]
 fn files_go_on_without_the_broker_and_grow_again_after_its_restart() {
@@ -121,6 +106,20 @@ fn full_pool_gives_enospc_and_space_comes_back_after_unlink() {
     assert!(fs::read(mount.file("keep")).unwrap() == half);
     mount.unmount();
     eventually("all regions are free again", || pool.regions_free() == pool.regions_total());
+}
+
+#[test]
+fn a_mount_that_is_full_says_so_once_in_ten_seconds_however_much_is_written() {
+    let pool = Pool::start(PoolOptions::default());
+    let mut mount = Mount::of(&pool, &["--limit", "8MiB"]);
+    let began = Instant::now();
+    for round in 0..6 {
+        write_new(&mount.file("large"), &pattern(24 * MIB, round)).unwrap_err();
+        fs::remove_file(mount.file("large")).unwrap();
+    }
+    let said = mount.unmount().stderr;
+    let lines = said.matches("could not be stored").count() as u64;
+    assert!((1..=1 + began.elapsed().as_secs() / 10).contains(&lines), "{said}");
 }
 
 #[test]

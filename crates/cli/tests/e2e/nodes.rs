@@ -5,7 +5,7 @@ use tempfile::TempDir;
 
 use crate::support::{Pool, PoolOptions, Process, assert_complaint, eventually, farpool, run, run_command};
 
-/// Nobody listens on port 1 of loopback.
+/// No process listens on port 1 of loopback.
 const NODE: [&str; 6] = ["node", "--no-lock", "--broker", "127.0.0.1:1", "--region-size", "1MiB"];
 
 #[test]
@@ -62,7 +62,7 @@ fn node_that_is_interrupted_while_it_reserves_memory_ends_at_once_and_leaves_no_
 }
 
 #[test]
-fn node_that_cannot_register_ends_and_says_why() {
+fn node_that_cannot_register_exits_with_the_reason() {
     let output = run(NODE.iter().chain(&["--memory", "1MiB"]));
     assert_complaint(&output, 1, "--wait");
     assert!(output.stderr.contains("refused"), "{output:?}");
@@ -99,7 +99,7 @@ fn daemons_tell_the_service_manager_when_they_serve_and_when_they_end() {
     let socket = std::os::unix::net::UnixDatagram::bind(&manager).unwrap();
     socket.set_nonblocking(true).unwrap();
     let hears = |word: &str| {
-        eventually(&format!("it says {word}"), || {
+        eventually(&format!("the daemon notifies {word}"), || {
             let mut heard = [0; 64];
             socket.recv(&mut heard).is_ok_and(|bytes| &heard[..bytes] == word.as_bytes())
         });

@@ -12,7 +12,7 @@ fn mount_database_and_node_wait_for_a_broker_that_is_started_last() {
     let dir = TempDir::new().unwrap();
     let far = dir.path().join("far");
     fs::create_dir(&far).unwrap();
-    // Free a moment ago, and nobody else's guess.
+    // The port was free a moment ago, and the kernel gives it to no other process soon.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let waiting = |args: &[&str]| {
         let mut command = farpool(args);
@@ -43,7 +43,7 @@ fn mount_database_and_node_wait_for_a_broker_that_is_started_last() {
 }
 
 #[test]
-fn what_waits_for_a_pool_ends_when_it_is_asked_to() {
+fn mount_that_waits_for_a_pool_ends_on_sigterm() {
     let dir = TempDir::new().unwrap();
     let mut command = farpool(["mount", "--broker", "127.0.0.1:1", "--wait", "120"]);
     command.arg(dir.path());
@@ -53,7 +53,7 @@ fn what_waits_for_a_pool_ends_when_it_is_asked_to() {
 }
 
 #[test]
-fn detached_pool_is_ready_when_the_command_is_back_and_ends_without_a_trace() {
+fn detached_pool_is_ready_when_the_command_returns_and_ends_without_a_trace() {
     let dir = TempDir::new().unwrap();
     let mine = |args: &[&str]| {
         let mut command = farpool(args);
@@ -90,7 +90,7 @@ fn detached_pool_is_ready_when_the_command_is_back_and_ends_without_a_trace() {
 }
 
 #[test]
-fn mount_finds_a_pool_of_this_user_that_comes_up_later() {
+fn mount_finds_a_pool_of_the_same_user_that_is_started_later() {
     let dir = TempDir::new().unwrap();
     let far = dir.path().join("far");
     fs::create_dir(&far).unwrap();

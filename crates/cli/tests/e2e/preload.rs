@@ -9,7 +9,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::support::{
-    Mount, Output, Pool, PoolOptions, Process, Up, assert_complaint, eventually, farpool, root, run,
+    Mount, Output, Pool, PoolOptions, Process, Up, assert_complaint, built, eventually, farpool, root, run,
     run_command, tied,
 };
 
@@ -91,10 +91,7 @@ fn what_is_missing_is_named_with_the_fix() {
 
 /// The interposer as cargo built it.
 pub fn interposer() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let found =
-        test.ancestors().map(|folder| folder.join("libfarpool_preload.so")).find(|path| path.exists());
-    found.expect("the interposer is built by `cargo test`, or by `cargo build -p farpool-preload`")
+    built("libfarpool_preload.so")
 }
 
 /// Builds one of the C programs by which the interposer itself is tested.
@@ -166,7 +163,17 @@ fn positional_calls_on_a_mount_need_no_kernel() {
     }
 }
 
-/// How many questions `sizes.c` asks each way, if no other number is asked for: ten millions take a quarter of an hour.
+#[test]
+fn what_the_kernel_was_to_read_ahead_is_no_older_than_what_was_written_past_it() {
+    let dir = TempDir::new().unwrap();
+    let (library, program) = (interposer(), test_program("prefetch", dir.path()));
+    let pool = Pool::start(PoolOptions::default());
+    let mount = Mount::of(&pool, &["--accelerate"]);
+    seen_in(mount.path(), &program, &[], Some(&library));
+}
+
+/// How many questions `sizes.c` asks in each mode unless `FARPOOL_TEST_SIZES` says otherwise: ten million
+/// take a quarter of an hour.
 const SIZES_ASKED: &str = "40000";
 const ASK_SIZES: &str = "FARPOOL_TEST_SIZES";
 

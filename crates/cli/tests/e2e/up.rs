@@ -5,7 +5,9 @@ use std::fs;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::support::{Mount, Process, Up, assert_complaint, eventually, farpool, is_running, run_command};
+use crate::support::{
+    Mount, Process, Up, assert_complaint, eventually, farpool, farpool_that_may_lock, is_running, run_command,
+};
 
 fn kill(id: u32) {
     kill_process(Pid::from_raw(id as i32).unwrap(), Signal::KILL).unwrap();
@@ -57,6 +59,28 @@ fn pool_that_is_interrupted_while_it_starts_leaves_nothing() {
     up.end_well();
     assert!(children.iter().all(|&id| !is_running(id)));
     assert!(!run_dir.exists());
+}
+
+#[test]
+fn pool_of_a_user_who_may_lock_little_memory_says_so_and_locks_what_is_allowed() {
+    const MIB: u64 = 1 << 20;
+    let dir = TempDir::new().unwrap();
+    let mut command = farpool_that_may_lock(8 * MIB);
+    command.args(["up", "--listen", "127.0.0.1:0", "--nodes", "1", "--memory", "16MiB", "--region-size"]);
+    command.arg("4MiB").env("XDG_RUNTIME_DIR", dir.path());
+    let (mut up, _) = Process::ready("farpool up", command);
+    up.await_complaint("may lock 8 MiB of its 20 MiB");
+    up.await_complaint("--no-lock");
+    let locked = crate::support::children_of(up.id()).into_iter().map(locked_bytes).max();
+    assert!(locked.is_some_and(|bytes| bytes > 0 && bytes <= 8 * MIB), "{locked:?}");
+    up.end_well();
+}
+
+/// What a process has locked (proc(5)).
+fn locked_bytes(id: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap() * 1024
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farpool_fabric::{AccessKind, Cut, Host};
+use farpool_fabric::{AccessKind, Account, Complaint, Complaints, Cut, Host, Origin, Places};
 use farpool_wire::{
     AccessKey, Decoded, Opcode, REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES, Refusal, RequestHeader,
     ResponseHeader,
@@ -40,11 +40,25 @@ pub(super) enum Ended {
     Malformed,
 }
 
+/// What a connection is served by, and under which terms.
+pub(super) struct Terms<'a> {
+    pub(super) host: &'a dyn Host,
+    pub(super) lending: &'a mut Lending,
+    pub(super) places: &'a Places,
+    pub(super) complaints: &'a Complaints,
+}
+
 /// One connection.
 pub(super) struct Connection {
     number: u32,
     pub(super) access: Arc<CardAccess>,
-    /// When it came, or a message came while something was attached: since then it has shown no key at the least.
+    pub(super) origin: Origin,
+    /// The account that the server puts the connection on, while it has something attached.
+    account: Option<Account>,
+    /// The account that it is to be put on.
+    next_account: Option<Account>,
+    /// When the connection was made, or last sent a message with something attached: it has shown no key
+    /// since then at the longest.
     had_key: Instant,
     atomics_by_message: bool,
     requests: Block,
@@ -66,12 +80,16 @@ impl Connection {
     pub(super) fn new(
         number: u32,
         access: Arc<CardAccess>,
+        origin: Origin,
         domain: Arc<Domain>,
         atomics_by_message: bool,
     ) -> Result<Self, VerbsError> {
         let connection = Connection {
             number,
             access,
+            origin,
+            account: None,
+            next_account: None,
             had_key: Instant::now(),
             atomics_by_message,
             requests: Block::new(&domain, MESSAGES_IN_FLIGHT * REQUEST_BYTES)?,
@@ -89,7 +107,29 @@ impl Connection {
         Ok(connection)
     }
 
-    /// How long nothing was attached, whatever it sent.
+    /// The account that the connection is on.
+    pub(super) fn account(&self) -> Option<Account> {
+        self.account
+    }
+
+    /// Whether the connection has shown its first key, or has nothing attached any more, and the server has not
+    /// taken note of that yet.
+    pub(super) fn has_changed_sides(&self) -> bool {
+        self.account.is_some() == (self.access.regions() == 0)
+    }
+
+    /// The server takes note of that. Returns the account of before, and the one of now.
+    pub(super) fn change_sides(&mut self) -> (Option<Account>, Option<Account>) {
+        let next = if self.account.is_some() { None } else { self.next_account };
+        (std::mem::replace(&mut self.account, next), next)
+    }
+
+    /// How long ago the last message came. (What the card does by itself is not seen.)
+    pub(super) fn idle(&self) -> Duration {
+        self.had_key.elapsed()
+    }
+
+    /// For how long nothing has been attached, whatever the connection sends; `None`: something is.
     pub(super) fn useless_for(&self) -> Option<Duration> {
         (self.access.regions() == 0).then(|| self.had_key.elapsed())
     }
@@ -107,12 +147,7 @@ impl Connection {
     }
 
     /// Takes one completion of this connection.
-    pub(super) fn completed(
-        &mut self,
-        completion: &ffi::Wc,
-        host: &dyn Host,
-        lending: &mut Lending,
-    ) -> Result<(), Ended> {
+    pub(super) fn completed(&mut self, completion: &ffi::Wc, terms: &mut Terms<'_>) -> Result<(), Ended> {
         if completion.status != ffi::WC_SUCCESS {
             let (status, connection) = (completion.status, self.number);
             tracing::debug!(connection, status, "an RDMA connection broke");
@@ -130,18 +165,12 @@ impl Connection {
         while !self.free_answers.is_empty()
             && let Some((place, bytes)) = self.backlog.pop_front()
         {
-            self.serve(place, bytes, host, lending)?;
+            self.serve(place, bytes, terms)?;
         }
         Ok(())
     }
 
-    fn serve(
-        &mut self,
-        place: usize,
-        bytes: usize,
-        host: &dyn Host,
-        lending: &mut Lending,
-    ) -> Result<(), Ended> {
+    fn serve(&mut self, place: usize, bytes: usize, terms: &mut Terms<'_>) -> Result<(), Ended> {
         let mut request = std::mem::take(&mut self.request);
         request.resize(bytes.min(REQUEST_BYTES), 0);
         self.requests.read(place * REQUEST_BYTES, &mut request);
@@ -157,7 +186,7 @@ impl Connection {
         let mut answer = std::mem::take(&mut self.answer);
         answer.clear();
         answer.resize(RESPONSE_HEADER_BYTES, 0);
-        let (mut outcome, bind) = match self.carry_out(host, lending, &header, payload, &mut answer)? {
+        let (mut outcome, bind) = match self.carry_out(terms, &header, payload, &mut answer)? {
             Ok((value, bind)) => (Ok(value), bind),
             Err(refusal) => (Err(refusal), None),
         };
@@ -184,14 +213,14 @@ impl Connection {
     #[allow(clippy::type_complexity)] // an outcome within an end
     fn carry_out(
         &mut self,
-        host: &dyn Host,
-        lending: &mut Lending,
+        terms: &mut Terms<'_>,
         header: &RequestHeader,
         payload: &[u8],
         answer: &mut Vec<u8>,
     ) -> Result<Result<(u64, Option<ffi::BindMw>), Refusal>, Ended> {
+        let host = terms.host;
         Ok(match header.opcode {
-            Opcode::Attach => match self.attach(host, lending, header, payload, answer) {
+            Opcode::Attach => match self.attach(terms, header, payload, answer) {
                 Ok(bind) => Ok((0, bind)),
                 Err(AttachError::Refused(refusal)) => Err(refusal),
                 Err(AttachError::WasCut) => return Err(Ended::Lost),
@@ -213,8 +242,7 @@ impl Connection {
 
     fn attach(
         &mut self,
-        host: &dyn Host,
-        lending: &mut Lending,
+        terms: &mut Terms<'_>,
         header: &RequestHeader,
         payload: &[u8],
         answer: &mut Vec<u8>,
@@ -224,8 +252,9 @@ impl Connection {
             return Err(Refusal::Exhausted.into());
         }
         let cut: Arc<dyn Cut> = self.access.clone();
-        let lent = host.lend(header.region, header.epoch, &key, cut)?;
-        let opening = lending.open(header.region, &lent, &self.domain).map_err(|error| {
+        let lent = terms.host.lend(header.region, header.epoch, &key, cut)?;
+        self.take_place(terms, header)?;
+        let opening = terms.lending.open(header.region, &lent, &self.domain).map_err(|error| {
             tracing::warn!(region = header.region, %error, "a region cannot be opened to a client's card");
             Refusal::Exhausted
         })?;
@@ -233,6 +262,22 @@ impl Connection {
         let (attached, bind) = self.access.grant(header.region, granted).map_err(|_| AttachError::WasCut)?;
         answer.extend_from_slice(&attached.encode());
         Ok(bind)
+    }
+
+    /// The first attachment takes one of the places of connections with a key, if there is one for its owner
+    /// and origin.
+    fn take_place(&mut self, terms: &Terms<'_>, header: &RequestHeader) -> Result<(), Refusal> {
+        if self.account.is_some() {
+            return Ok(());
+        }
+        let owner = terms.host.owner(header.region, header.epoch);
+        let account = owner.map_or(Account::Grant(header.region, header.epoch), Account::Owner);
+        if !terms.places.admit(account, self.origin) {
+            terms.complaints.about(Complaint::Shared, self.origin, Instant::now());
+            return Err(Refusal::Exhausted);
+        }
+        self.next_account = Some(account);
+        Ok(())
     }
 
     fn atomic(&self, host: &dyn Host, header: &RequestHeader, payload: &[u8]) -> Result<u64, Refusal> {

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use farpool_fabric::{Host, Sessions, Spinner};
+use farpool_fabric::{Account, Complaint, Complaints, Host, Newcomers, Origin, Places, Sessions, Spinner};
+use farpool_throttle::Throttle;
 use farpool_wire::{Decoded, Hello, HelloReply, Incarnation, VerbsWelcome};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use super::access::CardAccess;
-use super::connection::{CAPACITY, Connection, Ended};
+use super::connection::{CAPACITY, Connection, Ended, Terms};
 use super::lending::Lending;
 use super::{ServeOptions, Stop};
 use crate::cm::{CmId, Depths, Event, EventChannel};
@@ -24,7 +25,7 @@ use crate::error::VerbsError;
 use crate::library::Library;
 use crate::{MESSAGES_IN_FLIGHT, ffi};
 
-/// Connections served at once; for the next one, one that is of no use makes room. Each has half a megabyte of
+/// Connections served at once; for the next one, one without a key makes room. Each has half a megabyte of
 /// registered message buffers, so 128 MiB in all.
 const MAX_CONNECTIONS: usize = 256;
 /// Connection requests that the kernel holds for us.
@@ -34,7 +35,7 @@ const BACKLOG: i32 = 128;
 const COMPLETIONS: u32 = (2 * MAX_CONNECTIONS * 3 * MESSAGES_IN_FLIGHT) as u32;
 /// Completions taken in one call.
 const TAKEN_AT_ONCE: usize = 32;
-/// A connection that has had nothing attached for so long is closed, whatever it sends: its place may be wanted.
+/// A connection with nothing attached for so long is closed, whatever it sends: another may need its place.
 const UNATTACHED_DEADLINE: Duration = Duration::from_secs(60);
 /// Looks for messages between two looks for connections that come and go: clients that are never quiet must not keep
 /// others out, and to look costs a system call.
@@ -57,6 +58,13 @@ pub(super) struct Server {
     capabilities: Capabilities,
     atomics_by_message: bool,
     sessions: Sessions,
+    /// Connections without a key.
+    newcomers: Newcomers,
+    /// Those with one.
+    places: Places,
+    complaints: Complaints,
+    /// Connections that could not be accepted, for want of what each takes.
+    not_accepted: Throttle,
     next_number: u32,
     last_housekeeping: Instant,
     /// Scratch.
@@ -99,6 +107,10 @@ impl Server {
             capabilities,
             atomics_by_message: !(options.card_atomics && capabilities.atomics),
             sessions: Sessions::new(),
+            newcomers: Newcomers::default(),
+            places: Places::of(MAX_CONNECTIONS),
+            complaints: Complaints::default(),
+            not_accepted: Throttle::new(),
             next_number: 0,
             last_housekeeping: Instant::now(),
             taken: [ffi::Wc::default(); TAKEN_AT_ONCE],
@@ -159,11 +171,21 @@ impl Server {
             let number = (completion.wr_id >> 32) as u32;
             // Of a connection that has ended: nothing to answer.
             let Some(connection) = self.connections.get_mut(&number) else { continue };
-            match connection.completed(&completion, &*self.host, &mut self.lending) {
+            let mut terms = Terms {
+                host: &*self.host,
+                lending: &mut self.lending,
+                places: &self.places,
+                complaints: &self.complaints,
+            };
+            let served = connection.completed(&completion, &mut terms);
+            let origin = connection.origin;
+            self.settle_account(number);
+            match served {
                 Ok(()) => {}
                 Err(Ended::Lost) => self.close(number),
                 Err(Ended::Malformed) => {
                     tracing::debug!(number, "malformed message; closing the RDMA connection");
+                    self.complaints.about(Complaint::Malformed, origin, Instant::now());
                     self.host.rejected();
                     self.close(number);
                 }
@@ -207,10 +229,12 @@ impl Server {
 
     /// Answers a connection request.
     fn requested(&mut self, id: CmId, event: &Event) {
+        let origin = id.peer().map_or(Origin::Unknown, Origin::of_address);
         let hello = match Hello::decode(&event.private_data) {
             Ok(Decoded::Complete(hello)) => hello,
             _ => {
                 tracing::debug!("an RDMA connection request without a greeting");
+                self.complaints.about(Complaint::Malformed, origin, Instant::now());
                 self.host.rejected();
                 return id.reject(&[]);
             }
@@ -219,8 +243,7 @@ impl Server {
             return id.reject(&self.reply(hello.incarnation).encode()); // its session has nothing to do with this node
         }
         if self.connections.len() >= MAX_CONNECTIONS && !self.make_room() {
-            tracing::warn!(limit = MAX_CONNECTIONS, "too many RDMA connections in use; rejecting the newest");
-            return id.reject(&[]);
+            return id.reject(&[]); // does not happen: some places are never taken by connections with a key
         }
         let number = self.next_number;
         self.next_number = self.next_number.wrapping_add(1);
@@ -234,13 +257,16 @@ impl Server {
             return self.sessions.closed(number.into());
         }
         let key = id.key();
-        match self.accept(number, id, event, reply) {
+        match self.accept(number, id, origin, event, reply) {
             Ok(connection) => {
                 self.by_id.insert(key, number);
+                self.newcomers.insert(origin, number.into());
                 self.connections.insert(number, connection);
             }
             Err(error) => {
-                tracing::warn!(%error, "an RDMA connection could not be accepted");
+                if let Some(left_out) = self.not_accepted.occurs(Instant::now()) {
+                    tracing::warn!(%error, left_out, "an RDMA connection could not be accepted");
+                }
                 self.sessions.closed(number.into());
             }
         }
@@ -260,6 +286,7 @@ impl Server {
         &mut self,
         number: u32,
         id: CmId,
+        origin: Origin,
         event: &Event,
         reply: HelloReply,
     ) -> Result<Connection, VerbsError> {
@@ -268,7 +295,7 @@ impl Server {
         // completion queue, which it drops after its connections.
         unsafe { id.create_queue_pair(&domain, self.completions.raw(), CAPACITY)? };
         let access = CardAccess::new(id);
-        let connection = Connection::new(number, access.clone(), domain, self.atomics_by_message)?;
+        let connection = Connection::new(number, access.clone(), origin, domain, self.atomics_by_message)?;
         let welcome = VerbsWelcome { reply, atomics_by_message: self.atomics_by_message };
         let (_, asked) = event.depths;
         let depths = Depths { responder: asked.min(self.capabilities.responder_depth), initiator: 1 };
@@ -277,21 +304,55 @@ impl Server {
         Ok(connection)
     }
 
-    /// Closes the connection that has longest been of no use to anybody; false when all are in use.
+    /// Closes a connection without a key; false when there is none.
     fn make_room(&mut self) -> bool {
-        let useless = self
+        let Some((origin, number)) = self.newcomers.first_to_go() else { return false };
+        self.complaints.about(Complaint::Crowded, origin, Instant::now());
+        self.host.rejected();
+        self.close(number as u32);
+        true
+    }
+
+    /// A connection has shown its first key, or has nothing attached any more: from now on it is counted
+    /// elsewhere.
+    fn settle_account(&mut self, number: u32) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        if !connection.has_changed_sides() {
+            return;
+        }
+        let origin = connection.origin;
+        let (before, now) = connection.change_sides();
+        match before {
+            Some(account) => self.places.leave(account),
+            None => self.newcomers.remove(origin, number.into()),
+        }
+        let Some(account) = now else { return self.newcomers.insert(origin, number.into()) };
+        if let Some(giver) = self.places.enter(account, origin) {
+            self.give_up_one_of(giver, number);
+        }
+    }
+
+    /// Closes the connection of this account from which longest no message came, but for the one that has
+    /// just come.
+    fn give_up_one_of(&mut self, account: Account, newest: u32) {
+        let of_account = self
             .connections
             .iter()
-            .filter_map(|(&number, connection)| Some((connection.useless_for()?, number)));
-        let Some((_, number)) = useless.max() else { return false };
+            .filter(|&(&number, connection)| connection.account() == Some(account) && number != newest);
+        let longest_idle = of_account.max_by_key(|(_, connection)| connection.idle());
+        let Some((&number, connection)) = longest_idle else { return };
+        self.complaints.about(Complaint::Shared, connection.origin, Instant::now());
         self.host.rejected();
         self.close(number);
-        true
     }
 
     fn close(&mut self, number: u32) {
         if let Some(connection) = self.connections.remove(&number) {
             self.by_id.retain(|_, &mut known| known != number);
+            match connection.account() {
+                Some(account) => self.places.leave(account),
+                None => self.newcomers.remove(connection.origin, number.into()),
+            }
             drop(connection);
             self.sessions.closed(number.into());
         }
@@ -309,7 +370,11 @@ impl Server {
             .filter_map(|(&number, connection)| over(connection).then_some(number))
             .collect();
         over.into_iter().for_each(|number| self.close(number));
+        // Fences take regions away without a message.
+        let numbers: Vec<u32> = self.connections.keys().copied().collect();
+        numbers.into_iter().for_each(|number| self.settle_account(number));
         self.lending.forget_replaced();
+        self.complaints.tell_overdue(self.last_housekeeping);
     }
 }
 

@@ -10,7 +10,7 @@ use farpool_wire::{AccessKey, Epoch, NodeId, Refusal, RegionId, RemoteAddr, Sess
 use super::Carrier;
 use crate::{
     AccessError, AccessKind, ArenaBuf, Cut, Endpoint, EndpointConfig, Host, HostIdentity, LentMemory,
-    Mapping, OpError, Peer, Queue, RegionSet, SharedRegion, block_on,
+    Locking, Mapping, OpError, Peer, Queue, RegionSet, SharedRegion, block_on,
 };
 
 pub(super) const NODE: NodeId = NodeId(0xF00D);
@@ -39,7 +39,8 @@ impl SuiteHost {
     /// A node with its regions, the first of which is lent.
     #[allow(clippy::new_without_default)] // it is shared from the start
     pub fn new() -> Arc<Self> {
-        let regions = RegionSet::create(REGIONS, REGION_BYTES, false, |_| {}).expect("a few MiB of memory");
+        let regions =
+            RegionSet::create(REGIONS, REGION_BYTES, Locking::None, |_| {}).expect("a few MiB of memory");
         regions.open(0, EPOCH, KEY);
         let (stalled, moving) = (AtomicBool::new(false), AtomicU32::new(0));
         Arc::new(SuiteHost { regions, stalled, moving, rejected: AtomicU64::new(0) })

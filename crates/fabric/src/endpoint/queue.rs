@@ -40,8 +40,8 @@ impl Queue {
         self.endpoint.shared.table.borrow().queues[self.index].link.is_some()
     }
 
-    /// Whether the node has answered anything on the present incarnation: while it has not, there may be no connection at
-    /// all.
+    /// Whether the node has answered anything on the present incarnation. If not, there may be no connection
+    /// at all.
     pub fn has_answered(&self) -> bool {
         self.endpoint.shared.table.borrow().queues[self.index].answered
     }

@@ -8,7 +8,7 @@ const KEY: AccessKey = AccessKey::from_bytes([7; 16]);
 const REGION_BYTES: u64 = 64 << 10;
 
 fn set() -> RegionSet {
-    RegionSet::create(2, REGION_BYTES, false, |_| {}).unwrap()
+    RegionSet::create(2, REGION_BYTES, Locking::None, |_| {}).unwrap()
 }
 
 fn first_byte(set: &RegionSet, epoch: Epoch) -> u8 {

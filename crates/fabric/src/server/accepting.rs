@@ -1,4 +1,4 @@
-//! New connections, who makes room for them, and to whose account they are put.
+//! New connections: which ones make room for them, and to which account they are charged.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,8 +8,9 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, sockopt};
 
+use super::complaints::Complaint;
 use super::connection::{Connection, Standing};
-use super::newcomers::Origin;
+use super::origin::Origin;
 use super::room::{Account, LOOKED_AT};
 use super::{Server, TCP_TOKEN, UNIX_TOKEN};
 use crate::host::AccessKind;
@@ -17,8 +18,8 @@ use crate::tcp::calm_loopback;
 
 /// What the kernel holds of a Unix socket's answers: some attachments' with their descriptors.
 const UNIX_SEND_BYTES: usize = 4 << 10;
-/// Connections accepted in one turn: those that came before have their turn between, and can show a key before they
-/// have to make room.
+/// Connections accepted in one turn. Earlier ones have their turn in between, and can show a key before they
+/// must make room.
 const ACCEPTS_PER_TURN: usize = 64;
 
 impl Server {
@@ -65,7 +66,7 @@ impl Server {
     /// Out of descriptors or memory: what caused it does not pass by trying at once, so the listeners have a rest.
     fn accept_failed(&mut self, error: Errno) {
         if error != Errno::AGAIN {
-            tracing::warn!(%error, "a connection could not be accepted; raise the limit on open files");
+            self.complaints.not_accepted(&error.into(), self.now);
             self.listen_for(EventFlags::empty());
         }
     }
@@ -87,7 +88,7 @@ impl Server {
         let token = self.next_token;
         self.next_token += 1;
         if let Err(error) = epoll::add(&self.epoll, &stream, EventData::new_u64(token), EventFlags::IN) {
-            tracing::warn!(%error, "a connection could not be watched");
+            self.complaints.not_accepted(&error.into(), self.now);
             return;
         }
         self.newcomers.insert(origin, token);
@@ -96,17 +97,14 @@ impl Server {
 
     /// Closes a connection without a key; false when there is none.
     fn make_room(&mut self) -> bool {
-        let Some(token) = self.newcomers.first_to_go() else { return false };
-        tracing::debug!(
-            limit = self.most_connections,
-            "all places are taken; a connection without a key goes"
-        );
+        let Some((origin, token)) = self.newcomers.first_to_go() else { return false };
+        self.complaints.about(Complaint::Crowded, origin, self.now);
         self.host.rejected();
         self.close(token);
         true
     }
 
-    /// A connection has shown its first key, or let go of its last region: from now on it is counted elsewhere.
+    /// Moves a connection that has shown its first key, or detached its last region, to another account.
     pub(super) fn settle_account(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
         let (before, now) = connection.change_sides(self.now);
@@ -116,24 +114,24 @@ impl Server {
             None => self.newcomers.remove(origin, token),
         }
         let Some(account) = now else { return self.newcomers.insert(origin, token) };
-        self.places.enter(account);
-        if let Some(greediest) = self.places.who_gives_up() {
-            self.give_up_one_of(greediest, token);
+        if let Some(giver) = self.places.enter(account, origin) {
+            self.give_up_one_of(giver, token);
         }
     }
 
-    /// Closes the connection of this account that has been idle longest, but for the one that has just come.
+    /// Closes the connection of this account that has been idle longest, except the newest one.
     fn give_up_one_of(&mut self, account: Account, newest: u64) {
         let of_account = self.connections.iter().filter_map(|(&token, connection)| {
             let Standing::Attached(idle) = connection.standing(self.now) else { return None };
             (connection.account() == Some(account) && token != newest).then_some((idle, token))
         });
         let Some((_, token)) = of_account.max() else { return };
+        self.complain(Complaint::Shared, token);
         self.host.rejected();
         self.close(token);
     }
 
-    /// Whether nothing that is attached is worth anything any more, as far as it is looked at.
+    /// Whether the grants of all attachments have ended, as far as they are looked at.
     pub(super) fn has_only_ended_grants(&self, connection: &Connection) -> bool {
         let is_over = |(region, epoch)| {
             let looked = self.host.with_region(region, epoch, AccessKind::Read, &mut |_| Ok(()));

@@ -17,7 +17,8 @@ use rustix::net::RecvFlags;
 use super::answers::Answers;
 use super::attached::Attached;
 use super::buffers::{BUFFER_BYTES, SpareBuffers};
-use super::newcomers::Origin;
+use super::complaints::Complaints;
+use super::origin::Origin;
 use super::rings::Ring;
 use super::room::{Account, Places};
 use crate::host::{Host, HostIdentity};
@@ -34,8 +35,8 @@ const RECEIVE_BYTES: usize = 64 << 10;
 pub(super) const DESCRIPTORS_DEADLINE: Duration = Duration::from_secs(5);
 /// Receives in one turn: then others have theirs, and what is left raises another event.
 const RECEIVES_PER_TURN: usize = 16;
-/// Requests that are refused to a connection without a key before it ends: it may name some leases that have ended, and
-/// then one that has not.
+/// How many requests of a connection without a key are refused before it is closed: it may try keys of leases
+/// that have ended, and then one that has not.
 pub(super) const REFUSALS_WITHOUT_KEY: u32 = 64;
 /// Fillings of the buffer of answers in one turn, of 256 KiB and more each: who drains them as fast as they come would
 /// keep the others waiting for all that it has asked for.
@@ -60,14 +61,16 @@ pub(super) enum Verdict {
     Close,
     /// The peer sent something malformed.
     Reject(FrameError),
-    /// The peer asks on and on, and has shown no key.
+    /// The peer has sent too many requests without a key.
     Useless,
 }
 
-/// What a connection is served by, and under which terms.
+/// The host that serves connections, and the places for them.
 pub(super) struct Terms<'a> {
     pub(super) host: &'a dyn Host,
     pub(super) places: &'a Places,
+    pub(super) complaints: &'a Complaints,
+    pub(super) now: Instant,
 }
 
 /// What a connection may keep when its turn is over.
@@ -86,11 +89,11 @@ struct Discarding {
     left: usize,
 }
 
-/// What a connection is good for.
+/// Whether a connection is in use, and since when.
 pub(super) enum Standing {
-    /// It has not greeted, since so long ago.
+    /// It has not greeted, for so long.
     Ungreeted(Duration),
-    /// It has nothing attached, since so long ago.
+    /// It has greeted, and nothing is attached, for so long.
     Unattached(Duration),
     /// It has something attached, and nothing came from it for so long. (Loads and stores of shared memory are not seen
     /// here.)
@@ -103,13 +106,13 @@ pub(super) struct Connection {
     origin: Origin,
     passes_descriptors: bool,
     last_active: Instant,
-    /// Since when it has nothing attached, if it has not.
+    /// When it came, or changed between having something attached and not.
     without_key_since: Instant,
     /// Requests refused since then.
     refused_without_key: u32,
-    /// To whose account the server puts it, since it has something attached.
+    /// The account to which the server charges it, while something is attached.
     account: Option<Account>,
-    /// To whose it is to be put.
+    /// The account to charge it to once the first attachment is done.
     next_account: Option<Account>,
     stage: Stage,
     received: Vec<u8>,
@@ -198,18 +201,18 @@ impl Connection {
         self.origin
     }
 
-    /// To whose account it is put.
+    /// The account to which it is charged.
     pub(super) fn account(&self) -> Option<Account> {
         self.account
     }
 
-    /// Whether it has shown its first key, or let go of its last region, and the server does not know yet.
+    /// Whether it has shown its first key, or detached its last region, without the server having noted that.
     #[inline]
     pub(super) fn has_changed_sides(&self) -> bool {
         self.account.is_some() == self.attached.is_empty()
     }
 
-    /// The server takes note of that. Returns the account of before, and the one of now.
+    /// Notes that; returns the accounts of before and of now.
     pub(super) fn change_sides(&mut self, now: Instant) -> (Option<Account>, Option<Account>) {
         let next = if self.attached.is_empty() { None } else { self.next_account };
         self.without_key_since = now;
@@ -357,11 +360,10 @@ impl Connection {
         terms: &Terms<'_>,
         spare: &mut SpareBuffers,
         allowance: Allowance,
-        now: Instant,
     ) -> Verdict {
         spare.widen(&mut self.received);
         self.answers.widen(spare);
-        let verdict = self.turn(terms, allowance, now);
+        let verdict = self.turn(terms, allowance);
         self.answers.narrow(spare);
         let served = spare.narrow(&mut self.received, self.served);
         self.fetched = self.fetched.saturating_sub(self.served - served);
@@ -369,7 +371,7 @@ impl Connection {
         verdict
     }
 
-    fn turn(&mut self, terms: &Terms<'_>, allowance: Allowance, now: Instant) -> Verdict {
+    fn turn(&mut self, terms: &Terms<'_>, allowance: Allowance) -> Verdict {
         let mut receives = 0;
         let mut fillings = 0;
         let mut drained = false;
@@ -421,7 +423,7 @@ impl Connection {
                 Ok((_, room)) => {
                     self.active = true;
                     if self.stage != Stage::Silent {
-                        self.last_active = now;
+                        self.last_active = terms.now;
                     }
                     // Less than there was room for: asking again would only say that there is no more.
                     drained = room == Room::Left;
@@ -453,7 +455,7 @@ impl Connection {
         Ok(None)
     }
 
-    /// Whether it was refused so much, and has shown no key, that it is of no use to listen on.
+    /// Whether too many requests were refused while it has shown no key.
     fn asks_in_vain(&self) -> bool {
         self.refused_without_key > REFUSALS_WITHOUT_KEY && self.attached.is_empty()
     }

@@ -1,46 +1,28 @@
-//! Connections that have shown no key, by where they come from.
+//! Newcomers: connections that have shown no key, by their origin.
 //!
-//! N1. They have the places that connections with a key leave, and never drive one of those out.
-//! N2. When all places are taken, the next one takes the place of another without a key: of the origin that has most of
-//!     them, the one that came first. What it sends does not matter, so nobody stays by sending little.
+//! N1. Newcomers have the places that connections with a key leave, and never displace one of those.
+//! N2. When all places are taken, a new connection takes the place of the oldest newcomer of the origin that
+//!     has most of them. What a newcomer sends does not matter, so none stays by sending a little.
 //! Not here: when they end by themselves (`server.rs`), and what they may ask for (`connection/requests.rs`).
 
 use std::collections::{BTreeSet, HashMap};
-use std::net::{IpAddr, SocketAddr};
 
-/// Where a connection comes from, as far as the kernel vouches for it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Origin {
-    /// A user of this host.
-    User(u32),
-    /// A host; of IPv6 the network, in which a host takes addresses as it likes.
-    Address(IpAddr),
-    /// The kernel does not say.
-    Unknown,
-}
-
-impl Origin {
-    /// That of a TCP connection.
-    pub(super) fn of_address(peer: SocketAddr) -> Self {
-        Origin::Address(match peer.ip().to_canonical() {
-            IpAddr::V6(address) => IpAddr::V6((address.to_bits() >> 64 << 64).into()),
-            address => address,
-        })
-    }
-}
+use super::origin::Origin;
 
 /// Connections without a key, by their tokens, which grow with time.
-#[derive(Default)]
-pub(super) struct Newcomers {
+#[derive(Default, Debug)]
+pub struct Newcomers {
     by_origin: HashMap<Origin, BTreeSet<u64>>,
 }
 
 impl Newcomers {
-    pub(super) fn insert(&mut self, origin: Origin, token: u64) {
+    /// One has come.
+    pub fn insert(&mut self, origin: Origin, token: u64) {
         self.by_origin.entry(origin).or_default().insert(token);
     }
 
-    pub(super) fn remove(&mut self, origin: Origin, token: u64) {
+    /// One has shown a key, or has ended.
+    pub fn remove(&mut self, origin: Origin, token: u64) {
         if let Some(tokens) = self.by_origin.get_mut(&origin) {
             tokens.remove(&token);
             if tokens.is_empty() {
@@ -49,12 +31,12 @@ impl Newcomers {
         }
     }
 
-    /// The connection that gives its place to the next one (N2).
-    pub(super) fn first_to_go(&self) -> Option<u64> {
-        let oldest = |tokens: &BTreeSet<u64>| tokens.first().copied();
-        let most =
-            self.by_origin.values().max_by_key(|tokens| (tokens.len(), std::cmp::Reverse(oldest(tokens))));
-        most.and_then(oldest)
+    /// The connection that gives its place to the next one, and where it comes from (N2).
+    pub fn first_to_go(&self) -> Option<(Origin, u64)> {
+        let origins = self.by_origin.iter();
+        let oldest = origins.filter_map(|(&origin, tokens)| Some((tokens.len(), origin, *tokens.first()?)));
+        let first = oldest.max_by_key(|&(count, _, oldest)| (count, std::cmp::Reverse(oldest)));
+        first.map(|(_, origin, oldest)| (origin, oldest))
     }
 }
 
@@ -68,22 +50,14 @@ mod tests {
         let (few, many) = (Origin::User(1), Origin::Address([127, 0, 0, 1].into()));
         newcomers.insert(few, 1);
         (2..5).for_each(|token| newcomers.insert(many, token));
-        assert_eq!(newcomers.first_to_go(), Some(2));
+        assert_eq!(newcomers.first_to_go(), Some((many, 2)));
         newcomers.remove(many, 2);
-        assert_eq!(newcomers.first_to_go(), Some(3));
+        assert_eq!(newcomers.first_to_go(), Some((many, 3)));
         newcomers.remove(many, 3);
-        assert_eq!(newcomers.first_to_go(), Some(1), "of two that have as many, the one that came first");
+        let first = newcomers.first_to_go();
+        assert_eq!(first, Some((few, 1)), "of two that have as many, the one that came first");
         newcomers.remove(few, 1);
         newcomers.remove(many, 4);
         assert_eq!(newcomers.first_to_go(), None);
-    }
-
-    #[test]
-    fn a_host_with_many_addresses_is_one_origin() {
-        let origin = |text: &str| Origin::of_address(text.parse().unwrap());
-        assert_eq!(origin("[2001:db8::1]:1"), origin("[2001:db8::ffff:2]:9"));
-        assert_ne!(origin("[2001:db8::1]:1"), origin("[2001:db8:0:1::1]:1"));
-        assert_eq!(origin("10.0.0.1:5"), origin("[::ffff:10.0.0.1]:6"));
-        assert_ne!(origin("10.0.0.1:5"), origin("10.0.0.2:5"));
     }
 }

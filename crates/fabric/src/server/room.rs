@@ -1,46 +1,63 @@
-//! The places of connections with a key, and which owner gives one up for another.
+//! Places of connections with a key, and which owner gives one up for another.
 //!
-//! R1. Some places are always left to newcomers, so that whoever has a key can come and show it.
-//! R2. While there are places, everybody with a key gets one. Then an owner gets one only if another has more than it
-//!     would have: that one gives up the connection that was idle longest. So all get the same share in the end, who has
-//!     one keeps it whoever comes, and nobody drives out others in turn.
-//! R3. Who is refused has a share already, unless there are more owners than places.
-//! Not here: connections without a key (`newcomers.rs`), and whose grants are over.
+//! R1. Some places are reserved for newcomers, so that a client with a key can always come and show it.
+//! R2. While there are places, every connection with a key gets one. Then places are shared among origins
+//!     (users of this host, other hosts), and the places of an origin among its owners: an origin gets a
+//!     place only if another origin has more than it would have, or else an owner gets one only if another
+//!     owner of its origin has more. The owner that has most there gives up the connection that has been idle
+//!     longest. So all come to have equal shares, keep them whoever comes, and do not displace each other in
+//!     turn.
+//! R3. An owner that is refused has its share already, unless there are more origins than places, or its
+//!     origin has more owners than places.
+//! R4. An owner belongs to the origin of its first connection, for as long as it has any. So a user or host
+//!     gets no more places by having many owners, nor does an owner by connecting from many places.
+//! Not here: connections without a key (`newcomers.rs`), and which grants have ended.
 
 use std::collections::HashMap;
 
 use farpool_wire::{Epoch, OwnerId};
 
-/// Of all places, the part that is left to newcomers.
+use super::origin::Origin;
+
+/// The part of all places that is reserved for newcomers.
 const NEWCOMERS_PART: usize = 8;
-/// Places left to newcomers at the least.
+/// The fewest places reserved for newcomers.
 const LEAST_NEWCOMERS: usize = 4;
 
-/// Attachments of each connection that are looked at for whether its grants are over, the first by region: many
-/// connections must not make the server look at millions.
+/// How many attachments of a connection are checked for ended grants, the first by region: many connections
+/// must not make the server check millions.
 pub(super) const LOOKED_AT: usize = 16;
 
-/// To whose account a connection is put.
+/// The account to which a connection's place is charged.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Account {
-    /// Of everything that this owner leases.
+pub enum Account {
+    /// The owner of the lease.
     Owner(OwnerId),
-    /// Where the host knows no owners: of this grant.
+    /// The grant, where the host knows no owners.
     Grant(u32, Epoch),
 }
 
-/// Connections with a key, by account.
-pub(super) struct Places {
+/// Connections with a key, by origin and account.
+#[derive(Debug)]
+pub struct Places {
     most: usize,
     taken: usize,
-    accounts: HashMap<Account, usize>,
+    accounts: HashMap<Account, Held>,
+    /// Places of all accounts of an origin (R4).
+    origins: HashMap<Origin, usize>,
+}
+
+#[derive(Debug)]
+struct Held {
+    origin: Origin,
+    count: usize,
 }
 
 impl Places {
-    /// What is left of so many places in all (R1).
-    pub(super) fn of(all: usize) -> Self {
+    /// The places for connections with a key, of so many in all (R1).
+    pub fn of(all: usize) -> Self {
         let most = all - (all / NEWCOMERS_PART).max(LEAST_NEWCOMERS);
-        Places { most, taken: 0, accounts: HashMap::new() }
+        Places { most, taken: 0, accounts: HashMap::new(), origins: HashMap::new() }
     }
 
     /// How many there are.
@@ -50,43 +67,53 @@ impl Places {
     }
 
     /// Whether a connection of this account may have a place (R2).
-    pub(super) fn admit(&self, account: Account) -> bool {
-        self.has_room() || self.count(account) + 1 < self.greediest().map_or(0, |(_, count)| count)
+    pub fn admit(&self, account: Account, origin: Origin) -> bool {
+        self.has_room() || self.giver(account, origin).is_some()
     }
 
     /// Whether nobody has to give up a place for the next.
-    pub(super) fn has_room(&self) -> bool {
+    pub fn has_room(&self) -> bool {
         self.taken < self.most
     }
 
-    pub(super) fn enter(&mut self, account: Account) {
+    /// A connection that was [admitted](Self::admit) takes a place. Returns the account that gives one up for
+    /// it, if one has to.
+    pub fn enter(&mut self, account: Account, origin: Origin) -> Option<Account> {
+        let giver = if self.has_room() { None } else { self.giver(account, origin) };
+        let held = self.accounts.entry(account).or_insert(Held { origin, count: 0 });
+        held.count += 1;
+        *self.origins.entry(held.origin).or_insert(0) += 1;
         self.taken += 1;
-        *self.accounts.entry(account).or_insert(0) += 1;
+        giver
     }
 
-    pub(super) fn leave(&mut self, account: Account) {
-        let Some(count) = self.accounts.get_mut(&account) else { return };
-        self.taken -= 1;
-        *count -= 1;
-        if *count == 0 {
+    /// A connection of this account has ended, or has let go of its last region.
+    pub fn leave(&mut self, account: Account) {
+        let Some(held) = self.accounts.get_mut(&account) else { return };
+        let origin = held.origin;
+        held.count -= 1;
+        if held.count == 0 {
             self.accounts.remove(&account);
         }
-    }
-
-    /// Who has to give up a place since more are taken than there are.
-    pub(super) fn who_gives_up(&self) -> Option<Account> {
-        if self.taken <= self.most {
-            return None;
+        self.taken -= 1;
+        let of_origin = self.origins.get_mut(&origin).expect("has this connection");
+        *of_origin -= 1;
+        if *of_origin == 0 {
+            self.origins.remove(&origin);
         }
-        self.greediest().map(|(account, _)| account)
     }
 
-    fn count(&self, account: Account) -> usize {
-        self.accounts.get(&account).copied().unwrap_or(0)
-    }
-
-    fn greediest(&self) -> Option<(Account, usize)> {
-        self.accounts.iter().map(|(&account, &count)| (account, count)).max_by_key(|&(_, count)| count)
+    /// The account that gives up a place for another connection of this account; `None` if this one has its share.
+    fn giver(&self, account: Account, origin: Origin) -> Option<Account> {
+        let (origin, count) =
+            self.accounts.get(&account).map_or((origin, 0), |held| (held.origin, held.count));
+        let of_origin = self.origins.get(&origin).copied().unwrap_or(0);
+        let (&greediest, &of_greediest) = self.origins.iter().max_by_key(|&(_, &count)| count)?;
+        let is_other = of_greediest > of_origin + 1;
+        let giving = if is_other { greediest } else { origin };
+        let accounts = self.accounts.iter().filter(|(_, held)| held.origin == giving);
+        let (&giver, held) = accounts.max_by_key(|(_, held)| held.count)?;
+        (is_other || held.count > count + 1).then_some(giver)
     }
 }
 
@@ -100,45 +127,109 @@ mod tests {
         Account::Owner(OwnerId(owner))
     }
 
-    /// Enters a connection if it may, and lets go of one if somebody has to.
-    fn comes(places: &mut Places, owner: u64) -> bool {
-        let admitted = places.admit(account(owner));
-        if admitted {
-            places.enter(account(owner));
-            if let Some(other) = places.who_gives_up() {
-                places.leave(other);
+    fn user(user: u32) -> Origin {
+        Origin::User(user)
+    }
+
+    impl Places {
+        /// Enters a connection if there is a place for it, and takes one away from the account that has to give it up.
+        fn comes(&mut self, owner: u64, origin: Origin) -> bool {
+            let admitted = self.admit(account(owner), origin);
+            if admitted && let Some(giver) = self.enter(account(owner), origin) {
+                self.leave(giver);
             }
+            assert!(self.taken <= self.most);
+            assert_eq!(self.origins.values().sum::<usize>(), self.taken);
+            assert_eq!(self.accounts.values().map(|held| held.count).sum::<usize>(), self.taken);
+            admitted
         }
-        admitted
+
+        fn count(&self, owner: u64) -> usize {
+            self.accounts.get(&account(owner)).map_or(0, |held| held.count)
+        }
+
+        fn count_of(&self, origin: Origin) -> usize {
+            self.origins.get(&origin).copied().unwrap_or(0)
+        }
     }
 
     #[test]
     fn an_owner_alone_has_all_places_but_those_of_newcomers() {
         let mut places = Places::of(PLACES);
-        let entered = (0..2 * PLACES).filter(|_| comes(&mut places, 1)).count();
+        let entered = (0..2 * PLACES).filter(|_| places.comes(1, user(1))).count();
         assert_eq!(entered, PLACES - PLACES / NEWCOMERS_PART);
     }
 
     #[test]
-    fn owners_come_to_have_the_same_share_and_nobody_drives_out_others_after() {
+    fn owners_of_one_origin_come_to_have_the_same_share_and_nobody_drives_out_others_after() {
         let mut places = Places::of(PLACES);
         for _ in 0..PLACES {
-            comes(&mut places, 0);
+            places.comes(0, user(1));
         }
         for round in 0..4 {
-            let moved = (1..5).flat_map(|owner| [owner; PLACES]).filter(|&owner| comes(&mut places, owner));
-            assert_eq!(moved.count() > 0, round == 0, "round {round}");
+            let moved = (1..5).flat_map(|owner| [owner; PLACES]);
+            let moved = moved.filter(|&owner| places.comes(owner, user(1))).count();
+            assert_eq!(moved > 0, round == 0, "round {round}");
         }
-        assert!((0..5).all(|owner| places.count(account(owner)) == places.most() / 5));
+        assert!((0..5).all(|owner| places.count(owner) == places.most() / 5));
     }
 
     #[test]
-    fn who_has_nothing_gets_a_place_until_there_are_as_many_owners_as_places() {
+    fn an_owner_that_has_nothing_gets_a_place_until_there_are_as_many_owners_as_places() {
         let mut places = Places::of(PLACES);
-        (0..PLACES).for_each(|_| _ = comes(&mut places, 0));
+        (0..PLACES).for_each(|_| _ = places.comes(0, user(1)));
         let most = places.most() as u64;
-        assert!((1..most).all(|owner| comes(&mut places, owner)));
-        assert!(!comes(&mut places, most));
-        assert!((0..most).all(|owner| places.count(account(owner)) == 1));
+        assert!((1..most).all(|owner| places.comes(owner, user(1))));
+        assert!(!places.comes(most, user(1)));
+        assert!((0..most).all(|owner| places.count(owner) == 1));
+    }
+
+    #[test]
+    fn a_user_with_many_owners_has_the_share_of_one_user() {
+        let mut places = Places::of(PLACES);
+        let (many, one) = (user(1), user(2));
+        let most = places.most() as u64;
+        assert!((0..most).all(|owner| places.comes(owner, many)));
+        assert_eq!((0..PLACES).filter(|_| places.comes(most, one)).count(), places.most() / 2);
+        assert_eq!(places.count_of(many), places.most().div_ceil(2));
+        let moved = (0..most).flat_map(|owner| [(owner, many), (most, one)]);
+        assert_eq!(moved.filter(|&(owner, origin)| places.comes(owner, origin)).count(), 0);
+        assert_eq!(places.count(most), places.most() / 2);
+    }
+
+    #[test]
+    fn an_owner_that_comes_from_many_places_has_the_share_of_one() {
+        let mut places = Places::of(PLACES);
+        (0..PLACES).for_each(|number| _ = places.comes(1, user(number as u32)));
+        assert_eq!(places.origins.len(), 1);
+        (0..PLACES).for_each(|_| _ = places.comes(2, user(1_000)));
+        assert_eq!((places.count(1), places.count(2)), (places.most().div_ceil(2), places.most() / 2));
+        assert!(!places.comes(1, user(2_000)));
+    }
+
+    #[test]
+    fn places_that_were_left_are_counted_no_more() {
+        let mut places = Places::of(PLACES);
+        (0..PLACES).for_each(|number| _ = places.comes(number as u64 % 7, user(number as u32 % 3)));
+        for owner in 0..7 {
+            (0..places.count(owner)).for_each(|_| places.leave(account(owner)));
+            places.leave(account(owner));
+        }
+        assert!(places.taken == 0 && places.accounts.is_empty() && places.origins.is_empty());
+    }
+
+    #[test]
+    fn whatever_comes_and_goes_an_entry_makes_shares_more_equal_and_nobody_is_driven_out_in_turn() {
+        let mut places = Places::of(PLACES);
+        // Five origins; owner numbers tell where they are at home. Everybody always wants more.
+        let everybody = || (0..25u64).map(|owner| (owner, user((owner % 5) as u32)));
+        let mut moved = (0..PLACES).filter(|_| places.comes(0, user(0))).count();
+        for _ in 0..PLACES {
+            moved += everybody().filter(|&(owner, origin)| places.comes(owner, origin)).count();
+        }
+        assert!(moved < 4 * PLACES, "{moved} entries");
+        assert!((0..5).all(|origin| places.count_of(user(origin)) == places.most() / 5));
+        assert!(everybody().all(|(owner, origin)| !places.comes(owner, origin)), "all have their share");
+        assert!((0..25).all(|owner| (1..=2).contains(&places.count(owner))));
     }
 }

@@ -11,7 +11,7 @@ const REMEMBERED: usize = 16 << 10;
 /// The table of sessions of one server, whatever carries its connections; these are numbered by the server.
 pub struct Sessions {
     sessions: HashMap<SessionId, Session>,
-    /// Whose each connection is, so that a flood of connections that come and go costs no search each.
+    /// The session of each connection, so that a flood of short connections costs no search each.
     by_connection: HashMap<u64, SessionId>,
     /// Sessions in the order in which their connections ended; entries may be outdated.
     ended: VecDeque<SessionId>,

@@ -5,8 +5,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 
 use farpool_wire::{
-    AccessKey, Decoded, Epoch, HELLO_BYTES, Hello, HelloReply, Incarnation, MAX_TRANSFER_BYTES, NodeId,
-    Opcode, REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES, Refusal, RequestHeader, ResponseHeader, SessionId,
+    AccessKey, Decoded, Epoch, GrantMode, HELLO_BYTES, Hello, HelloReply, Incarnation, MAX_TRANSFER_BYTES,
+    NodeId, Opcode, REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES, Refusal, RequestHeader, ResponseHeader,
+    SessionId,
 };
 
 use tempfile::TempDir;
@@ -461,7 +462,7 @@ fn clients_without_a_key_never_hold_a_share_and_are_refused_a_few_requests_befor
 }
 
 #[test]
-fn who_shows_a_key_after_some_that_are_over_is_served() {
+fn a_client_that_shows_a_valid_key_after_some_that_have_ended_is_served() {
     let mut bench = Bench::start();
     let place = bench.join();
     let stale = RequestHeader { epoch: Epoch(0), ..request(Opcode::Attach, 0, KEY.len()) };
@@ -577,7 +578,7 @@ fn connections_without_a_key_make_room_for_each_other_by_age_whatever_they_send_
 }
 
 #[test]
-fn whoever_has_a_key_finds_a_place_among_newcomers_and_owners_share_the_others() {
+fn a_client_with_a_key_finds_a_place_in_a_flood_and_owners_share_the_places() {
     let mut bench = bench_of(PLACES);
     let most = bench.server.places.most();
     let greedy: Vec<_> = (0..most).map(|_| bench.join_attached()).collect();
@@ -600,6 +601,33 @@ fn whoever_has_a_key_finds_a_place_among_newcomers_and_owners_share_the_others()
         bench.until(|bench| bench.clients[place].outcomes == [Err(Refusal::Exhausted)]);
     }
     assert_eq!(greedy.iter().filter(|&&place| bench.clients[place].closed).count(), most / 2);
+}
+
+#[test]
+fn a_host_with_a_key_for_every_place_leaves_a_user_with_one_key_the_same_share() {
+    let mut bench = bench_of(PLACES);
+    let most = bench.server.places.most();
+    let crowd: Vec<_> = (0..most as u64)
+        .map(|number| {
+            // This host knows no owners, so that each grant is one.
+            let epoch = Epoch(100 + number);
+            bench.host.regions.open_grant(0, epoch, AccessKey::from_bytes(KEY), GrantMode::ReadWrite);
+            let place = bench.join();
+            bench.attach(place, 0, epoch)
+        })
+        .collect();
+    assert!(!bench.server.places.has_room());
+    for count in 1..=most / 2 {
+        let place = bench.join_unix();
+        bench.attach(place, 1, OTHERS);
+        let closed = bench.closed();
+        assert_eq!(crowd.iter().filter(|&place| closed.contains(place)).count(), count);
+    }
+    let place = bench.join_unix();
+    let header = RequestHeader { region: 1, epoch: OTHERS, ..request(Opcode::Attach, 0, KEY.len()) };
+    bench.send(place, &[&header.encode()[..], &KEY].concat());
+    bench.until(|bench| bench.clients[place].outcomes == [Err(Refusal::Exhausted)]);
+    assert_eq!(bench.closed().len(), most / 2);
 }
 
 #[test]

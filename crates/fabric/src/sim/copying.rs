@@ -61,7 +61,7 @@ impl Copier {
         self.attached.contains_key(&region) || !self.queue.is_empty()
     }
 
-    /// Whether a detach is still to be done here before the node hears of it.
+    /// Whether a detach is queued here, of which the node has not heard yet.
     pub(super) fn lets_go(&self) -> bool {
         self.queue.iter().any(|copying| matches!(copying.order.op, Op::Detach))
     }

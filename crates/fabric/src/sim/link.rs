@@ -183,7 +183,7 @@ impl State {
         let link = self.links.get(&connection).expect("a link is there until it is dropped");
         let by_node = matches!(order.op, Op::Attach(_) | Op::Call { .. });
         match &link.copier {
-            // What is posted behind a detach reaches the node behind it.
+            // What is posted after a detach reaches the node after it.
             Some(copier) if !by_node || copier.lets_go() => {
                 if !by_node && !copier.can_try(order.region) && !matches!(order.op, Op::Detach) {
                     return Some(Outcome::Refused(Refusal::NotAttached));
@@ -235,6 +235,6 @@ fn cause_number(cause: Uncertain) -> u64 {
         Uncertain::Deadline => 1,
         Uncertain::EpochMoved => 2,
         Uncertain::Protocol => 3,
-        Uncertain::NobodyThere => 4,
+        Uncertain::NotListening => 4,
     }
 }

@@ -83,7 +83,7 @@ impl State {
             let silent = self.config.faults.silent_permille;
             if !self.random.chance(silent) {
                 let cause = match request {
-                    Request::Hello(_) => Uncertain::NobodyThere,
+                    Request::Hello(_) => Uncertain::NotListening,
                     _ => Uncertain::ConnectionLost,
                 };
                 self.send_reply(host, connection, Reply::Closed(cause));

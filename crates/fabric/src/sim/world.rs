@@ -10,6 +10,7 @@ use farpool_wire::NodeId;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::host::Host;
+use crate::op::Uncertain;
 use crate::seam::{Peer, Transport};
 use crate::sim::clock::{SimClock, shown, true_time_of};
 use crate::sim::events::Event;
@@ -17,6 +18,7 @@ use crate::sim::link::{Path, SimTransport};
 use crate::sim::mail::{Letter, Mailbox};
 use crate::sim::network::HostId;
 use crate::sim::node::NodeState;
+use crate::sim::order::Reply;
 use crate::sim::settings::{Service, WorldConfig};
 use crate::sim::state::{ProcessId, ProcessState, State};
 
@@ -118,6 +120,16 @@ impl World {
         let mut state = self.lock();
         state.note("hosts {} and {} hear each other again", &[one.0 as u64, other.0 as u64]);
         state.heal(one, other);
+    }
+
+    /// A process loses all its connections. Nodes hear of that later, and carry out what they were sent until then.
+    pub fn lose_connections(&self, process: ProcessId) {
+        let mut state = self.lock();
+        let lost = state.links.iter().filter(|(_, link)| link.process == process);
+        let lost: Vec<u64> = lost.map(|(&connection, _)| connection).collect();
+        for connection in lost {
+            state.reach_client(connection, Reply::Closed(Uncertain::ConnectionLost));
+        }
     }
 
     /// A process does nothing for a while, wherever it is.

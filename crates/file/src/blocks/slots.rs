@@ -1,8 +1,8 @@
 //! Sizes and times of kept files, beside the words.
 //!
-//! A size is stored twice, on two pages, one after the other. Each copy carries a check that is bound to its place, and a count, by which a
-//! copy that is older than a kill explains is known. So one page that is damaged costs nothing, and two cost the file: where
-//! it ends is not guessed.
+//! A size is stored twice, on two pages, one copy after the other. Each copy carries a check that is bound to
+//! its place, and a count of stores. The count shows a copy that is older than a kill between the two stores
+//! explains. So one damaged page costs nothing; two cost the file, since its end is not guessed.
 
 use super::{BlockWords, ECHOES, KEPT_FILES, SLOTS, WORD_BYTES};
 use crate::file_core::MAX_FILE_BYTES;
@@ -10,13 +10,13 @@ use crate::seal::{open, seal};
 
 /// A size and a time.
 pub(super) const SLOT_BYTES: u64 = 16;
-/// Room for so many is found at a time.
+/// Slots for which kept memory is reserved at a time.
 const SLOTS_AT_ONCE: u64 = 4_096;
-/// Of what a copy says: the size,
+/// The fields of a copy: the size,
 const SIZE_BITS: u32 = 43;
-/// that what lies behind it is not cleared yet,
+/// a flag that blocks behind it are not cleared yet,
 const CUT: u64 = 1 << SIZE_BITS;
-/// and how often it was stored, modulo 16.
+/// and the count of stores, modulo 16.
 const COUNT_SHIFT: u32 = SIZE_BITS + 1;
 const COUNT_MASK: u64 = 15;
 const SAID_BITS: u32 = COUNT_SHIFT + 4;
@@ -25,7 +25,7 @@ const SAID_BITS: u32 = COUNT_SHIFT + 4;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct KeptSize {
     pub(crate) bytes: u64,
-    /// It was being cut off there.
+    /// The file was being truncated to it.
     pub(crate) is_being_cut: bool,
 }
 
@@ -45,10 +45,10 @@ fn echo_at(slot: u64) -> u64 {
     ECHOES + slot * WORD_BYTES
 }
 
-/// What two copies say together, the first of which is stored first.
+/// The size on which two copies agree. The first one is stored first.
 fn agreed(first: Option<u64>, second: Option<u64>) -> Option<KeptSize> {
     match (first, second) {
-        // Killed between the two: the first is the newer one.
+        // A kill between the two stores leaves the first one ahead by one.
         (Some(first), Some(second)) => {
             let ahead = count_of(first).wrapping_sub(count_of(second)) & COUNT_MASK;
             (first == second || ahead == 1).then(|| size_of(first))
@@ -59,7 +59,7 @@ fn agreed(first: Option<u64>, second: Option<u64>) -> Option<KeptSize> {
 }
 
 impl BlockWords {
-    /// Finds room for the size of a file and what is beside it, so that touching it cannot fail.
+    /// Reserves memory for the size and the time of a file, so that writing them cannot fail.
     pub(crate) fn reserve_slot(&self, slot: u64) -> bool {
         let Some(memory) = &self.memory else { return true };
         let first = slot / SLOTS_AT_ONCE * SLOTS_AT_ONCE;
@@ -69,13 +69,13 @@ impl BlockWords {
             .all(|(from, bytes)| memory.reserve(*from, *bytes).is_ok())
     }
 
-    /// Where a kept file ends; `None`: what says so is not what was stored.
+    /// Where a kept file ends; `None`: the copies of its size are damaged.
     pub(crate) fn file_size(&self, slot: u64) -> Option<KeptSize> {
         let said = |at: u64| open(at, self.table.load(at).ok()?, SAID_BITS);
         agreed(said(size_at(slot)), said(echo_at(slot)))
     }
 
-    /// Stores where a kept file ends. One process at a time does so for a file.
+    /// Stores where a kept file ends. Only one process at a time does so for a file.
     pub(crate) fn set_file_size(&self, slot: u64, size: KeptSize) {
         let before = self.table.load(size_at(slot)).unwrap_or(0);
         let count = (count_of(before) + 1) & COUNT_MASK;
@@ -111,14 +111,14 @@ mod tests {
     }
 
     #[test]
-    fn one_copy_that_is_damaged_costs_nothing_and_two_copies_that_contradict_each_other_are_not_believed() {
+    fn a_damaged_copy_costs_nothing_and_copies_that_contradict_each_other_are_not_believed() {
         let size = |bytes| Some(KeptSize { bytes, is_being_cut: false });
         let (old, new) = (said(1000, 15), said(2000, 16));
         assert_eq!(agreed(Some(new), Some(new)), size(2000));
         assert_eq!(agreed(Some(new), None), size(2000));
         assert_eq!(agreed(None, Some(new)), size(2000));
         assert_eq!(agreed(Some(new), Some(old)), size(2000), "killed between the two");
-        assert_eq!(agreed(Some(old), Some(new)), None, "the first is old");
+        assert_eq!(agreed(Some(old), Some(new)), None, "the first is the older one, which no kill explains");
         assert_eq!(
             agreed(Some(said(1000, 3)), Some(said(2000, 1))),
             None,

@@ -1,14 +1,17 @@
-//! What the words of blocks are checked against when they have outlived their writer: which blocks of an extent have contents,
-//! and which are lost, on a page of its own.
+//! Witnesses of the words of blocks: which blocks of an extent have contents, and which are lost, stored on a
+//! page of their own. Words that have outlived their writer are checked against them.
 //!
-//! A word that says what a block contains is checked against the contents, by their checksum, whenever these are read. Two words
-//! say something without: *empty*, which is all zeros, as memory is that was never written down; and *locked*, whose block is
-//! taken for what lies there. These are believed only if the witness says the same.
+//! A word with a checksum is checked against the block's contents whenever these are read. Two words say
+//! something without a checksum: *empty*, which is all zeros like memory that was never written; and
+//! *locked*, after which the block is taken for whatever lies there. These two are believed only if the
+//! witness agrees.
 //!
-//! Z1. Each word of a witness carries a check of 31 bits that is bound to its place: zeros are wrong, and so is another's word.
-//! Z2. The witness changes under the lock of the block it speaks of, before the block's word does.
-//! Z3. So wherever a process is killed, words and witness go together as in [`believed`]; where they do not, one of the two
-//!     pages is not what was last stored there, and the block is lost: no bytes are given out for it.
+//! Z1. Each word of a witness carries a check of 31 bits that is bound to its place: zeros fail it, and so
+//!     does the word of another extent.
+//! Z2. The witness changes under the block's lock, before the block's word does.
+//! Z3. So wherever a process is killed, [`believed`] finds word and witness consistent. If they are not, one
+//!     of the two pages is not what was last stored there, and the block is lost: no bytes of it are
+//!     returned.
 
 use farpool_pool::Extent;
 use farpool_wire::BlockWord;
@@ -25,10 +28,10 @@ const DOUBT: u64 = 1 << BLOCKS_PER_EXTENT;
 /// The bits of blocks.
 const BLOCKS: u64 = DOUBT - 1;
 
-/// Bits of words that only guests' locks have. No guest works on files that are kept.
+/// Bits that only words locked by guests have. Guests never work on kept files.
 const OF_GUESTS: u64 = 0b11 << 60;
 
-/// What a witness says, each a bit for each block.
+/// The contents of a witness: two sets of blocks, a bit for each block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Testimony {
     contents: u64,
@@ -36,12 +39,12 @@ struct Testimony {
 }
 
 impl Testimony {
-    /// Of a block: whether it has contents, and whether it is lost.
+    /// Whether a block has contents, and whether it is lost.
     fn of(self, block: u64) -> (bool, bool) {
         (self.contents >> block & 1 == 1, self.losses >> block & 1 == 1)
     }
 
-    /// What words are to be found beside.
+    /// The testimony that agrees with these words.
     fn beside(words: &[BlockWord]) -> Self {
         let bits = |is_such: fn(BlockWord) -> bool| {
             let such = words.iter().enumerate().filter(|(_, word)| is_such(word.unlocked()));
@@ -51,7 +54,7 @@ impl Testimony {
     }
 }
 
-/// The word that is believed of a block, given what was found and what the witness says of contents and loss.
+/// The word to believe, given the word found and what the witness says of the block: (has contents, is lost).
 fn believed(found: BlockWord, said: Option<(bool, bool)>) -> BlockWord {
     let plain = BlockWord(found.0 & !OF_GUESTS);
     if plain != found && !found.is_locked() {
@@ -59,17 +62,17 @@ fn believed(found: BlockWord, said: Option<(bool, bool)>) -> BlockWord {
     }
     let found = plain;
     match said {
-        // Nothing is known but what contents can prove.
+        // Without a witness only a checksum proves anything.
         None if found.is_empty() || found.is_locked() => found.lost(),
         None => found,
         Some((_, true)) if found.is_lost() => found,
         Some((_, true)) => found.lost(),
-        // Empty, or about to become so.
+        // The block was empty, or about to become so.
         Some((false, false)) if found.is_locked() => BlockWord::EMPTY.locked(),
         Some((false, false)) if found.is_empty() => found,
         Some((false, false)) => found.lost(),
         Some((true, false)) if found.is_empty() => found.lost(),
-        // Its first contents are stored, as whole as any.
+        // A first write was under way: the block may have its contents.
         Some((true, false)) if found.was_empty() => BlockWord::EMPTY.written(0).locked(),
         Some((true, false)) => found,
     }
@@ -84,8 +87,9 @@ fn losses_at(number: u64) -> u64 {
 }
 
 impl BlockWords {
-    /// Has the witness know of the word that a block is about to get (Z2). Costs two loads unless it is of another kind.
-    pub(super) fn bear_witness(&self, place: BlockPlace, next: BlockWord) {
+    /// Brings the witness up to date with the word that a block is about to get (Z2). Costs two loads, and
+    /// stores only if the kind of word changes.
+    pub(super) fn update_witness(&self, place: BlockPlace, next: BlockWord) {
         if self.memory.is_none() {
             return;
         }
@@ -94,15 +98,15 @@ impl BlockWords {
         let next = next.unlocked();
         let mut said = [(contents_at(number), !next.is_empty()), (losses_at(number), next.is_lost())];
         if next.is_lost() {
-            said.reverse(); // between the two it must not look as if it had contents
+            said.reverse(); // a kill between the two must not leave it with contents
         }
         for (at, holds) in said {
-            self.say(at, |said| if holds { said | bit } else { said & !bit });
+            self.update(at, |said| if holds { said | bit } else { said & !bit });
         }
     }
 
-    /// Changes a word of a witness; other blocks of the extent have other writers.
-    fn say(&self, at: u64, change: impl Fn(u64) -> u64) {
+    /// Changes a word of a witness by compare-and-swap: writers of other blocks of the extent change it, too.
+    fn update(&self, at: u64, change: impl Fn(u64) -> u64) {
         let covered = "an extent of the table has a witness";
         let mut found = self.table.load(at).expect(covered);
         loop {
@@ -119,12 +123,12 @@ impl BlockWords {
         }
     }
 
-    /// All blocks of an extent are empty.
+    /// Stores the witness of an extent whose blocks are all empty.
     pub(super) fn begin_witness(&self, extent: &Extent) {
-        self.swear(extent.number(), Testimony { contents: 0, losses: 0 }, false);
+        self.store_testimony(extent.number(), Testimony { contents: 0, losses: 0 }, false);
     }
 
-    fn swear(&self, number: u64, said: Testimony, is_doubted: bool) {
+    fn store_testimony(&self, number: u64, said: Testimony, is_doubted: bool) {
         if self.memory.is_none() || self.is_abandoned() {
             return;
         }
@@ -137,11 +141,11 @@ impl BlockWords {
     /// Notes beside the mark of an extent that a write may still land there.
     pub(super) fn witness_doubt(&self, extent: &Extent) {
         if self.memory.is_some() && !self.is_abandoned() {
-            self.say(losses_at(extent.number()), |said| said | DOUBT);
+            self.update(losses_at(extent.number()), |said| said | DOUBT);
         }
     }
 
-    /// What the witness says, and whether a write may still land; `None`: it is not what was stored there.
+    /// What the witness says, and whether a write may still land; `None`: the witness is damaged.
     fn testimony(&self, number: u64) -> Option<(Testimony, bool)> {
         let said = |at: u64| open(at, self.table.load(at).ok()?, SAID_BITS);
         let (contents, losses) = (said(contents_at(number))?, said(losses_at(number))?);
@@ -149,8 +153,8 @@ impl BlockWords {
         Some((testimony, losses & DOUBT != 0))
     }
 
-    /// Whether the witness of an extent that some file had, or may have had, says that a write may still land there, or cannot
-    /// be believed. Of one that nobody ever had it says nothing.
+    /// Whether a dead owner's write may still land on the extent, as far as its witness tells: also where the
+    /// witness is damaged. The witness of an extent that no file has ever had is all zeros, and says no.
     pub(super) fn is_witness_in_doubt(&self, number: u64) -> bool {
         if number >= MAX_EXTENTS {
             return false;
@@ -159,8 +163,8 @@ impl BlockWords {
         !is_new && self.testimony(number).is_none_or(|(_, is_doubted)| is_doubted)
     }
 
-    /// Compares the words of an extent that an earlier process has left with their witness, and makes those lost that cannot be
-    /// believed; says how many that were. Before anybody works on the extent.
+    /// Compares the words of an extent that an earlier process has left with their witness, and marks those
+    /// lost that cannot be believed; returns how many. Call it before any other access to the extent.
     pub(crate) fn examine(&self, extent: &Extent) -> u64 {
         let number = extent.number();
         let testimony = self.testimony(number);
@@ -178,7 +182,8 @@ impl BlockWords {
         let right = Testimony::beside(&words);
         if testimony.is_none_or(|(said, _)| said != right) {
             let is_doubted = testimony.is_none_or(|(_, is_doubted)| is_doubted);
-            self.swear(number, right, is_doubted); // last: till then another look comes to the same
+            // Last: after a kill before this, the next examination comes to the same result.
+            self.store_testimony(number, right, is_doubted);
         }
         disbelieved
     }
@@ -206,14 +211,14 @@ mod tests {
         #[test]
         fn a_word_beside_its_witness_is_believed_wherever_its_writer_was_killed(before in word(), after in word()) {
             prop_assert_eq!(believed(before, Some(said_of(before))), before);
-            // Locked, and stored, or not, and the witness knows, or not yet, or by half.
+            // The block is locked. The witness has no part of the change yet, or half of it, or all.
             let ((had, was_lost), (has, is_lost)) = (said_of(before), said_of(after));
             let between = if is_lost { (had, is_lost) } else { (has, was_lost) };
             for said in [(had, was_lost), between, (has, is_lost)] {
                 let word = believed(before.locked(), Some(said));
-                // Nothing is lost that was not, or was about to be.
+                // A block is lost only if it was, or was about to be.
                 prop_assert!(!word.is_lost() || before.is_lost() || after.is_lost());
-                // What may be in part another's is not taken for contents.
+                // A block is taken for whatever lies there only if it had contents, or was about to.
                 let is_stored = |word: BlockWord| !word.is_empty() && !word.is_lost();
                 let is_taken = word.is_locked() && !word.was_empty() && !word.is_lost();
                 prop_assert!(!is_taken || is_stored(before) || is_stored(after), "{:?}", said);
@@ -221,7 +226,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_takes_the_place_of_a_word_gives_no_other_bytes(truth in word(), found: u64) {
+        fn whatever_replaces_a_word_no_wrong_bytes_are_returned(truth in word(), found: u64) {
             let found = BlockWord(found);
             for found in [found, BlockWord::EMPTY, BlockWord::EMPTY.locked(), found.unlocked(), found.locked()] {
                 let word = believed(found, Some(said_of(truth)));
@@ -230,7 +235,7 @@ mod tests {
                 } else if word.is_locked() && !word.is_lost() {
                     prop_assert!(!truth.is_empty() && !truth.is_lost(), "{:?} reads as what lies there", truth);
                 }
-                // All others are errors, or compared with the contents.
+                // All other words are errors, or carry a checksum that is compared with the contents.
                 prop_assert!(word.0 & OF_GUESTS == 0);
             }
         }

@@ -2,8 +2,8 @@
 //!
 //! L1. The owner alone changes where extents lie. An entry that changes was true before, and what it named is not used
 //!     again while an operation is under way that may have seen it.
-//! L2. The size is here and nowhere else. The owner changes it; guests make it larger while the same word says that they may,
-//!     so that none does any more once the owner has taken that back.
+//! L2. The size is stored here only. The owner changes it. Guests raise it while a bit of the same word
+//!     allows that, so all of them stop as soon as the owner clears the bit.
 //! L3. A guest touches nothing of the file unless it finds it open to guests within its operation.
 
 use std::io;
@@ -30,7 +30,7 @@ const WRITTEN_NS: u64 = 256;
 /// Zero unless guests may write.
 const WRITABLE: u64 = 320;
 
-/// In the word of the size: guests may make the file longer. No file reaches so far.
+/// The bit of the size's word that lets guests make the file longer. No size has it.
 const MAY_GROW: u64 = 1 << 63;
 
 const OPEN: u64 = 1;
@@ -97,7 +97,8 @@ impl Layout {
         self.change_size(|word| Some(word & MAY_GROW | size.max(word & !MAY_GROW)));
     }
 
-    /// As [`grow`](Self::grow), by a guest; false: it reaches less far, and only the owner may change that.
+    /// As [`grow`](Self::grow), for a guest. `false`: the file is shorter, and only the owner may change
+    /// that.
     pub(crate) fn grow_as_guest(&self, size: u64) -> bool {
         self.change_size(|word| {
             if word & !MAY_GROW >= size {
@@ -113,12 +114,13 @@ impl Layout {
         self.load(SIZE) & MAY_GROW != 0
     }
 
-    /// Lets guests make the file longer, or no longer: then its size is what it is now until the owner changes it.
+    /// Allows guests to make the file longer, or forbids it: then the size stays until the owner changes it.
     pub(crate) fn let_grow(&self, may_grow: bool) {
         self.change_size(|word| Some(word & !MAY_GROW | if may_grow { MAY_GROW } else { 0 }));
     }
 
-    /// Changes the word of the size as `change` says, whatever others make of it meanwhile; false: it says that it stays.
+    /// Changes the size's word by compare-and-swap to what `change` returns. `false`: `change` returned
+    /// `None`.
     fn change_size(&self, change: impl Fn(u64) -> Option<u64>) -> bool {
         let mut known = self.load(SIZE);
         loop {
@@ -220,12 +222,15 @@ mod tests {
     fn guests_make_a_file_longer_only_while_they_may() {
         let (layout, _memory) = Layout::create().unwrap();
         layout.grow(10);
-        assert!(layout.grow_as_guest(10) && !layout.grow_as_guest(11), "that far it reaches already");
+        assert!(
+            layout.grow_as_guest(10) && !layout.grow_as_guest(11),
+            "the file reaches 10 already, and may not grow to 11"
+        );
         layout.let_grow(true);
         assert!(layout.may_grow() && layout.grow_as_guest(20));
         layout.grow(30);
         layout.set_size(25);
-        assert!(layout.grow_as_guest(27), "what the owner does takes it from nobody");
+        assert!(layout.grow_as_guest(27), "changes by the owner do not end growth by guests");
         layout.let_grow(false);
         assert_eq!((layout.may_grow(), layout.grow_as_guest(28), layout.size()), (false, false, 27));
     }

@@ -231,15 +231,15 @@ impl<R: Rules> FileCore<R> {
         Ok(Some(alone))
     }
 
-    /// Lets guests make the file longer (G7). They are let in already.
+    /// Allows guests to make the file longer (G7). The file is open to them already.
     pub fn let_guests_grow(&self) {
         if let Some(shared) = self.map.read().shared() {
             shared.layout.let_grow(true);
         }
     }
 
-    /// Takes that back: from now on the file is as long as it is, until the owner changes it. Nobody is waited for: a guest
-    /// that comes too late with a longer size has not acknowledged it yet, and asks the owner.
+    /// Takes that back: from now on only the owner changes the size. It waits for no guest: a guest whose
+    /// write comes too late to raise the size has not acknowledged that write, and asks the owner.
     pub fn end_growth_by_guests(&self) {
         if let Some(shared) = self.map.read().shared()
             && R::takes_growth_back()

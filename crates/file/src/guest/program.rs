@@ -1,12 +1,13 @@
-//! Memory of the program that a guest works for. Others of its threads may change it at any moment, and pieces of one call may
-//! overlap.
+//! Memory of the program that a guest works for. Other threads of the program may change it at any moment,
+//! and the pieces of one call may overlap.
 //!
-//! P1. No reference to it is made. It is copied by address, into memory of our own before anything is made of it.
+//! P1. There is never a reference to this memory. Bytes are copied by address into memory of our own, and
+//!     used there.
 
 use std::marker::PhantomData;
 use std::ptr;
 
-/// Bytes of the program that are to be written.
+/// Bytes of the program to be written to a file.
 #[repr(C)] // as `iovec`
 #[derive(Clone, Copy, Debug)]
 pub struct Given<'a> {
@@ -15,7 +16,7 @@ pub struct Given<'a> {
     alive: PhantomData<&'a [u8]>,
 }
 
-/// Room of the program for what is read.
+/// Room in the program's memory for bytes that are read.
 #[repr(C)] // as `iovec`
 #[derive(Clone, Copy, Debug)]
 pub struct Room<'a> {
@@ -40,35 +41,39 @@ impl Given<'_> {
     /// Bytes at an address.
     ///
     /// # Safety
-    /// They can be read for as long as the value lives. Anybody may change them.
+    /// `bytes` bytes from `start` on can be read for as long as the value lives. Other threads may change
+    /// them meanwhile.
     pub const unsafe fn new(start: *const u8, bytes: usize) -> Self {
         Given { start, bytes, alive: PhantomData }
     }
 
-    /// How many.
-    #[allow(clippy::len_without_is_empty)] // nobody asks
+    /// How many bytes.
+    #[allow(clippy::len_without_is_empty)] // no caller needs it
     pub const fn len(&self) -> usize {
         self.bytes
     }
 
-    /// The bytes from one on.
+    /// The bytes from `at` on.
     pub(super) fn behind(self, at: usize) -> Self {
         assert!(at <= self.bytes, "bytes from {at} on, of {}", self.bytes);
         Given { start: self.start.wrapping_add(at), bytes: self.bytes - at, ..self }
     }
 
-    /// Copies the first ones, as many as there is room for.
+    /// Copies the first bytes, as many as `to` has room for; there must be as many.
     pub(super) fn copy_to(self, to: &mut [u8]) {
         assert!(to.len() <= self.bytes, "{} bytes, of {}", to.len(), self.bytes);
-        // SAFETY:
-        // - In bounds: compared above; that so many can be read was promised to `new`.
-        // - Exclusive: `to` is ours alone, so it is not among what is read. Should the program change that meanwhile, some of
-        //   the bytes are new and some old, as with the kernel.
-        // - Alive: both are borrowed.
+        // SAFETY: copies `to.len()` bytes.
+        // - In bounds: `to.len() <= self.bytes`, asserted above; the caller of `new` promised that
+        //   `self.bytes` can be read.
+        // - Exclusive: `to` is a unique reference to memory of our own, of which the program has no address,
+        //   so the two do not overlap. If another thread changes the program's bytes meanwhile, some copied
+        //   bytes are old and some new, as in the kernel's `pwrite`.
+        // - Alive: `'a` keeps the program's bytes readable for as long as `self` exists, and `to` is
+        //   borrowed.
         unsafe { ptr::copy_nonoverlapping(self.start, to.as_mut_ptr(), to.len()) };
     }
 
-    /// Copies all behind what is there.
+    /// Appends a copy of all bytes.
     pub(super) fn append_to(self, to: &mut Vec<u8>) {
         let before = to.len();
         to.resize(before + self.bytes, 0);
@@ -80,30 +85,33 @@ impl Room<'_> {
     /// Room at an address.
     ///
     /// # Safety
-    /// It can be written to for as long as the value lives. Anybody may do so meanwhile.
+    /// `bytes` bytes from `start` on can be written to for as long as the value lives. Other threads may read
+    /// and write them meanwhile.
     pub const unsafe fn new(start: *mut u8, bytes: usize) -> Self {
         Room { start, bytes, alive: PhantomData }
     }
 
-    /// For how many bytes.
-    #[allow(clippy::len_without_is_empty)] // nobody asks
+    /// How many bytes fit.
+    #[allow(clippy::len_without_is_empty)] // no caller needs it
     pub const fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Fills it from its start.
+    /// Copies `from` to the beginning of the room; it must fit.
     pub(super) fn fill(&self, from: &[u8]) {
         assert!(from.len() <= self.bytes, "{} bytes into room for {}", from.len(), self.bytes);
-        // SAFETY:
-        // - In bounds: compared above; that there is so much room was promised to `new`.
-        // - Exclusive: `from` is memory of ours that the program does not know of, so no byte of it is written to. Who else
-        //   writes to the room meanwhile writes between these bytes, as with the kernel.
-        // - Alive: both are borrowed.
+        // SAFETY: copies `from.len()` bytes.
+        // - In bounds: `from.len() <= self.bytes`, asserted above; the caller of `new` promised that
+        //   `self.bytes` can be written to.
+        // - Exclusive: `from` is memory of our own, of which the program has no address, so the two do not
+        //   overlap. If another thread writes to the room meanwhile, its bytes and ours mix, as in the
+        //   kernel's `pread`.
+        // - Alive: `'a` keeps the room writable for as long as `self` exists, and `from` is borrowed.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.start, from.len()) };
     }
 }
 
-/// Fills several, in order; says how many bytes there were. Where they overlap, the later one wins.
+/// Fills rooms in order; returns how many bytes `from` has. Where rooms overlap, the later one wins.
 pub(super) fn fill_all(rooms: &[Room<'_>], mut from: &[u8]) -> usize {
     let bytes = from.len();
     for room in rooms {
@@ -125,7 +133,7 @@ mod tests {
 
     const BYTES: usize = 64;
 
-    /// Pieces of a buffer, which may overlap, as the kernel wants them.
+    /// Pieces of a buffer as a list of `iovec`. They may overlap.
     fn pieces(buffer: &mut [u8], places: &[(usize, usize)]) -> Vec<libc::iovec> {
         let start = buffer.as_mut_ptr();
         let piece = |&(at, bytes): &(usize, usize)| {
@@ -145,10 +153,12 @@ mod tests {
             file.write_all(&contents).unwrap();
             let (mut by_kernel, mut by_us) = ([0_u8; BYTES], [0_u8; BYTES]);
             let list = pieces(&mut by_kernel, &places);
-            // SAFETY: the pieces lie in a buffer that is alive.
+            // SAFETY: `list` has `list.len()` entries, each within `by_kernel`, which this thread alone uses
+            // and which outlives the call.
             let read = unsafe { libc::preadv(file.as_raw_fd(), list.as_ptr(), list.len() as i32, 0) };
             let ours = pieces(&mut by_us, &places);
-            // SAFETY: as above.
+            // SAFETY: each piece lies within `by_us`, which outlives `rooms`; this thread alone uses it, and
+            // not by reference until `rooms` are filled.
             let room = |piece: &libc::iovec| unsafe { Room::new(piece.iov_base.cast(), piece.iov_len) };
             let rooms: Vec<Room<'_>> = ours.iter().map(room).collect();
             let wanted: usize = rooms.iter().map(Room::len).sum();
@@ -157,11 +167,12 @@ mod tests {
 
             file.set_len(0).unwrap();
             file.rewind().unwrap();
-            // SAFETY: as above.
+            // SAFETY: `list` has `list.len()` entries, each within `by_kernel`, which this thread alone uses
+            // and which outlives the call.
             let written = unsafe { libc::pwritev(file.as_raw_fd(), list.as_ptr(), list.len() as i32, 0) };
             let mut gathered = Vec::new();
             for piece in &ours {
-                // SAFETY: as above.
+                // SAFETY: each piece lies within `by_us`, which outlives the value; no thread writes to it.
                 unsafe { Given::new(piece.iov_base.cast(), piece.iov_len) }.append_to(&mut gathered);
             }
             let mut kept = vec![0; gathered.len()];

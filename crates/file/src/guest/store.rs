@@ -163,7 +163,7 @@ impl LeaseKeeper for GuestStore {
 
     fn node_answered(&self, _: &NodeState) {}
 
-    /// Costs nothing: whoever asks the owner again is told of the node anew.
+    /// Giving up costs nothing here: a guest that asks the owner again learns of the node anew.
     fn patience_ended(&self, node: &NodeState) -> bool {
         node.give_up();
         true

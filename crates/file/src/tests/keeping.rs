@@ -164,13 +164,13 @@ fn what_lay_on_a_node_that_ended_meanwhile_is_lost_unless_others_have_it() {
 }
 
 const PAGE: usize = 4096;
-/// Parts of the kept memory, which are not what was last stored there when a successor comes.
+/// Parts of the kept memory, which tests damage before a successor comes.
 const WORDS: Range<u64> = 0..SLOTS;
 const SIZES: Range<u64> = SLOTS..ECHOES;
 const SIZES_AGAIN: Range<u64> = ECHOES..WITNESSES;
 const WITNESS: Range<u64> = WITNESSES..KEPT_WORDS_BYTES;
 
-/// Pages of kept memory in which there is something, by where they begin.
+/// Pages of kept memory that are not all zeros, by their offsets.
 type Pages = BTreeMap<u64, Vec<u8>>;
 
 fn pages(words: &OwnedFd, within: &Range<u64>) -> Pages {
@@ -196,18 +196,18 @@ fn put(words: &OwnedFd, at: u64, page: &[u8]) {
     assert_eq!(rustix::io::pwrite(words, page, at).unwrap(), PAGE);
 }
 
-/// Blocks that were read as they should be, and blocks that gave errors.
+/// How many blocks were read correctly, and how many gave errors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Tally {
     right: u64,
     errors: u64,
 }
 
-/// Reads a file block by block. Whatever is not an error must be right.
+/// Reads a file block by block. What is read must be right, or an error.
 fn tally(file: &FarFile, session: &Session, right: &[u8]) -> Tally {
     let mut tally = Tally::default();
     for (block, right) in right.chunks(BLOCK as usize).enumerate() {
-        // Asks for more than there is: an end that comes late shows, as one that comes early.
+        // Asks for more than there is, so that an end too late shows as well as one too early.
         let at = block as u64 * BLOCK;
         let wanted = if right.len() < BLOCK as usize { 2 * BLOCK as usize } else { right.len() };
         match read(file, session, at, wanted) {
@@ -222,7 +222,8 @@ fn tally(file: &FarFile, session: &Session, right: &[u8]) -> Tally {
     tally
 }
 
-/// What comes of files if kept memory changes between one owner and the next. `change` gets what was there half-way, too.
+/// Reads files after kept memory was changed between one owner and the next. `change` also gets the pages of
+/// an earlier moment, half-way through the writing.
 fn read_after(change: impl Fn(&OwnedFd, &Pages)) -> Tally {
     let rig = Rig::new(3, 16);
     let mut keep = Keep::new();
@@ -232,7 +233,7 @@ fn read_after(change: impl Fn(&OwnedFd, &Pages)) -> Tally {
     let mut model = pattern(2 * EXTENT_BYTES as usize + 12_345, 7);
     files.iter().for_each(|file| file.write(&session, 0, &model).unwrap());
     let half_way = pages(&keep.words, &(0..KEPT_WORDS_BYTES));
-    // Written anew, punched, behind a hole, and longer.
+    // Overwrites, punches, and appends behind a hole.
     let (again, end) = (pattern(9 * BLOCK_BYTES, 8), model.len());
     model[3 * BLOCK_BYTES..12 * BLOCK_BYTES].copy_from_slice(&again);
     model[20 * BLOCK_BYTES..24 * BLOCK_BYTES].fill(0);
@@ -250,7 +251,7 @@ fn read_after(change: impl Fn(&OwnedFd, &Pages)) -> Tally {
     let mut _before = store;
     change(&keep.words, &half_way);
     let mut sum = Tally::default();
-    // What is an error stays one for those who come later, too.
+    // An error stays an error for later owners.
     for round in 0..2 {
         let (store, files) = keep.store(&rig, &ids);
         let session = store.session();
@@ -280,25 +281,25 @@ fn zero(words: &OwnedFd, within: &Range<u64>) {
 }
 
 #[test]
-fn kept_memory_that_nobody_has_changed_costs_nothing() {
+fn unchanged_kept_memory_costs_nothing() {
     assert_eq!(read_after(|_, _| {}).errors, 0);
 }
 
 #[test]
-fn words_that_have_become_zeros_are_errors_and_never_holes() {
+fn zeroed_words_are_errors_and_never_holes() {
     let Tally { right, errors } = read_after(|words, _| zero(words, &WORDS));
-    // Blocks that are holes, and have extents or not, are all that can be read.
+    // Only holes can still be read.
     assert!(errors > right && right > 0, "{right} right, {errors} errors");
 }
 
 #[test]
-fn a_witness_that_has_become_zeros_costs_only_what_no_checksum_proves() {
+fn a_zeroed_witness_costs_only_what_no_checksum_proves() {
     let Tally { right, errors } = read_after(|words, _| zero(words, &WITNESS));
     assert!(right > errors && errors > 0, "{right} right, {errors} errors");
 }
 
 #[test]
-fn kept_memory_that_is_all_zeros_gives_errors_alone() {
+fn zeroed_kept_memory_gives_only_errors() {
     let all = read_after(|words, _| zero(words, &(0..KEPT_WORDS_BYTES)));
     assert_eq!(all.right, 0);
     let words = read_after(|words, _| [WORDS, WITNESS].iter().for_each(|part| zero(words, part)));
@@ -306,7 +307,7 @@ fn kept_memory_that_is_all_zeros_gives_errors_alone() {
 }
 
 #[test]
-fn sizes_are_found_while_one_copy_is_and_a_file_without_gives_errors_until_it_is_emptied() {
+fn one_copy_of_a_size_is_enough_and_a_file_without_any_gives_errors_until_it_is_emptied() {
     for part in [SIZES, SIZES_AGAIN] {
         assert_eq!(read_after(|words, _| zero(words, &part)).errors, 0);
     }
@@ -325,7 +326,7 @@ fn old_words_old_witnesses_and_old_sizes_are_noticed() {
 }
 
 #[test]
-fn words_that_are_anything_give_no_other_bytes() {
+fn garbage_and_swapped_words_give_no_wrong_bytes() {
     let garbage = read_after(|words, _| {
         for (at, page) in pages(words, &WORDS) {
             let seed = (at / PAGE as u64) as u8;

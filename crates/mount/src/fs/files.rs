@@ -2,21 +2,21 @@
 
 use std::ffi::OsStr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use farpool_file::{MAX_FILE_BYTES, Session};
 use fuser::{Errno, FileHandle, INodeNo, ReplyAttr, ReplyData, ReplyWrite};
 
 use super::stat::Stat;
-use super::{FarFs, Outcome};
+use super::{FarFs, Outcome, Repeating};
 use crate::body::Body;
 use crate::errno::Failure;
 use crate::handles::{Handle, Standing};
 use crate::namespace::{Ino, Kind, Ownership};
 use crate::worker::{contained, with_session};
 
-/// How long a truncation waits while the kernel is being told the size of before: that takes the lock of a page, which a worker may
-/// have to read first.
+/// How long a truncation waits for the flusher to tell the kernel an earlier size. That takes the lock of a
+/// page, which a worker may have to read first.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 impl FarFs {
@@ -39,7 +39,7 @@ impl FarFs {
         }
         let handle = Handle { ino, body: body.clone(), writable, standing: Standing::Plain };
         let opened = self.admit(&body).and_then(|()| {
-            // No guest makes the file longer any more: the kernel will take it for empty.
+            // Growth by guests has ended: the kernel will take the file for empty.
             let emptied = if flags & libc::O_TRUNC != 0 { self.empty(&body) } else { Ok(()) };
             let inserted = emptied.and_then(|()| Ok(self.handles.insert(handle)?));
             inserted.inspect_err(|_| self.dismiss(ino, &body, Standing::Plain))
@@ -92,27 +92,27 @@ impl FarFs {
         self.resize(body, 0).map(|()| body.mark_written(SystemTime::now()))
     }
 
-    /// Answers who has opened a file, once the kernel knows how long it is (S3).
+    /// Answers an `open` once the kernel knows how long the file is (S3).
     pub(super) fn once_opened(&self, node: INodeNo, handle: u64, answer: impl FnOnce() + Send + 'static) {
         let Some(body) = self.handles.get(handle) else { return };
         if self.once_size_is_known(node, &body, answer).is_err() {
-            self.close_file(handle); // the kernel does not hear of it
+            self.close_file(handle); // the kernel gets EIO, and never closes it
         }
     }
 
-    /// Attributes, for a kernel that goes on with the size that it knows then (S2).
+    /// Sends attributes to a kernel that will use the size in them (S2).
     pub(super) fn send_size(&self, node: INodeNo, body: &Arc<Body>, reply: ReplyAttr) {
         self.end_growth(body);
         let stat = match self.stat(Ino(node.0)) {
             Ok(stat) => stat,
             Err(Failure(errno)) => return reply.error(errno),
         };
-        // That it could not be told is the answer already.
+        // An error is answered already: the reply that was not called says EIO.
         let _ = self.once_size_is_known(node, body, move || reply.attr(&stat.lifetime(), &stat.complete()));
     }
 
-    /// A direct write has failed, and the kernel is about to cut off what it takes for part of it: what lies behind the size
-    /// that it knows. So it is told first (S3).
+    /// Answers a direct write that has failed. The kernel takes what lies behind the size that it knows for
+    /// part of that write, and truncates it; so it is told the size first (S3).
     pub(super) fn send_failed_write(
         &self,
         node: INodeNo,
@@ -136,7 +136,8 @@ impl FarFs {
             Ok(body) => body,
             Err(Failure(errno)) => return reply.error(errno),
         };
-        // The kernel lets writers reach further than files do, and asks for what it could not store there.
+        // The kernel accepts writes behind the largest end of a file, and asks for pages that it could not
+        // store there.
         let end = offset.saturating_add(size as u64);
         if end > MAX_FILE_BYTES && body.failure().is_some() {
             return reply.error(Errno::EIO);
@@ -154,7 +155,14 @@ impl FarFs {
         if let Err(error) = written {
             let failure = Failure::from(error);
             if accepted {
-                tracing::warn!(%error, offset, bytes = data.len(), "written data could not be stored and is lost");
+                let bytes = data.len();
+                let kind = Repeating::NotStored(failure.0.code());
+                if let Some(left_out) = self.warnings.occurs(kind, Instant::now()) {
+                    tracing::warn!(
+                        %error, offset, bytes, left_out,
+                        "written data could not be stored and is lost"
+                    );
+                }
                 body.far.mark_lost(offset, data.len() as u64, error);
                 body.fail(failure.0);
             }
@@ -169,7 +177,7 @@ impl FarFs {
         let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
         let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
         let far = &body.far;
-        self.end_growth(&body); // a size that is looked at here must not change until it is set
+        self.end_growth(&body); // the size must not change between reading and setting it
         let work = |session: &Session| -> Outcome<()> {
             match mode & !libc::FALLOC_FL_KEEP_SIZE {
                 0 => far.reserve(session, offset, length)?,
@@ -195,7 +203,7 @@ impl FarFs {
         check_usable(body)?;
         let resize = || with_session(&self.store, |session| body.far.set_size(session, size));
         let resized = contained(&self.bell, resize);
-        // A larger size of before must not be told once this is answered.
+        // The flusher must not tell an earlier, larger size after this is answered.
         drop(body.telling.try_lock_for(PATIENCE).ok_or(Errno::EIO)?);
         match resized {
             Some(resized) => {

@@ -1,8 +1,10 @@
 //! `lseek` for data and holes. The kernel does all other seeking by itself.
 
+use std::time::Instant;
+
 use fuser::{Errno, INodeNo, ReplyLseek};
 
-use super::{FarFs, Outcome};
+use super::{FarFs, Outcome, Repeating};
 use crate::body::Body;
 use crate::errno::Failure;
 
@@ -27,8 +29,10 @@ impl FarFs {
         }
         // Dropped unanswered, the reply says EIO.
         let answer = move || send(&body, offset, wanted, reply);
-        if flusher.flush(node, offset.max(0), answer).is_err() {
-            tracing::warn!("too many processes look for data and holes at a time");
+        if flusher.flush(node, offset.max(0), answer).is_err()
+            && let Some(left_out) = self.warnings.occurs(Repeating::Seeks, Instant::now())
+        {
+            tracing::warn!(left_out, "too many processes look for data and holes at a time");
         }
     }
 }

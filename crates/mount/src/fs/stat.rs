@@ -51,7 +51,7 @@ impl Stat {
         Stat { attributes, body }
     }
 
-    /// How long the kernel may use them without asking. To be asked before they are complete.
+    /// How long the kernel may use the attributes without asking. Call it before completing them.
     pub(crate) fn lifetime(&self) -> Duration {
         let is_lasting = self.body.as_ref().is_none_or(|body| body.growth.is_known());
         if is_lasting { CACHED } else { Duration::ZERO }

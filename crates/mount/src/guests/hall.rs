@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
+use farpool_throttle::Throttle;
 use farpool_wire::TICKET_BYTES;
 use fuser::{Errno, INodeNo};
 use parking_lot::Mutex;
@@ -18,12 +20,12 @@ const MAX_TICKETS: usize = 4096;
 /// Files that wait to be opened to guests; a further one stays the kernel's until it is registered again.
 const MAX_WISHES: usize = 4096;
 
-/// Who may make a file longer that has a single opening.
+/// Whether guests may make files longer that have a single opening.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Growing {
-    /// The kernel: it cannot be told of sizes, or a successor is to find them.
+    /// Only the kernel: it cannot be told of sizes, or a successor must find them.
     ByKernel,
-    /// The guest.
+    /// Guests may.
     ByGuests,
 }
 
@@ -36,6 +38,7 @@ pub(crate) struct Hall {
     trusted: Vec<u32>,
     tickets: Mutex<VecDeque<(Ticket, Weak<Body>)>>,
     wishes: SyncSender<Wish>,
+    left_to_kernel: Throttle,
 }
 
 /// The thread that opens files to guests; ends with its hall.
@@ -56,7 +59,16 @@ impl Hall {
         let (wishes, wished) = sync_channel(MAX_WISHES);
         let opener = std::thread::Builder::new().name("guests-opener".into());
         let opener = Opener(opener.spawn(move || open_files(&wished, &kernel, growing))?);
-        Ok((Arc::new(Hall { name, trusted, tickets: Mutex::default(), wishes }), opener))
+        Ok((
+            Arc::new(Hall {
+                name,
+                trusted,
+                tickets: Mutex::default(),
+                wishes,
+                left_to_kernel: Throttle::new(),
+            }),
+            opener,
+        ))
     }
 
     /// Of the socket, in the abstract namespace.
@@ -91,8 +103,10 @@ impl Hall {
     pub(super) fn wants_open(&self, ino: Ino, body: &Arc<Body>) {
         // Not waited for, since the caller holds the file's doors, which the opener wants as well. Nobody listens once the
         // mount is ending.
-        if let Err(TrySendError::Full(_)) = self.wishes.try_send((ino, Arc::downgrade(body))) {
-            tracing::warn!("too many files wait to be opened to processes; one more is left to the kernel");
+        if let Err(TrySendError::Full(_)) = self.wishes.try_send((ino, Arc::downgrade(body)))
+            && let Some(left_out) = self.left_to_kernel.occurs(Instant::now())
+        {
+            tracing::warn!(left_out, "too many files wait for acceleration; one more is left to the kernel");
         }
     }
 }

@@ -1,38 +1,40 @@
-//! What names and attributes may take of the daemon's memory: in all, and for each user.
+//! The budget of the daemon's memory for names and attributes: in total, and for each user.
 //!
-//! U1. Whatever an inode takes is charged to its owner: itself, its names, a link's target, its extended attributes. So it is
-//!     the one who can remove it who runs out, wherever the names lie.
-//! U2. What would go over a bound is refused before anything changes. A new owner gets what there is: the system's
-//!     administrator has decided that.
+//! U1. An inode's owner is charged for all that it takes: the inode, its names, the target of a link, its
+//!     extended attributes. So the user that runs out is the one that can remove inodes, wherever their names
+//!     are.
+//! U2. A change that would exceed a bound is refused before anything changes. The exception is `chown`: the
+//!     new owner is charged in any case, since an administrator has decided so.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
 
 use super::{Ino, Inode, Kind, Namespace, NamespaceError, Outcome};
 
-/// What an inode takes, roughly: itself, its place in the table, a file's body and its places in tables of the file store.
+/// Roughly the bytes that an inode takes: itself, its place in the table, a file's body and its places in
+/// tables of the file store.
 pub const INODE_BYTES: usize = 768;
-/// What a name takes beside its own bytes, roughly: two places in its directory.
+/// Roughly the bytes that a name takes beside its own: two places in its directory.
 pub const NAME_BYTES: usize = 128;
-/// Most bytes of a mount without a limit: more than [`MAX_INODES`](super::MAX_INODES) and all extended attributes take with names of usual
-/// length.
+/// The budget of a mount without a limit: more than [`MAX_INODES`](super::MAX_INODES) with names of usual
+/// length take, and all extended attributes.
 pub const MAX_METADATA_BYTES: usize = 2 << 30;
-/// Of a mount's limit, the part that names and attributes may take beside it.
+/// The budget is this part of a mount's limit, in addition to the limit.
 pub const METADATA_PART: u64 = 8;
-/// Of that, the part that each user may have who is neither root nor the one who mounts.
+/// The part of the budget that each user may have, except root and the user that mounts.
 const SHARE: usize = 4;
 
-/// Most that names and attributes take.
+/// The most memory that names and attributes may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Budget {
-    /// In all.
+    /// In total.
     pub bytes: usize,
-    /// The user who mounts: it has no share, and neither has root.
+    /// The user that mounts. The bound of a user's share does not apply to it, nor to root.
     pub host: u32,
 }
 
 impl Budget {
-    /// That of a mount with this limit of far memory.
+    /// The budget of a mount with this limit of far memory.
     pub fn of(limit_bytes: Option<u64>, host: u32) -> Self {
         let part = |limit| usize::try_from(limit / METADATA_PART).unwrap_or(usize::MAX);
         Budget { bytes: limit_bytes.map_or(MAX_METADATA_BYTES, part).min(MAX_METADATA_BYTES), host }
@@ -49,7 +51,7 @@ impl Default for Budget {
     }
 }
 
-/// What is charged now.
+/// The bytes charged at present.
 #[derive(Debug, Default)]
 pub(super) struct Account {
     budget: Budget,
@@ -80,18 +82,18 @@ impl Account {
         if let Some(had) = self.users.get_mut(&uid) {
             *had -= bytes;
             if *had == 0 {
-                self.users.remove(&uid); // users come and go
+                self.users.remove(&uid); // so that the map stays as small as the number of users with files
             }
         }
     }
 }
 
-/// What a name takes.
+/// Bytes that a name takes.
 pub(super) fn name_bytes(name: &OsStr) -> usize {
     NAME_BYTES + name.len()
 }
 
-/// What an inode takes without names and extended attributes.
+/// Bytes that an inode takes without names and extended attributes.
 pub(super) fn inode_bytes<F>(kind: &Kind<F>) -> usize {
     match kind {
         Kind::Symlink(target) => INODE_BYTES + target.len(),
@@ -100,12 +102,12 @@ pub(super) fn inode_bytes<F>(kind: &Kind<F>) -> usize {
 }
 
 impl<F> Namespace<F> {
-    /// From now on names and attributes take no more than this.
+    /// Bounds the memory that names and attributes may take from now on.
     pub fn limit_to(&mut self, budget: Budget) {
         self.account.budget = budget;
     }
 
-    /// Bytes that names and attributes take, and may take.
+    /// The bytes that names and attributes take, and the most that they may take.
     pub fn metadata_bytes(&self) -> (usize, usize) {
         (self.account.bytes, self.account.budget.bytes)
     }
@@ -126,18 +128,18 @@ impl<F> Namespace<F> {
         }
     }
 
-    /// Takes back all that was charged for an inode that has ended.
+    /// Takes back all that was charged for an inode that was removed.
     pub(super) fn settle_account(&mut self, ended: &Inode<F>) {
         self.account.remove(ended.ownership.uid, ended.charged);
     }
 
-    /// An inode has another owner now.
+    /// Moves the charge for an inode to its new owner.
     pub(super) fn pass_on(&mut self, from: u32, to: u32, bytes: usize) {
         self.account.remove(from, bytes);
         self.account.add(to, bytes);
     }
 
-    /// Counts all that there is anew.
+    /// Charges everything anew.
     pub(super) fn charge_all(&mut self) {
         self.inodes.values_mut().for_each(|inode| inode.charged = 0);
         self.account = Account { budget: self.account.budget, ..Account::default() };

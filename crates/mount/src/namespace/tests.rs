@@ -210,7 +210,7 @@ fn a_new_owner_gets_a_file_without_its_privileges_and_a_directory_with_them() {
 const HOST: u32 = 1000;
 const GUEST: u32 = 2000;
 
-/// Names that may take so much.
+/// A namespace with a budget of so many bytes.
 fn bounded(bytes: usize) -> Namespace<&'static str> {
     let mut space = Namespace::new(Ownership { mode: 0o777, uid: HOST, gid: 0 }, at(0), MAX_INODES);
     space.limit_to(Budget { bytes, host: HOST });
@@ -221,7 +221,7 @@ fn of(uid: u32) -> Ownership {
     Ownership { mode: 0o644, uid, gid: 0 }
 }
 
-/// Makes files until that is refused: how many, and why.
+/// Makes files until one is refused; returns how many were made, and the error.
 fn fill(space: &mut Namespace<&'static str>, uid: u32, prefix: &str) -> (usize, NamespaceError) {
     for number in 0.. {
         let name = OsString::from(format!("{prefix}{number}"));
@@ -252,7 +252,7 @@ fn names_are_bounded_in_all_and_for_each_user_and_removing_them_makes_room() {
 }
 
 #[test]
-fn links_targets_and_extended_attributes_are_charged_to_the_owner_of_the_inode_and_pass_to_the_next_one() {
+fn links_targets_and_extended_attributes_are_charged_to_the_owner_of_the_inode() {
     let mut space = bounded(1 << 20);
     let share = (1 << 20) / 4;
     let file = space.make(Ino::ROOT, OsStr::new("file"), Kind::File(""), of(GUEST), at(1)).unwrap();
@@ -272,7 +272,7 @@ fn links_targets_and_extended_attributes_are_charged_to_the_owner_of_the_inode_a
     let target = Kind::Symlink(OsString::from("x".repeat(4000)));
     let refused = space.make(Ino::ROOT, OsStr::new("symlink"), target, of(GUEST), at(1));
     assert_eq!(refused, Err(NamespaceError::OverShare));
-    // Given away, all of it is another's.
+    // After `chown`, all of it is charged to the new owner.
     let change = Change { uid: Some(GUEST + 1), ..Change::default() };
     space.change(file, change, at(2)).unwrap();
     space.check_account();

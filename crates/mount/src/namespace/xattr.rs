@@ -1,7 +1,7 @@
 //! Extended attributes: small values by name, kept with the inode and gone with it.
 //!
-//! X1. What all of them take is bounded, per inode, in total, and with names for each user (`budget`), so that nobody fills the
-//!     daemon's memory with them.
+//! X1. The memory that extended attributes take is bounded, per inode, in total, and with names for each user
+//!     (`budget`): no user can fill the daemon's memory with them.
 //! Not here: which classes of names there are (`fs`).
 
 use std::collections::BTreeMap;

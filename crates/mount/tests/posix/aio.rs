@@ -1,4 +1,5 @@
-//! `O_DIRECT` by the kernel's asynchronous I/O, as libaio does it, beside readers that go by the page cache.
+//! Direct writes by the kernel's asynchronous I/O, as libaio makes them, beside readers that use the page
+//! cache.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +12,7 @@ use crate::support::Scratch;
 const PAGE: usize = 4096;
 /// Requests in flight at a time, each of a page of its own.
 const DEPTH: usize = 32;
-/// Each writes all pages anew and looks at all of them once the kernel has said that they are written.
+/// In each round all pages are written anew, and read once the kernel has said that they are written.
 const ROUNDS: u8 = 100;
 const READERS: usize = 2;
 /// `IOCB_CMD_PWRITE` of `linux/aio_abi.h`.
@@ -45,13 +46,14 @@ struct Event {
     result2: i64,
 }
 
-/// What `io_setup` gives.
+/// A context of asynchronous I/O, as `io_setup` makes it.
 struct Queue(libc::c_ulong);
 
 impl Queue {
     fn new() -> Self {
         let mut context: libc::c_ulong = 0;
-        // SAFETY: the kernel writes one word, which is ours.
+        // SAFETY: the kernel writes one word: `context` is one, borrowed by nobody else, and lives until the
+        // call returns.
         let made = unsafe { libc::syscall(libc::SYS_io_setup, DEPTH as libc::c_uint, &raw mut context) };
         assert_eq!(made, 0, "{}", io::Error::last_os_error());
         Queue(context)
@@ -72,8 +74,13 @@ impl Queue {
             .collect();
         let list: Vec<*mut Control> = controls.iter_mut().map(|control| &raw mut *control).collect();
         let mut events = vec![Event::default(); DEPTH];
-        // SAFETY: the kernel reads the controls and the page, and writes the events, as many as there is room for; all live
-        // until every request has ended, and nobody writes to the page meanwhile.
+        // SAFETY:
+        // - In bounds: `list` has `DEPTH` entries, each a whole `Control` whose buffer is `page` with `PAGE`
+        //   bytes; `events` has room for the `DEPTH` events that are asked for.
+        // - Exclusive: this thread alone has `controls`, `page` and `events`, and writes none of them
+        //   meanwhile.
+        // - Alive: all of them live until `io_getevents` has returned, which waits for every submitted
+        //   request. It has no deadline: giving up would free memory that the kernel still uses.
         let (submitted, ended) = unsafe {
             let count = DEPTH as libc::c_long;
             let submitted = libc::syscall(libc::SYS_io_submit, self.0, count, list.as_ptr());
@@ -87,13 +94,14 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: the queue is ours, and nothing is in flight.
+        // SAFETY: `io_setup` has made the context, which nothing else uses, and no request is in flight. No
+        // memory is passed.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.0) };
     }
 }
 
 #[test]
-fn a_reader_by_the_page_cache_sees_what_asynchronous_direct_io_has_written() {
+fn readers_by_the_page_cache_see_what_asynchronous_direct_writes_have_written() {
     let dir = Scratch::new();
     let path = dir.join("file");
     std::fs::write(&path, vec![0; DEPTH * PAGE]).unwrap();

@@ -78,7 +78,7 @@ impl TestPool {
             card: None,
             memory_bytes,
             region_bytes: REGION_BYTES,
-            lock_memory: false,
+            locking: farpool_node::Locking::None,
             state_dir: None,
             tls: None,
         };

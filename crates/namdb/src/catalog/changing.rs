@@ -43,7 +43,7 @@ pub(super) fn change<T>(
     shared.check().map_err(TxError::Ended)?;
     let number = shared.plan.workers(shared.seat.slot).start + place.number();
     let place = Taken { shared, place: Some(place) };
-    // Others wait for whoever has the role: a thread that stands still with it ends this process's part.
+    // Others wait for the member that has the role: if its thread stands still, this process's part ends.
     let _held = shared.slot.held_by(&endpoint);
     let done = block_on(&endpoint, async {
         let give_up_at = endpoint.now_ns() + ROLE_PATIENCE.as_nanos() as u64;
@@ -98,20 +98,21 @@ pub(super) fn change<T>(
     }
 }
 
-/// The place of who changes the catalog. Dropped without being given [back](Self::back), by a panic say, the process's part in the database
-/// ends: the role is another's only once this process is shut out.
+/// The place of the client that changes the catalog. If it is dropped without being given [back](Self::back),
+/// by a panic for instance, the process's part in the database ends: the role passes to another member only
+/// once this process is shut out.
 struct Taken<'a> {
     shared: &'a Shared,
     place: Option<Place>,
 }
 
 impl Taken<'_> {
-    /// Nothing is under way any more.
+    /// Gives the place back: nothing is in flight any more.
     fn back(mut self) -> Place {
         self.place.take().expect("it was not given back")
     }
 
-    /// Nobody knows what is under way.
+    /// Keeps the place for good: it is unknown what is in flight.
     fn keep(self) {
         self.back().keep();
     }
@@ -122,7 +123,7 @@ impl Drop for Taken<'_> {
         let Some(place) = self.place.take() else { return };
         place.keep();
         self.shared.end(Ended::Failed(
-            "a change of tables was given up half-way: open the database again".to_owned(),
+            "a change of tables was interrupted half-way: open the database again".to_owned(),
         ));
     }
 }
@@ -133,7 +134,8 @@ impl Change {
         self.worker.memory()
     }
 
-    /// Between two steps of what takes long, while no transaction is open: it needs no old snapshot, and its thread shows that it runs.
+    /// Between two steps of long work, while no transaction is open: it needs no old snapshot, and shows that
+    /// its thread runs.
     pub(super) async fn keep_up(&self) -> Result<(), TxError> {
         self.memory().endpoint().yield_now().await;
         Ok(self.worker.keep_up().await?)

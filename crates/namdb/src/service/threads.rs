@@ -1,4 +1,4 @@
-//! Threads of a compute server that run until its part in the database is over.
+//! Service threads of a compute server, which run until its part in the database ends.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use super::failed;
 use crate::database::Shared;
 use crate::error::{DatabaseError, Ended};
 
-/// Starts one, named `db-` and this.
+/// Starts a thread named `db-` and `name`.
 pub(super) fn start(
     shared: &Arc<Shared>,
     name: &'static str,
@@ -22,10 +22,10 @@ pub(super) fn start(
     std::thread::Builder::new().name(format!("db-{name}")).spawn(serve).map_err(DatabaseError::Thread)
 }
 
-/// What `run` returns. If it panics, the process's part in the database ends first: what the thread had for all, others can have once this
-/// process is shut out, and not before.
+/// Returns what `run` returns. If it panics, the process's part in the database ends first: others take over
+/// the thread's roles only once this process is shut out.
 fn or_panic<T>(name: &str, run: impl FnOnce() -> T, ends: impl FnOnce(Ended)) -> T {
-    // Nothing of what `run` has used is used behind this: the whole part is over.
+    // Nothing that `run` has used is used afterwards: the whole part has ended.
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         ends(Ended::Failed(format!(
             "the {name} of this compute server has panicked: open the database again"
@@ -51,7 +51,7 @@ mod tests {
             panic!("on purpose");
         };
         let thread = || or_panic::<()>("publisher", run, |why| ended.set(Some((why, duties.are_in_doubt()))));
-        assert!(catch_unwind(AssertUnwindSafe(thread)).is_err(), "who joins the thread is told");
+        assert!(catch_unwind(AssertUnwindSafe(thread)).is_err(), "the panic goes on, so `join` returns it");
         let (why, is_in_doubt) = ended.take().unwrap();
         assert!(why.to_string().contains("publisher") && is_in_doubt, "{why}");
         assert_eq!(or_panic("publisher", || 7, |_| panic!("nothing has happened")), 7);

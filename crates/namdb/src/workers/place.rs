@@ -1,9 +1,11 @@
-//! The state of a place, which says who may write its word: the client that has the place, or the service thread.
+//! The state of a place, which says which side may write its word: the client that has the place, or the
+//! service thread.
 //!
-//! P1. A word is written by one side at a time. The service takes the word of an idle client away (`Forgetting`); until it has done so,
-//!     the client begins nothing.
-//! P2. A place is free only once nothing is under way that changes its word. A client that leaves while the service takes its word away
-//!     leaves the place behind (`Leaving`), and the service frees it. So a late write never meets the next client's announcement.
+//! P1. One side at a time writes the word. The service clears the word of an idle client (`Forgetting`);
+//!     until it has done so, the client begins nothing.
+//! P2. A place is free only once nothing is in flight that changes its word. A client that leaves while the
+//!     service clears its word leaves the place behind (`Leaving`), and the service frees it. So a late write
+//!     never meets the next client's announcement.
 //!
 //! The rule is a function; the shell around it is one word, generic so that a model runs this very code in every interleaving.
 
@@ -12,27 +14,27 @@ mod models;
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// What a place is at.
+/// The state of a place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum State {
-    /// No client has it, and its word is nobody's.
+    /// No client has it, and neither side writes its word.
     Free,
-    /// The client begins, or has begun: its word is its own.
+    /// The client begins something, or has begun: it alone writes its word.
     Busy,
-    /// The client has nothing to do since a moment ago.
+    /// The client has become idle.
     Resting,
-    /// ... and had nothing to do when the service looked last.
+    /// The client was idle already when the service looked last.
     Idle,
-    /// The service takes the word away; for ever, if it could not.
+    /// The service clears the word. The state lasts for ever if it cannot.
     Forgetting,
     /// The word is gone.
     Forgotten,
     /// The client announces itself again; its other sessions wait until it has.
     Waking,
-    /// The client has left, and the service still takes the word away.
+    /// The client has left while the service clears the word.
     Leaving,
-    /// Nobody is given it any more: its word may still be there, or come.
+    /// No client gets the place any more: its word may still be there, or still land.
     Kept,
 }
 
@@ -65,7 +67,7 @@ pub(super) enum Event {
 }
 
 impl State {
-    /// What a place is at after an event; `None`: the event changes nothing, or is not for now.
+    /// The state after an event; `None`: the event changes nothing, or must wait.
     pub(super) fn after(self, event: Event) -> Option<State> {
         match (event, self) {
             (Event::Taken, Free) => Some(Busy),
@@ -80,7 +82,7 @@ impl State {
             (Event::WordGone, Leaving) => Some(Free),
             (Event::Leaves, Busy | Resting | Idle | Forgotten) => Some(Free),
             (Event::Leaves, Forgetting) => Some(Leaving),
-            // Its announcement was given up half-way, and may still land.
+            // The client's announcement was interrupted, and may still land.
             (Event::Leaves, Waking) => Some(Kept),
             (Event::LeavesWord, _) => Some(Kept),
             _ => None,
@@ -107,7 +109,7 @@ macro_rules! word {
             }
 
             fn compare_exchange(&self, current: u8, new: u8, order: Ordering) -> Result<u8, u8> {
-                // Relaxed: who fails looks again.
+                // Relaxed: a caller that fails tries again with the value found.
                 self.compare_exchange(current, new, order, Ordering::Relaxed)
             }
         }
@@ -129,24 +131,27 @@ impl<W: Word> Default for PlaceWord<W> {
 }
 
 impl<W: Word> PlaceWord<W> {
-    /// Whether it is free, for who closes the places: a client that takes it behind this finds that they are closed.
+    /// Whether it is free, for the caller that closes all places: a client that takes it after this finds
+    /// that they are closed.
     pub(super) fn is_free(&self) -> bool {
-        // A change, though nothing changes: it has a place in the order of the word's changes. Release: pairs with the acquire of the
-        // client that takes it behind this. Acquire: pairs with the release of the last one that had it before.
+        // A compare-and-swap, though it changes nothing, since it has a position in the order of the word's
+        // changes. Release: pairs with the acquire of the client that takes the place after this. Acquire:
+        // pairs with the release of the client that had it before.
         self.0.compare_exchange(Free as u8, Free as u8, Ordering::AcqRel).is_ok()
     }
 
-    /// What it is at. A hint, but for who alone may change it.
+    /// The present state. Only a hint, except for a side that alone may change it.
     pub(super) fn state(&self) -> State {
         STATES[usize::from(self.0.load(Ordering::Relaxed))]
     }
 
-    /// Something happens: says what the place was at, and what it is at now, if that has changed.
+    /// Applies an event; returns the state before, and the state after if it has changed.
     pub(super) fn happens(&self, event: Event) -> (State, Option<State>) {
         let mut before = self.state();
         loop {
             let Some(after) = before.after(event) else { return (before, None) };
-            // Acquire and release: who has the word hands it over with the state, behind its last write of it.
+            // Acquire and release: the side that may write the word hands that right over with the state,
+            // after its last write.
             match self.0.compare_exchange(before as u8, after as u8, Ordering::AcqRel) {
                 Ok(_) => return (before, Some(after)),
                 Err(found) => before = STATES[usize::from(found)],

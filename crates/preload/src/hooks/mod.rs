@@ -3,6 +3,7 @@
 // Tests of this crate run with libc's functions, and do without these.
 #![cfg_attr(test, allow(dead_code))]
 
+mod advice;
 mod descriptors;
 mod next;
 mod passing;

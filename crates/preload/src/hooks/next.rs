@@ -108,6 +108,8 @@ next! {
         };
     copy_file_range(from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, bytes: size_t,
         flags: c_uint) -> ssize_t, else missing();
+    posix_fadvise(fd: c_int, offset: off_t, bytes: off_t, advice: c_int) -> c_int, else libc::ENOSYS;
+    readahead(fd: c_int, offset: off_t, bytes: size_t) -> ssize_t, else missing();
     sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t, else missing();
     sendmmsg(socket: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int, else missing() as c_int;
     execv(path: *const c_char, arguments: *const *const c_char) -> c_int, else missing() as c_int;

@@ -27,7 +27,7 @@ macro_rules! mmap {
 }
 mmap!(mmap, mmap64);
 
-/// The kernel copies no more than what it takes for the source, and asks nobody how long that is.
+/// The kernel copies no further than to the source's size as it knows it, and does not ask for that size.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn copy_file_range(
     from: c_int,

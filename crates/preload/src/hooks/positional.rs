@@ -1,7 +1,7 @@
 //! `pread`, `pwrite` and their relatives, under every name that glibc gives them.
 //!
-//! The program's memory may be touched by its other threads at any moment, and pieces of a call may overlap: no reference is made
-//! to it.
+//! Other threads of the program may use its memory at any moment, and the pieces of a call may overlap. So no
+//! reference to that memory is made here.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -11,8 +11,8 @@ use libc::{iovec, off_t, size_t, ssize_t};
 use super::{engine, next};
 use crate::backend::{Given, Room};
 
-/// Most pieces of one call; PostgreSQL's most. The kernel takes up to 1024, but they are put down on the stack here, and
-/// threads may have little of it.
+/// Most pieces of one call; PostgreSQL uses no more. The kernel takes up to 1024, but these lie on the stack,
+/// of which threads may have little.
 const PIECES_MAX: usize = 128;
 
 /// # Safety
@@ -21,7 +21,8 @@ unsafe fn read_here(fd: c_int, to: *mut c_void, bytes: size_t, offset: off_t) ->
     if !is_usable(to, bytes) || engine().table.is_plain(fd) {
         return None;
     }
-    // SAFETY: the program vouches for `bytes` bytes at `to`.
+    // SAFETY: the caller promises room for `bytes` bytes at `to` for as long as this call lasts, and `room`
+    // is gone when it returns. Other threads may use these bytes meanwhile.
     let room = unsafe { Room::new(to.cast::<u8>(), bytes) };
     engine().read(fd, &[room], offset).map(|bytes| bytes as ssize_t)
 }
@@ -32,27 +33,31 @@ unsafe fn write_here(fd: c_int, from: *const c_void, bytes: size_t, offset: off_
     if !is_usable(from, bytes) || engine().table.is_plain(fd) {
         return None;
     }
-    // SAFETY: the program vouches for `bytes` bytes at `from`.
+    // SAFETY: the caller promises `bytes` readable bytes at `from` for as long as this call lasts, and
+    // `given` is gone when it returns. Other threads may change these bytes meanwhile.
     let given = unsafe { Given::new(from.cast::<u8>(), bytes) };
     engine().write(fd, &[given], offset).map(|bytes| bytes as ssize_t)
 }
 
-/// Whether memory can be ours to copy. What cannot be, the kernel judges.
+/// Whether memory at `start` may be copied here. The kernel judges the rest.
 fn is_usable(start: *const c_void, bytes: size_t) -> bool {
     !start.is_null() && isize::try_from(bytes).is_ok()
 }
 
-/// The pieces of a call, made of what its list says. Each entry is read once: other threads may change the list.
+/// The pieces of a call, made of the entries of its list. Each entry is read once, since other threads may
+/// change the list.
 struct Pieces<T> {
     made: [MaybeUninit<T>; PIECES_MAX],
     count: usize,
 }
 
 impl<T: Copy> Pieces<T> {
-    /// `None` if one of them is not for us. The caller has made sure that the call is one of ours.
+    /// Makes a piece of each entry. `None`: one of them, or their number, is for the kernel to judge. The
+    /// caller has checked that the call is accelerated.
     ///
     /// # Safety
-    /// At `list` there are `count` pieces.
+    /// If `count` is positive and `list` neither null nor misaligned, `count` entries can be read at `list`
+    /// for as long as the call lasts. Other threads may change them.
     unsafe fn of(list: *const iovec, count: c_int, make: impl Fn(iovec) -> T) -> Option<Self> {
         let count = usize::try_from(count).ok().filter(|count| (1..=PIECES_MAX).contains(count))?;
         if list.is_null() || !list.is_aligned() {
@@ -60,7 +65,12 @@ impl<T: Copy> Pieces<T> {
         }
         let mut made = [const { MaybeUninit::uninit() }; PIECES_MAX];
         for (at, place) in made[..count].iter_mut().enumerate() {
-            // SAFETY: the program vouches for `count` pieces. Volatile, so that what is checked is what is used.
+            // SAFETY: volatile, so that the entry that is checked is the one that is used.
+            // - In bounds: `at < count`, and the caller promises `count` entries; `list` is aligned and not
+            //   null, checked above.
+            // - Exclusive: not needed to copy plain numbers out. If another thread changes the entry
+            //   meanwhile, the copy is old or new, or mixed, and is checked below.
+            // - Alive: the caller promises the list for as long as the call lasts.
             let piece = unsafe { list.add(at).read_volatile() };
             if !is_usable(piece.iov_base, piece.iov_len) {
                 return None;
@@ -71,33 +81,40 @@ impl<T: Copy> Pieces<T> {
     }
 
     fn all(&self) -> &[T] {
-        // SAFETY: as many were made, in memory of our own, and live as long as `self`.
+        // SAFETY:
+        // - In bounds: `of` has initialised the first `count` places, and `count <= PIECES_MAX`.
+        // - Exclusive: no place is written to after `of`, and the slice borrows `self`.
+        // - Alive: the places lie in `self`.
         unsafe { std::slice::from_raw_parts(self.made.as_ptr().cast::<T>(), self.count) }
     }
 }
 
 /// # Safety
-/// As for `preadv`: `count` pieces at `to`, each with room.
+/// As for `preadv`: `count` entries can be read at `to`, and there is room where they say, for as long as the
+/// call lasts.
 unsafe fn readv_here(fd: c_int, to: *const iovec, count: c_int, offset: off_t) -> Option<ssize_t> {
     if !engine().is_ours(fd) {
         return None;
     }
-    // SAFETY: the program vouches for each piece.
+    // SAFETY: the caller promises room where each entry says for as long as this call lasts, and the pieces
+    // are gone when it returns. Other threads may use these bytes meanwhile.
     let room = |piece: iovec| unsafe { Room::new(piece.iov_base.cast::<u8>(), piece.iov_len) };
-    // SAFETY: as the caller's.
+    // SAFETY: the caller promises `count` entries at `to` for as long as this call lasts.
     let to = unsafe { Pieces::of(to, count, room) }?;
     engine().read(fd, to.all(), offset).map(|bytes| bytes as ssize_t)
 }
 
 /// # Safety
-/// As for `pwritev`: `count` pieces at `from`.
+/// As for `pwritev`: `count` entries can be read at `from`, and the bytes that they name, for as long as the
+/// call lasts.
 unsafe fn writev_here(fd: c_int, from: *const iovec, count: c_int, offset: off_t) -> Option<ssize_t> {
     if !engine().is_ours(fd) {
         return None;
     }
-    // SAFETY: the program vouches for each piece.
+    // SAFETY: the caller promises the bytes that each entry names for as long as this call lasts, and the
+    // pieces are gone when it returns. Other threads may change these bytes meanwhile.
     let given = |piece: iovec| unsafe { Given::new(piece.iov_base.cast::<u8>(), piece.iov_len) };
-    // SAFETY: as the caller's.
+    // SAFETY: the caller promises `count` entries at `from` for as long as this call lasts.
     let from = unsafe { Pieces::of(from, count, given) }?;
     engine().write(fd, from.all(), offset).map(|bytes| bytes as ssize_t)
 }

@@ -1,5 +1,5 @@
-/* sizes DIR CHECKS WAY: how far a file reaches, asked for in every way while the file grows: no answer is older than what
- * was acknowledged before the question.
+/* sizes DIR CHECKS WAY: asks for the size of a file in every way while the file grows. No answer may be older than what was
+ * acknowledged before the question.
  *
  *   apart     five processes with an opening each: two append in turns, the others ask (lseek, pread, stat by the path)
  *   together  one process with a single opening, by which its threads append and ask; a second process asks by the path.

@@ -28,7 +28,7 @@ pub(super) const TOO_MUCH_CLEARED: &str = "failed-write-clears-the-file";
 pub(super) const DOUBT_IGNORED: &str = "write-in-doubt-taken-for-none";
 /// A guest works on files that are closed to it.
 pub(super) const NOT_REVOKED: &str = "acceleration-not-revoked";
-/// Guests go on making a file longer after that was taken back.
+/// Guests go on making a file longer after the owner has forbidden it.
 pub(super) const GROWTH_GOES_ON: &str = "growth-not-taken-back";
 /// The kernel is not told how long guests have made a file.
 pub(super) const UNTOLD: &str = "grown-size-not-told";
@@ -40,7 +40,7 @@ pub(super) const LATE_WRITE_MISSED: &str = "rebuild-misses-a-late-write";
 pub(super) const FREES_UNWRITTEN: &str = "freed-extent-not-written-down";
 /// What a dead owner was writing to is used as if nothing could land there any more.
 pub(super) const LATE_FORGOTTEN: &str = "late-write-of-a-dead-owner-forgotten";
-/// A node that refuses a few connections is given up, though it answers renewals.
+/// Sessions give a node up when it refuses a connection, though it answers renewals.
 pub(super) const REFUSED_IS_DEAD: &str = "refused-connection-taken-for-death";
 /// Locks that a dead owner has left stay.
 pub(super) const LOCKS_LEFT: &str = "locks-of-a-dead-owner-not-settled";

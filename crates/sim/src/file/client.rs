@@ -215,7 +215,7 @@ impl Client {
         done.map_or_else(Ended::Failed, |()| Ended::Done)
     }
 
-    /// By the kernel, which reads no further than the file reaches that it knows.
+    /// A read by the kernel, which reads no further than the size that it knows.
     async fn read(&self, number: u64, file: &FileCore<Chosen>, cells: &Range<u64>) -> Ended {
         let (offset, length) = (cells.start * CELL, (cells.end - cells.start) * CELL);
         let there = self.run.size_by_kernel(number, file, offset + length).saturating_sub(offset).min(length);

@@ -1,7 +1,9 @@
-//! The kernel's idea of how long files are, where guests make them longer: whoever is no guest reads no further than that.
+//! The kernel's idea of the sizes of files that guests make longer: every process that is no guest reads no
+//! further than that.
 //!
-//! As the mount does it (`mount::guests`): while guests may make a file longer, and until the kernel was told what came of
-//! it, it asks before it goes by what it knows. From then on it changes the size itself, and asks nobody.
+//! The rule is the mount's (`mount::guests`): while guests may make a file longer, and until the kernel was
+//! told the result, the kernel asks before it uses its size. From then on it changes the size itself, and
+//! asks no more.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +12,7 @@ use farpool_file::FileCore;
 use super::Run;
 use super::broken::{Chosen, growth_is_told};
 
-/// Of all files, by number.
+/// The sizes of all files, by number.
 pub(super) type Sizes = BTreeMap<u64, Size>;
 
 #[derive(Clone, Copy, Default)]
@@ -21,12 +23,13 @@ pub(super) struct Size {
     is_void: bool,
 }
 
-/// Something that goes by the kernel and may change a file's size; when it ends, however it does, the kernel knows.
+/// A change by the kernel that may change a file's size. When it ends, however it does, the kernel knows the
+/// size.
 pub(super) struct Change<'a> {
     run: &'a Run,
     number: u64,
     file: &'a FileCore<Chosen>,
-    /// Where the file ends at least if it was done.
+    /// The least size of the file if the change was done.
     end: u64,
 }
 
@@ -46,8 +49,8 @@ impl Run {
         file.let_guests_grow();
     }
 
-    /// How long the kernel takes the file for that somebody wants bytes of, up to `end`. It asks if it does not know of so many. Where
-    /// there are no guests it does not matter.
+    /// The kernel's size of a file, for a process that wants bytes up to `end`. The kernel asks if it does
+    /// not know of so many. Without guests the size does not matter.
     pub(super) fn size_by_kernel(&self, number: u64, file: &FileCore<Chosen>, end: u64) -> u64 {
         if !self.has_guests {
             return u64::MAX;
@@ -65,7 +68,7 @@ impl Run {
         size.known
     }
 
-    /// Something begins that may make the file longer.
+    /// Begins a change that may make the file longer.
     pub(super) fn writes_by_kernel<'a>(
         &'a self,
         number: u64,
@@ -75,7 +78,7 @@ impl Run {
         Change { run: self, number, file, end }
     }
 
-    /// Something begins that sets the file's size.
+    /// Begins a change that sets the file's size.
     pub(super) fn cuts_by_kernel<'a>(&'a self, number: u64, file: &'a FileCore<Chosen>) -> Change<'a> {
         self.size_by_kernel(number, file, u64::MAX);
         Change { run: self, number, file, end: 0 }

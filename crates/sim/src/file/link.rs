@@ -17,7 +17,7 @@ pub(super) struct Shaking {
     /// Attempts to connect for which there is no descriptor.
     pub(super) short_permille: u32,
     pub(super) lie: Option<Lie>,
-    /// A node that closes all connections, and takes none.
+    /// A node that closes all connections and accepts none.
     pub(super) refusing: Option<NodeId>,
 }
 

@@ -23,7 +23,7 @@ const FLIPS_PER_EXTENT: u64 = 24;
 const MOST: u64 = 6;
 /// Some owners are started again so soon that packets of the dead one are still on their way.
 const AT_ONCE_MS: u64 = 20;
-/// A node refuses connections for no longer than this: about twice as long as a silent one is waited for.
+/// The longest time for which a node refuses connections: about twice as long as a silent node is waited for.
 const LONGEST_REFUSAL_MS: u64 = 10_000;
 /// For having leases taken back.
 const OPERATOR_PATIENCE: Duration = Duration::from_secs(8);
@@ -40,7 +40,8 @@ enum Kind {
     /// The process that looks after the leases stops for a while.
     KeeperStops,
     ClientStops,
-    /// A node closes all connections and takes none, and answers renewals all the while: its places are taken.
+    /// A node closes all connections and accepts none, as if its places were all taken. It answers renewals
+    /// all the while.
     Refuses(usize),
     /// Bits of what a node holds of a file turn over.
     Flips(usize),
@@ -83,10 +84,10 @@ pub(super) fn draw(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
     (0..count).map(mishap).collect()
 }
 
-/// Draws the mishaps of a run in which nodes only refuse connections: nothing of it costs a node.
+/// Draws the mishaps of a run in which nodes only refuse connections. None of them costs a node.
 pub(super) fn draw_refusals(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
     let busy_ms = BUSY_TTLS * plane.ttl.0;
-    // One after the other, so that each has all its time.
+    // One after the other, so that none cuts another short.
     let mut from_ms = 0;
     let mut refusals = Vec::new();
     while from_ms < busy_ms {

@@ -24,9 +24,9 @@ pub(super) const SEAT_BEFORE_RECOVERY: &str = "seat-freed-before-recovery";
 /// A seat is free before what its workers announced is taken away.
 pub(super) const SEAT_BEFORE_FORGETTING: &str = "seat-freed-before-words-forgotten";
 
-/// A member says that it lives while its publisher or its collector stands still.
+/// A member sends heartbeats while its publisher or its collector stands still.
 pub(super) const BEATS_WITHOUT_DUTIES: &str = "beats-while-a-duty-stands-still";
-/// A member says that it lives while a thread of it stands still in the middle of a commit.
+/// A member sends heartbeats while one of its threads stands still in the middle of a commit.
 pub(super) const BEATS_WITHOUT_COMMITS: &str = "beats-while-a-commit-stands-still";
 
 pub(super) const MUTATIONS: &[&str] = &[

@@ -19,7 +19,6 @@ use farpool_txn::oracle::publish;
 use farpool_txn::recovery::recover;
 use farpool_txn::{Cut, Memory, MemoryError, Oracle, SharedSlot};
 use farpool_wire::{Epoch, Slot};
-use futures_util::future::join;
 
 use super::broken::{self, Chosen, Engine};
 use super::layout::{At, PLACES};
@@ -30,7 +29,7 @@ use crate::staying::Staying;
 const MOST_LIVES: u64 = 3;
 /// A member says that it lives so many times before it is taken for dead.
 const BEATS: u32 = 10;
-/// No operation waits for a node so long.
+/// Longer than any operation waits for a node.
 const NODE_SILENCE: Duration = Duration::from_millis(2);
 /// Between two looks at whether a seat or a role is free.
 const PAUSE: Duration = Duration::from_micros(40);
@@ -49,26 +48,30 @@ pub(super) struct Wanted {
     pub(super) changes_catalog: bool,
 }
 
-/// Threads of a member that may stand still by themselves.
+/// Parts of a member that may stand still while the rest goes on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum PartKind {
     Publisher,
     Collector,
+    Carer,
     /// All of its workers.
     Clients,
 }
 
 impl PartKind {
-    pub(super) const ALL: [PartKind; 3] = [PartKind::Publisher, PartKind::Collector, PartKind::Clients];
+    pub(super) const ALL: [PartKind; 4] =
+        [PartKind::Publisher, PartKind::Collector, PartKind::Carer, PartKind::Clients];
 }
 
 /// A process with a seat.
 pub(super) struct Member {
     pub(super) run: Rc<Run>,
-    /// Its beats, and its looks at the others.
+    /// Sends heartbeats.
     pub(super) process: ProcessId,
     publisher: ProcessId,
     collector: ProcessId,
+    /// Its looks at the others.
+    carer: ProcessId,
     /// Its workers.
     clients: RefCell<Vec<ProcessId>>,
     place: (HostId, Path),
@@ -78,6 +81,8 @@ pub(super) struct Member {
     duties: Duties,
     /// Its part is over, or is to be.
     pub(super) is_over: Cell<bool>,
+    /// ... and nobody has wanted that.
+    has_failed: Cell<bool>,
     /// Workers that have announced themselves and have not left, and such as will.
     pub(super) workers: Cell<u32>,
     /// Sessions, and changes of the catalog, that have not ended.
@@ -104,12 +109,12 @@ impl Member {
         self.memory_of(self.process).await
     }
 
-    /// The way to all memory of a part.
+    /// A part's access to all memory.
     pub(super) async fn memory_of(&self, part: ProcessId) -> Result<Memory, MemoryError> {
         self.run.memory(part, self.place, &self.grants).await
     }
 
-    /// A process for another worker.
+    /// Adds a process for a worker.
     pub(super) fn add_client(&self) -> ProcessId {
         let client = self.run.world.add_process(self.place.0);
         self.clients.borrow_mut().push(client);
@@ -121,6 +126,7 @@ impl Member {
         match kind {
             PartKind::Publisher => vec![self.publisher],
             PartKind::Collector => vec![self.collector],
+            PartKind::Carer => vec![self.carer],
             PartKind::Clients => self.clients.borrow().clone(),
         }
     }
@@ -130,23 +136,28 @@ impl Member {
         parts.chain([self.process])
     }
 
-    /// Ends all of it where it stands.
+    /// Kills all parts.
     pub(super) fn kill(&self) {
         self.all_parts().for_each(|part| self.run.tasks.kill(part));
     }
 
-    /// All of it stands still.
+    /// All parts lose their connections.
+    pub(super) fn loses_connections(&self) {
+        self.all_parts().for_each(|part| self.run.world.lose_connections(part));
+    }
+
+    /// Stops all parts for some time.
     pub(super) fn pause(&self, lasting: Duration) {
         self.all_parts().for_each(|part| self.run.world.pause(part, lasting));
     }
 
-    /// Whether a part of it stands still, or all of it.
+    /// Whether any part stands still.
     pub(super) fn stands_still(&self) -> bool {
         let world = &self.run.world;
         self.all_parts().any(|part| world.paused_until_ns(part) > world.now_ns())
     }
 
-    /// A thread that runs polls its endpoint again and again, whether anything arrives or not.
+    /// Polls the endpoint of a part regularly, as a running thread does whether or not anything arrives.
     pub(super) fn keeps_turning(self: &Rc<Self>, part: ProcessId, endpoint: &Endpoint) {
         let (here, endpoint) = (self.clone(), endpoint.clone());
         self.run.tasks.spawn(part, async move {
@@ -162,7 +173,10 @@ impl Member {
         if !self.run.faults.are_any() {
             self.run.ledger.complain(format!("member {} cannot go on: {why}", self.seat.claim));
         }
-        self.is_over.set(true);
+        // The first reason counts.
+        if !self.is_over.replace(true) {
+            self.has_failed.set(true);
+        }
     }
 }
 
@@ -302,6 +316,7 @@ async fn join_in(
         process,
         publisher: run.world.add_process(place.0),
         collector: run.world.add_process(place.0),
+        carer: run.world.add_process(place.0),
         clients: RefCell::default(),
         place,
         grants,
@@ -309,6 +324,7 @@ async fn join_in(
         slot,
         duties: Duties::default(),
         is_over: Cell::new(false),
+        has_failed: Cell::new(false),
         workers: Cell::new(0),
         busy: Cell::new(busy),
         random: RefCell::new(random),
@@ -325,9 +341,11 @@ fn begin_tasks(member: &Rc<Member>, wanted: Wanted) {
             }
         });
     };
-    let [publishes, collects] = ["publisher", "collector"].map(|name| member.duties.begin(name));
+    let [publishes, collects, cares] =
+        ["publisher", "collector", "carer"].map(|name| member.duties.begin(name));
     spawn(member.publisher, Box::pin(publish_if_nobody_does(member.clone(), publishes)));
     spawn(member.collector, Box::pin(collect_if_nobody_does(member.clone(), collects)));
+    spawn(member.carer, Box::pin(look_after_others(member.clone(), cares)));
     for number in 0..wanted.workers {
         client::start(member, number);
     }
@@ -339,46 +357,74 @@ fn begin_tasks(member: &Rc<Member>, wanted: Wanted) {
     }
 }
 
-/// Says that this member lives, and looks after others; at the end gives the seat back.
+/// Says that this member lives; at the end gives the seat back.
 async fn take_part(member: &Rc<Member>) -> Result<(), MemoryError> {
     let memory = member.memory().await?;
-    let (beats, care) = join(say_alive(member, &memory), look_after_others(member, &memory)).await;
-    beats.and(care)?;
+    let mut alive = say_alive(member, &memory).await?;
     // Not while something is under way: then the others find that this member lives no more.
     if member.workers.get() == 0 && member.slot.retire() {
         let (at, duties) = (member.members(), &member.duties);
-        leave_seat::<Chosen>(&memory, &at, &member.seat, duties, PAUSE).await?;
+        let meanwhile = async || match member.has_failed.get() {
+            false => alive.say(member, &memory).await,
+            true => Ok(()),
+        };
+        let pause = PAUSE.min(member.run.patience / BEATS);
+        leave_seat::<Chosen, _>(&memory, &at, &member.seat, duties, pause, meanwhile).await?;
     }
     Ok(())
 }
 
-async fn say_alive(member: &Member, memory: &Memory) -> Result<(), MemoryError> {
-    let mut vouching = Vouching::<Chosen>::new(member.run.patience, NODE_SILENCE);
-    let mut count = 0;
-    while !member.is_over() {
+/// A member that says that it lives.
+struct Alive {
+    vouching: Vouching<Chosen>,
+    count: u64,
+}
+
+impl Alive {
+    async fn say(&mut self, member: &Member, memory: &Memory) -> Result<(), MemoryError> {
         let signs = signs_of(&member.duties, &member.slot);
-        if vouching.look(memory.endpoint().now_ns(), &signs).is_none() {
-            count += 1;
-            if let Err(error) = beat(memory, &member.members(), &member.seat, count).await {
-                member.ends(&error.to_string());
-                return Err(error);
-            }
+        if self.vouching.look(memory.endpoint().now_ns(), &signs).is_none() {
+            self.count += 1;
+            beat(memory, &member.members(), &member.seat, self.count).await?;
         } else if !member.run.faults.are_any() {
             member.run.ledger.complain("a part of a member was taken for stuck where nothing is".to_owned());
+        }
+        Ok(())
+    }
+}
+
+async fn say_alive(member: &Member, memory: &Memory) -> Result<Alive, MemoryError> {
+    let mut alive = Alive { vouching: Vouching::new(member.run.patience, NODE_SILENCE), count: 0 };
+    while !member.is_over() {
+        if let Err(error) = alive.say(member, memory).await {
+            member.ends(&error.to_string());
+            return Err(error);
         }
         if member.slot.is_in_doubt() {
             member.ends("a commit is in doubt");
         }
         memory.endpoint().sleep(member.run.patience / BEATS).await;
     }
+    Ok(alive)
+}
+
+async fn look_after_others(member: Rc<Member>, duty: Duty) -> Result<(), MemoryError> {
+    let memory = member.memory_of(member.carer).await?;
+    let looks = look_until_over(&member, &memory, duty.rounds(|| member.is_over()));
+    duty.does(&memory, member.run.patience / BEATS, looks).await?;
+    duty.ends();
     Ok(())
 }
 
-async fn look_after_others(member: &Member, memory: &Memory) -> Result<(), MemoryError> {
+async fn look_until_over(
+    member: &Rc<Member>,
+    memory: &Memory,
+    is_over: impl Fn() -> bool,
+) -> Result<(), MemoryError> {
     let run = &member.run;
-    let mut lookout = Lookout::<_, Chosen>::new(memory, member, member.seat, run.patience);
-    while !member.is_over() {
-        let looked = lookout
+    let mut lookout = Lookout::<_, Chosen>::new(memory, &**member, member.seat, run.patience);
+    while !is_over() {
+        lookout
             .look(|slot, cared| {
                 if let Ok(Some(recovered)) = cared {
                     let numbers = [slot.index() as u64, recovered.last];
@@ -388,11 +434,7 @@ async fn look_after_others(member: &Member, memory: &Memory) -> Result<(), Memor
                     }
                 }
             })
-            .await;
-        if let Err(error) = looked {
-            member.ends(&error.to_string());
-            return Err(error);
-        }
+            .await?;
         memory.endpoint().sleep(run.patience / BEATS).await;
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! What goes wrong with members: they die, also over looking after others, stop for longer than anybody waits, as a whole or in one part, are
-//! cut off, and are closed while their clients are at work.
+//! Mishaps of members: they die, also while they recover others; stop for longer than any patience, as a
+//! whole or in one part; are cut off; and are closed while their clients are at work.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,20 +13,26 @@ use crate::staying::Staying;
 
 /// Mishaps of a run, at most.
 const MOST: u64 = 6;
-/// Looks at whether somebody looks after a seat, and the time between two.
+/// Looks at whether a carer looks after a seat, and the time between two.
 const LOOKS: u32 = 1_000;
 const LOOK_PAUSE: Duration = Duration::from_micros(1);
-/// From when somebody begins to look after a seat until it dies, stops or goes, at most.
+/// The longest time from when a carer begins to look after a seat until it dies, stops or goes.
 const MOST_CARE_NS: u64 = 150_000;
 
-/// A part of a member stands still until another one that looks on all the time has shut the member out: by then, in times of the patience
-/// and so much later, it must have. The member is silent after a few patiences, taken for dead after one more, and fences are slow and lost.
+/// In so many runs of a thousand, members lose their connections, or a grant while they recover another member;
+/// and how often at most the first happens.
+const LOSSES_PERMILLE: u32 = 400;
+const MOST_LOSSES: u64 = 20;
+
+/// A part of a member stands still until another member that watches all the time has shut its member out,
+/// which must happen within so many patiences and this slack. The member falls silent after a few patiences
+/// and is taken for dead one patience later; fences are slow, and may be lost.
 const SHUT_OUT_PATIENCES: u32 = 20;
 const SHUT_OUT_SLACK: Duration = Duration::from_millis(4);
-/// Where no other looks on, the part goes on after so long.
+/// If no other member watches all the time, the part goes on after so long.
 const STILL_PATIENCES: u32 = 25;
 const STILL_SLACK: Duration = Duration::from_millis(6);
-/// Between two looks at whether it was.
+/// The pause between two checks whether it was shut out.
 const STILL_PAUSE: Duration = Duration::from_micros(20);
 
 /// What may go wrong in a run: any of it, so that some runs look at one alone, and some at none.
@@ -34,7 +40,7 @@ const STILL_PAUSE: Duration = Duration::from_micros(20);
 pub(super) struct Kinds {
     /// Members die and stop, and the network is slow at times.
     pub(super) mishaps: bool,
-    /// Regions whose memory moves answer nobody meanwhile.
+    /// Regions whose memory moves answer no member meanwhile.
     pub(super) moves_take_time: bool,
     /// Members are cut off from nodes.
     pub(super) cuts: bool,
@@ -61,7 +67,7 @@ enum Mishap {
     Stop(Duration),
     /// Of all members together, as where one machine has them.
     StopOfAll(Duration),
-    /// Of one part of a member, while the rest goes on.
+    /// One part of a member stops while the rest goes on.
     StopOfPart(PartKind),
     Cut(usize, Duration),
     /// The member is closed, whatever it has under way.
@@ -97,6 +103,42 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
         let random = run.ledger.random();
         run.tasks
             .spawn(run.nowhere, happen(run.clone(), mishap, after, meets_carer, random, run.left.stay()));
+    }
+}
+
+/// In some runs members lose connections now and then; these are made again, and the members go on. A lost connection no longer keeps a
+/// carer from a copy of a log, so carers lose a grant in more runs than [`start`] draws.
+pub(super) fn start_losses(run: &Rc<Run>, random: &mut Random) {
+    if !run.faults.mishaps {
+        return;
+    }
+    if random.chance(LOSSES_PERMILLE) {
+        let loss = Mishap::Loss(1 + random.index(run.plan.regions.len() - 1));
+        let after = Duration::from_nanos(20_000 + random.below(1_500_000));
+        let meets_carer = Some(Duration::from_nanos(random.below(MOST_CARE_NS)));
+        let (drawn, staying) = (run.ledger.random(), run.left.stay());
+        run.tasks.spawn(run.nowhere, happen(run.clone(), loss, after, meets_carer, drawn, staying));
+    }
+    if !random.chance(LOSSES_PERMILLE) {
+        return;
+    }
+    for _ in 0..1 + random.below(MOST_LOSSES) {
+        let after = Duration::from_nanos(20_000 + random.below(1_500_000));
+        run.tasks.spawn(run.nowhere, lose(run.clone(), after, run.ledger.random(), run.left.stay()));
+    }
+}
+
+/// A member loses its connections, at any time or while it looks after another member.
+async fn lose(run: Rc<Run>, after: Duration, mut random: Random, _staying: Staying) {
+    run.world.sleep(after).await;
+    let carer = if random.chance(300) { under_care(&run, |carer, _| carer).await } else { None };
+    if carer.is_some() {
+        run.world.sleep(Duration::from_nanos(random.below(MOST_CARE_NS))).await;
+    }
+    let members: Vec<Rc<Member>> =
+        run.members.borrow().iter().filter(|member| member.lives()).cloned().collect();
+    if let Some(member) = carer.or_else(|| members.get(random.index(members.len().max(1))).cloned()) {
+        member.loses_connections();
     }
 }
 
@@ -154,8 +196,8 @@ async fn happen(
     }
 }
 
-/// A part of a member stands still until the others have shut that member out, which they must, though the rest of it goes on, and a little
-/// longer. Its clients stand still in the middle of a commit, if they come to one.
+/// Stops a part of a member until the others have shut the member out, which they must though the rest of it
+/// goes on; and for a little longer. Its clients are stopped in the middle of a commit, if they come to one.
 async fn part_stops(run: &Rc<Run>, member: &Rc<Member>, kind: PartKind, random: &mut Random) {
     for _ in 0..LOOKS {
         if kind != PartKind::Clients || member.slot.is_held() {
@@ -164,7 +206,7 @@ async fn part_stops(run: &Rc<Run>, member: &Rc<Member>, kind: PartKind, random: 
         run.world.sleep(LOOK_PAUSE).await;
     }
     if kind == PartKind::Clients && !member.slot.is_held() {
-        return; // clients that hold nothing may stand still for as long as they like
+        return; // clients that hold nothing may stop for as long as they like
     }
     let parts = member.parts(kind);
     let stand_still = || parts.iter().for_each(|&part| run.world.pause(part, 2 * STILL_PAUSE));
@@ -172,7 +214,7 @@ async fn part_stops(run: &Rc<Run>, member: &Rc<Member>, kind: PartKind, random: 
     let mut witness: Option<(Epoch, u64)> = None;
     while has_seat(run, member) && run.world.now_ns() < give_up_at {
         if kind == PartKind::Clients && !member.slot.is_held() {
-            return; // it was a change of the catalog that held something, and that has gone on
+            return; // a change of the catalog held something, and has finished
         }
         stand_still();
         witness = looking_on(run, member, witness);
@@ -181,7 +223,8 @@ async fn part_stops(run: &Rc<Run>, member: &Rc<Member>, kind: PartKind, random: 
                 > (run.patience * SHUT_OUT_PATIENCES + SHUT_OUT_SLACK).as_nanos() as u64
         {
             let still = member.seat.claim;
-            run.ledger.complain(format!("member {claim} lets {still} be, a part of which stands still"));
+            run.ledger
+                .complain(format!("member {claim} does not shut out {still}, a part of which stands still"));
             return;
         }
         run.world.sleep(STILL_PAUSE).await;
@@ -193,14 +236,15 @@ async fn part_stops(run: &Rc<Run>, member: &Rc<Member>, kind: PartKind, random: 
     }
 }
 
-/// Whether a member has its seat, and was not shut out.
+/// Whether a member still has its seat: it was not shut out.
 fn has_seat(run: &Run, member: &Member) -> bool {
     let seats = run.observer.lock().look().seats(&run.plan);
     let is_seated = seats.iter().any(|seat| seat.claim == Some(member.seat.claim));
     is_seated && run.observer.lock().is_open(member.seat.claim)
 }
 
-/// Another member that has looked on since a time, with nothing that keeps it from doing so: the one of before, or one from now on.
+/// Another member that has watched without hindrance, and since when: the same as before if it still does,
+/// else one from now on.
 fn looking_on(run: &Run, still: &Member, before: Option<(Epoch, u64)>) -> Option<(Epoch, u64)> {
     let members = run.members.borrow();
     let looks_on = |other: &Member| {

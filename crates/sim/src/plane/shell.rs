@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use farpool_fabric::sim::SimClock;
 use farpool_fabric::{
-    AccessError, AccessKind, Clock, Cut, Host, HostIdentity, LentMemory, Mapping, RegionSet, SharedRegion,
+    AccessError, AccessKind, Clock, Cut, Host, HostIdentity, LentMemory, Locking, Mapping, RegionSet,
+    SharedRegion,
 };
 use farpool_lease::{LeaseRefusal, Lending, Millis, Term};
 use farpool_node::NodeCore;
@@ -47,7 +48,8 @@ impl Shell {
             region_bytes,
             clock,
             core: Mutex::new(NodeCore::new(incarnation, regions, ttl)),
-            regions: RegionSet::create(regions, region_bytes, false, |_| {}).expect("a few pages of memory"),
+            regions: RegionSet::create(regions, region_bytes, Locking::None, |_| {})
+                .expect("a few pages of memory"),
             left_over,
         })
     }

@@ -48,7 +48,7 @@ pub(super) const HEADER_FIRST: &str = "undone-header-before-data";
 /// Who looks after a slot lets it go on behind its word, with counts that may have been used.
 pub(super) const SAME_GENERATION: &str = "generation-not-skipped";
 
-/// Who looks after a slot lets it go on as if no more counts had been given out than may be under way.
+/// A recoverer lets a slot go on as if no more counts had been given out than may be under way.
 pub(super) const UNSHOWN_FORGOTTEN: &str = "counts-not-shown-used-again";
 
 /// A node carries out what follows an access that it has refused since the memory was being moved.

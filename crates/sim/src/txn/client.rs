@@ -30,7 +30,8 @@ const MOST_IDLE_NS: u64 = 100_000;
 /// Transactions that are given up half-way, and after how long at most, where some are.
 const GIVEN_UP_PERMILLE: u32 = 60;
 const MOST_PATIENCE_NS: u64 = 80_000;
-/// Transactions before which a session gives others up that it has prepared, many of them, where some are given up.
+/// Transactions before which a session prepares many others and gives them up, in thousandths, where some are
+/// given up.
 const WASTES_PERMILLE: u32 = 80;
 
 /// Starts a client in a slot whose last commit is `last`, with one to three sessions.
@@ -194,7 +195,8 @@ impl Client {
                 gives_up(&self.run, self.slot, self.grant, &why);
                 break;
             }
-            // Behind counts that nothing tells of, it writes, and is given up: perhaps in the middle of its commit.
+            // After counts that left no trace the session writes, and is given up, perhaps in the middle of
+            // its commit.
             let is_only_reading = !wastes && self.transactor.random.chance(400);
             let records: Vec<_> = (0..1 + self.transactor.random.below(MOST_RECORDS))
                 .map(|_| {

@@ -1,4 +1,4 @@
-//! Counts that a slot has given out and its word does not have, one step after the other.
+//! Step by step: counts that a slot has given out and its word does not have.
 
 use farpool_txn::recovery::{Fate, Recovered, fate, recover_by};
 use farpool_txn::{CommitError, MAX_COUNTS_UNSHOWN, ReadError, Session, Worker};
@@ -8,9 +8,9 @@ use futures_util::future::select;
 use super::broken::Chosen;
 use super::*;
 
-/// The slot's word in the beginning is so far from the edge of its generation...
+/// How far the slot's first word is from the edge of its generation.
 const TO_THE_EDGE: u64 = 100;
-/// ...and so many counts are given to transactions of which nothing is left.
+/// How many counts are given to transactions that leave no trace.
 const GIVEN_UP: u64 = 150;
 const EDGE: u64 = 1 << TIMESTAMP_BITS;
 
@@ -18,19 +18,19 @@ const RECORD: u64 = 0;
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// A slot, whose clients come one after the other, and somebody who looks after it.
+/// A slot with one client after another, and a recoverer.
 struct Stage {
     run: Rc<Run>,
     process: ProcessId,
     place: (HostId, Path),
     slot: Slot,
     carer: Access,
-    /// Of the client that is there.
+    /// The grant of the present client.
     grant: Cell<Epoch>,
 }
 
 impl Stage {
-    /// The slot's next client, which begins behind that count.
+    /// The slot's next client, which begins after `last`.
     async fn client(&self, last: u64) -> (Worker<Chosen>, Table) {
         let grant = self.run.grant();
         self.grant.set(grant);
@@ -39,7 +39,7 @@ impl Stage {
         (worker.unwrap(), self.run.table(grant))
     }
 
-    /// Shuts the client out, and undoes what it left.
+    /// Shuts the client out and recovers the slot.
     async fn recover(&self) -> Recovered {
         self.run.fence(self.grant.get(), &mut Random::new(1, 2)).await;
         let Access { memory, grant } = &self.carer;
@@ -53,7 +53,7 @@ impl Stage {
     }
 }
 
-/// Prepares so many transactions, and gives them up.
+/// Prepares `many` transactions and gives each up.
 async fn give_up(worker: &Worker<Chosen>, table: &Table, many: u64) {
     let mut prepared = 0;
     while prepared < many {
@@ -69,7 +69,8 @@ async fn give_up(worker: &Worker<Chosen>, table: &Table, many: u64) {
     }
 }
 
-/// A commit of which nobody knows: its client gives it up `after` it has begun. Which it would be.
+/// Leaves a commit in doubt: its client gives it up `after` it has begun. Returns the version that it would
+/// have.
 async fn leave_in_doubt(run: &Run, worker: &Worker<Chosen>, table: &Table, after: Duration) -> Version {
     let mut session = Session::new();
     let mut transaction = worker.begin(&mut session).await.unwrap();
@@ -80,7 +81,7 @@ async fn leave_in_doubt(run: &Run, worker: &Worker<Chosen>, table: &Table, after
     version
 }
 
-/// `None`: the record does not become free, or what was read does not become the last.
+/// Commits a write. `None`: the record stays locked, or every try conflicts.
 async fn commit(run: &Run, worker: &Worker<Chosen>, table: &Table) -> Option<Version> {
     for _ in 0..TRIES {
         let mut session = Session::new();
@@ -103,7 +104,7 @@ fn on_stage(task: impl AsyncFnOnce(&Stage) + 'static) {
     let executor = Executor::new(world.clone());
     let mut setting = setting(world.clone(), executor.tasks(), 1, &mut random);
     setting.firsts[0] = EDGE - TO_THE_EDGE;
-    // Rings are written over as they come round: nobody announces himself.
+    // Rings are overwritten as they wrap: no worker announces itself.
     let run = Rc::new(setting);
     run.write_first_words();
     oracle::start_publishers(&run, &mut random);
@@ -127,7 +128,8 @@ fn on_stage(task: impl AsyncFnOnce(&Stage) + 'static) {
     assert!(!panicked && trouble.is_none(), "{trouble:?}");
 }
 
-/// How often a version was committed that had been in doubt, or would have been: after each time within a commit.
+/// In how many of the timings a version that was in doubt was committed again, or its fate changed. A timing
+/// says when within its commit the client gave up.
 fn used_twice(mutation: Option<&'static str>) -> u32 {
     const TIMINGS_NS: [u64; 6] = [0, 3_000, 8_000, 14_000, 20_000, 26_000];
     broken::set(mutation);
@@ -160,13 +162,13 @@ fn used_twice(mutation: Option<&'static str>) -> u32 {
 }
 
 #[test]
-fn counts_of_the_next_generation_that_were_given_out_are_not_given_out_again_behind_a_recovery() {
+fn counts_of_the_next_generation_are_not_given_out_again_after_a_recovery() {
     assert_eq!(used_twice(None), 0);
     assert!(used_twice(Some(broken::UNSHOWN_FORGOTTEN)) > 3, "the test notices nothing");
 }
 
 #[test]
-fn a_slot_of_which_nothing_but_given_up_transactions_is_left_shows_so_in_time_for_a_recoverer() {
+fn a_slot_with_only_given_up_transactions_shows_its_counts_before_too_many_are_used() {
     on_stage(async |stage| {
         let first = EDGE - TO_THE_EDGE;
         let (worker, table) = stage.client(first).await;

@@ -1,14 +1,16 @@
-//! Sessions that prepare transactions and give them up: counts of their slot are used, and nothing in far memory tells of it.
+//! Sessions that prepare transactions and give them up: they use counts of their slot and leave no trace of
+//! it in far memory.
 
 use farpool_txn::{CommitError, ReadError, Session, Table, Worker};
 
 use super::broken::Chosen;
 use super::{FAR_TO_THE_EDGE, TIMESTAMP_BITS};
 
-/// Transactions that are given up at most: the edge may be so far, and others of the slot commit meanwhile.
+/// Most transactions to give up: the edge may be so far away, and others of the slot commit meanwhile.
 const MOST: u64 = FAR_TO_THE_EDGE + 20;
 
-/// Prepares transactions and gives each up, until the slot's counts are those of its next generation; where that is far, only one.
+/// Prepares transactions and gives each up until the slot gives out counts of its next generation. If that is
+/// far, prepares only one.
 pub(super) async fn use_up_counts(worker: &Worker<Chosen>, table: &Table) -> Result<(), String> {
     let mut session = Session::new();
     for _ in 0..MOST {
@@ -16,7 +18,7 @@ pub(super) async fn use_up_counts(worker: &Worker<Chosen>, table: &Table) -> Res
         let mut transaction = begun.map_err(|error| error.to_string())?;
         match transaction.write(table, 0, None).await {
             Ok(_) => {}
-            // It is not read again: as in a transaction that does nothing else.
+            // Like a transaction that does nothing else, it is not tried again.
             Err(ReadError::Conflict | ReadError::RingFull | ReadError::NoSpace { .. }) => continue,
             Err(ReadError::SnapshotTooOld | ReadError::Damaged) => return Ok(()),
             Err(error) => return Err(error.to_string()),

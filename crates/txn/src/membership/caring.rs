@@ -61,7 +61,7 @@ impl<E: std::error::Error> From<MemoryError> for CareError<E> {
 
 /// A member that looks at the others now and then.
 pub struct Lookout<'a, P, R = Shipped> {
-    /// Its way to all regions, where nothing else of it is under way but its beats.
+    /// Its way to all regions, where nothing else of it is under way.
     memory: &'a Memory,
     premises: &'a P,
     own: Seat,

@@ -1,5 +1,5 @@
-//! What a member does beside its transactions, on threads of its own. While something of that is under way, its seat is not given back:
-//! who has the role next would meet writes of two. And the member says that it lives only while all of it makes progress
+//! What a member does beside its transactions, on threads of its own. While a duty is under way, the seat is not given back: the next holder
+//! of the role would otherwise write beside this one. And the member beats only while all its duties make progress
 //! ([`Vouching`](super::Vouching)).
 
 use std::pin::pin;
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use farpool_fabric::Endpoint;
 use futures_util::future::{Either, select};
 use parking_lot::Mutex;
 
@@ -21,26 +22,26 @@ pub struct Duties(Arc<State>);
 struct State {
     under_way: AtomicU32,
     are_in_doubt: AtomicBool,
-    /// Of those that are under way.
+    /// What the duties that are under way show.
     shown: Mutex<Vec<Arc<Shown>>>,
 }
 
-/// What a duty shows of its progress; in cache lines of its own, since it changes with each round.
+/// The progress that a duty shows; in cache lines of its own, since it changes with each round.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Shown {
     name: &'static str,
-    /// It shows something.
+    /// Whether the duty shows anything at present.
     is_shown: AtomicBool,
-    /// How often its thread has come by.
+    /// How often its thread has shown that it runs.
     turns: AtomicU64,
-    /// Rounds that it has begun.
+    /// Rounds begun.
     rounds: AtomicU64,
-    /// What it has asked of far memory.
+    /// Operations posted to far memory.
     operations: AtomicU64,
 }
 
-/// One of them. Dropped before it has [ended](Self::ends), nobody knows what of it is under way.
+/// One duty. If it is dropped before it has [ended](Self::ends), it is unknown what of it is under way.
 #[derive(Debug)]
 pub struct Duty {
     duties: Arc<State>,
@@ -49,9 +50,9 @@ pub struct Duty {
 }
 
 impl Duties {
-    /// Begins one of that name.
+    /// Begins a duty called `name`.
     pub fn begin(&self, name: &'static str) -> Duty {
-        self.0.under_way.fetch_add(1, Ordering::Relaxed); // by who has the member, before anybody asks
+        self.0.under_way.fetch_add(1, Ordering::Relaxed); // by the member's owner, before the first call of `are_under_way`
         let [turns, rounds, operations] = std::array::from_fn(|_| AtomicU64::new(0));
         let shown = Arc::new(Shown { name, is_shown: AtomicBool::new(false), turns, rounds, operations });
         self.0.shown.lock().push(shown.clone());
@@ -64,13 +65,13 @@ impl Duties {
         self.0.under_way.load(Ordering::Acquire) > 0
     }
 
-    /// Whether something of one that is over may be under way.
+    /// Whether operations of an ended duty may still be under way.
     pub fn are_in_doubt(&self) -> bool {
         // Relaxed: asked behind `are_under_way`, which orders it.
         self.0.are_in_doubt.load(Ordering::Relaxed)
     }
 
-    /// What those show that are under way.
+    /// The signs of all duties that are under way.
     pub(super) fn signs(&self) -> Vec<Sign> {
         let shown = self.0.shown.lock();
         // Relaxed, all: they carry no data.
@@ -91,9 +92,9 @@ impl Duties {
 }
 
 impl Duty {
-    /// Does what the duty is, on a thread of its own with `memory`, and shows every `pause` that this thread runs, and what it has asked of
-    /// far memory. A duty asks again and again, also where it finds that another member does what is to be done. Work that never waits shows its
-    /// [rounds](Self::rounds), too.
+    /// Does the duty's work, on a thread of its own with `memory`. Shows every `pause` that the thread runs,
+    /// and how many operations it has posted. A duty posts operations again and again, also when another
+    /// member has the role. Work that never waits shows its [rounds](Self::rounds), too.
     pub async fn does<T>(&self, memory: &Memory, pause: Duration, work: impl Future<Output = T>) -> T {
         let shows = async {
             loop {
@@ -106,23 +107,50 @@ impl Duty {
         let (mut work, mut shows) = (pin!(work), pin!(shows));
         let ended: Either<_, (std::convert::Infallible, _)> = select(&mut work, &mut shows).await;
         let Either::Left((done, _)) = ended;
-        // It goes on with something else, or has ended.
+        // The thread does something else now, or has ended.
         self.shown.is_shown.store(false, Ordering::Relaxed);
         done
     }
 
-    /// What says that the duty is over, asked at the beginning of each round: a thread in shared memory goes from one round to the next, and
-    /// never has to wait for anything.
+    /// Wraps the test for the duty's end, which the work makes at the beginning of each round, so that rounds
+    /// are counted: in shared memory a thread goes from one round to the next and never waits.
     pub fn rounds(&self, is_over: impl Fn() -> bool) -> impl Fn() -> bool {
         move || {
-            let rounds = &self.shown.rounds;
-            // By the duty's own thread alone; carries no data.
-            rounds.store(rounds.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+            self.begins_round();
             is_over()
         }
     }
 
-    /// It is over, and nothing of it is under way.
+    fn begins_round(&self) {
+        let rounds = &self.shown.rounds;
+        // By the duty's own thread alone; carries no data.
+        rounds.store(rounds.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Waits for an answer that does not come from far memory and has a deadline of its own, `within`. Until then waiting counts as progress,
+    /// shown every `pause`; later it does not.
+    pub async fn waits<T>(
+        &self,
+        endpoint: &Endpoint,
+        within: Duration,
+        pause: Duration,
+        what: impl Future<Output = T>,
+    ) -> T {
+        let until_ns = endpoint.now_ns().saturating_add(within.as_nanos() as u64);
+        let shows = async {
+            while endpoint.now_ns() < until_ns {
+                self.begins_round();
+                endpoint.sleep(pause).await;
+            }
+            std::future::pending::<std::convert::Infallible>().await
+        };
+        let (mut what, mut shows) = (pin!(what), pin!(shows));
+        let ended: Either<_, (std::convert::Infallible, _)> = select(&mut what, &mut shows).await;
+        let Either::Left((done, _)) = ended;
+        done
+    }
+
+    /// Ends the duty: none of its operations is under way.
     pub fn ends(mut self) {
         self.has_ended = true;
     }

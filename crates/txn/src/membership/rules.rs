@@ -47,12 +47,12 @@ pub trait SeatRules: 'static {
         true
     }
 
-    /// Whether a member is silent while one of its duties makes no progress (M6).
+    /// Whether a member stops its heartbeats while one of its duties makes no progress (M6).
     fn vouches_for_duties() -> bool {
         true
     }
 
-    /// Whether a member is silent while a commit of it makes no progress (M6).
+    /// Whether a member stops its heartbeats while one of its commits makes no progress (M6).
     fn vouches_for_commits() -> bool {
         true
     }

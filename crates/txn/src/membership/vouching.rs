@@ -1,13 +1,16 @@
-//! Whether a member may say that it lives. Pure: takes what its parts show of their work, and the time.
+//! Whether a member may send heartbeats. Pure: takes what its parts show of their work, and the time.
 //!
-//! V1. A beat vouches for all parts of the member: the threads of its duties, the work of these, and its commits. While one of them makes
-//!     no progress for too long, the member says nothing; so the others shut it out, like one that has died, and take its roles over.
-//! V2. A part that waits for far memory is not stuck: a thread that waits for a node turns all the same, and what is judged by its work is
-//!     given as long as a node may be silent before it is lost. So a node that stands still ends no member by this rule.
-//! V3. Nothing depends on the judgement being right: the member is shut out by a fence, and if the part goes on before that, the member
-//!     speaks again, as if nothing had been.
-//! V4. A member that has not looked for long has stood still itself, and its parts with it: they are given time anew.
-//! V5. How long is too long is counted in patiences of the others with this member, who wait for one more before they shut it out.
+//! V1. A beat vouches for all parts of the member: the threads of its duties, their work, and its commits.
+//!     While a part makes no progress for too long, the member sends no beats. The others then shut it out as
+//!     if it had died, and take over its roles.
+//! V2. A part that waits for far memory is not stuck. A thread that waits for a node still polls; and a part
+//!     that is judged by its work gets as long as a node may be silent before it is lost. So a node that
+//!     stops ends no member by this rule.
+//! V3. Nothing depends on the judgement being right. The member is shut out by a fence; if the part goes on
+//!     before that, the member sends beats again as if nothing had happened.
+//! V4. A member that has not looked for long has stood still as a whole: its parts get their time anew.
+//! V5. Limits are counted in patiences of the other members, which wait one more patience before they shut
+//!     the member out.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -18,12 +21,12 @@ use super::rules::SeatRules;
 use crate::rules::Shipped;
 use crate::slot::SharedSlot;
 
-/// A duty's thread does nothing but its duty: it stands still for no longer than a busy machine keeps any thread from its processor, which
-/// is what the patience was chosen by.
+/// A duty's thread does nothing else. It stands still no longer than a busy machine keeps any thread from its
+/// processor, and the patience was chosen by that.
 const THREAD_PATIENCES: u32 = 1;
-/// A thread that commits runs the program's own code as well, between two polls of a commit.
+/// A thread that commits also runs the program's own code, between two polls of a commit.
 const HOLDER_PATIENCES: u32 = 3;
-/// Work is waited for so long, and in addition as long as a node may be silent.
+/// Work gets so long, and in addition as long as a node may be silent.
 const WORK_PATIENCES: u32 = 3;
 
 /// A part of a member that a beat vouches for.
@@ -31,9 +34,9 @@ const WORK_PATIENCES: u32 = 3;
 pub enum Part {
     /// The thread of a duty.
     Thread(&'static str),
-    /// What a duty's thread does.
+    /// The work of a duty.
     Work(&'static str),
-    /// A thread with a commit for which others wait, by a number of its own.
+    /// A thread with a commit that others wait for, by its number.
     Holder(u64),
     /// The oldest commit that is under way.
     OldestCommit,
@@ -52,16 +55,16 @@ impl std::fmt::Display for Part {
     }
 }
 
-/// What a part shows: a number that changes while it makes progress. A part without work shows nothing.
+/// The sign of a part: a number that changes while it makes progress. A part without work has no sign.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sign {
-    /// Whose it is.
+    /// The part.
     pub part: Part,
     /// The number.
     pub progress: u64,
 }
 
-/// What all parts of a member show at present.
+/// The present signs of all parts of a member.
 pub fn signs_of(duties: &Duties, slot: &SharedSlot) -> Vec<Sign> {
     let mut signs = duties.signs();
     signs.extend(
@@ -71,19 +74,20 @@ pub fn signs_of(duties: &Duties, slot: &SharedSlot) -> Vec<Sign> {
     signs
 }
 
-/// A member's eyes on its own parts.
+/// A member's watch over its own parts.
 #[derive(Debug)]
 pub struct Vouching<R = Shipped> {
     patience_ns: u64,
     node_silence_ns: u64,
     looked_at_ns: u64,
-    /// What each part has shown last, and since when.
+    /// The last sign of each part, and since when it has been the same.
     seen: BTreeMap<Part, (u64, u64)>,
     rules: PhantomData<R>,
 }
 
 impl<R: SeatRules> Vouching<R> {
-    /// Of a member that the others take for dead after `patience`, and whose nodes are lost when they are silent for `node_silence`.
+    /// For a member that the others take for dead after `patience`, with nodes that are lost after a silence
+    /// of `node_silence`.
     pub fn new(patience: Duration, node_silence: Duration) -> Self {
         Vouching {
             patience_ns: patience.as_nanos() as u64,
@@ -94,7 +98,8 @@ impl<R: SeatRules> Vouching<R> {
         }
     }
 
-    /// Looks at all parts; says which has made no progress for too long, if one has: then the member must not say that it lives.
+    /// Looks at all parts; returns one that has made no progress for too long, if there is one: then the
+    /// member must send no beats.
     pub fn look(&mut self, now_ns: u64, signs: &[Sign]) -> Option<Part> {
         if now_ns.saturating_sub(self.looked_at_ns) >= self.patience_ns / 2 {
             self.seen.clear();
@@ -147,7 +152,7 @@ mod tests {
         Vouching::new(Duration::from_nanos(PATIENCE), Duration::from_nanos(NODE_SILENCE))
     }
 
-    /// For how long a member goes on saying that it lives after `part` has shown its last progress; `None`: for good.
+    /// How long a member sends beats after `part` has shown its last progress; `None`: for good.
     fn silent_after(part: Part, others: &[Part]) -> Option<u64> {
         let mut vouching = vouching();
         for now_ns in (0..1_000).step_by(STEP as usize) {

@@ -15,9 +15,10 @@ pub struct Suspect {
     pub claim: Epoch,
 }
 
-/// From one look to the next at most so many parts of the patience count as silence of the others: while the watcher does not look, since
-/// the memory with the seats does not answer, or its own thread waits for a processor, it cannot tell, and mostly the others
-/// cannot say anything either. Twice as long as members take from one beat to the next.
+/// From one look to the next at most this part of the patience counts as silence of the others. A watcher
+/// that does not look, because the memory with the seats does not answer or its own thread waits for a
+/// processor, cannot tell whether they are silent; and mostly they cannot send beats then either. It is twice
+/// the interval of beats.
 const PART_OF_PATIENCE: u64 = 5;
 
 /// What one member has seen of the others. It goes by its own clock alone, from when *it* saw a beat last: no time of two machines is
@@ -27,14 +28,14 @@ pub struct Watch {
     patience_ns: u64,
     seats: Vec<Seen>,
     looked_at_ns: u64,
-    /// How long it has looked, as far as that counts.
+    /// The time of watching that counts, so far.
     counted_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     seat: SeatWords,
-    /// What was counted when it was first seen so.
+    /// The counted time when the seat was first seen with this beat.
     since_ns: u64,
 }
 

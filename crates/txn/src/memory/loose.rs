@@ -1,7 +1,7 @@
-//! What was sent and is not known to be over: a future that was dropped, an operation of which nobody knows.
+//! Operations that were sent and are not known to have ended: their future was dropped, or their outcome is unknown.
 //!
-//! It may still land. So who says that nobody needs some memory any more first makes sure that it has, or never will: a queue's operations
-//! take effect in their order, and a fenced READ behind them is answered once they have.
+//! They may still land. Before memory is given back, they must have landed, or be known never to land: a queue's operations take effect in
+//! their order, and a fenced READ behind them is answered once they have.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -43,8 +43,13 @@ impl LooseEnds {
         self.last.borrow().iter().map(|(&node, &last)| (node, last)).collect()
     }
 
+    /// The number of the last one there, if there is one.
+    pub(super) fn last_of(&self, node: NodeId) -> Option<u64> {
+        self.last.borrow().get(&node).copied()
+    }
+
     /// All up to this one has landed there, or never will.
-    fn settled(&self, node: NodeId, last: u64) {
+    pub(super) fn settled(&self, node: NodeId, last: u64) {
         let mut ends = self.last.borrow_mut();
         if ends.get(&node) == Some(&last) {
             ends.remove(&node);
@@ -53,7 +58,7 @@ impl LooseEnds {
 }
 
 impl Sent<'_> {
-    /// It is over: it has happened or not, unless nobody knows.
+    /// It has ended: it took effect or not, unless that is unknown.
     pub(super) fn over<T>(self, result: &Result<T, OpError>) {
         if !is_in_doubt(result) {
             std::mem::forget(self);
@@ -67,13 +72,14 @@ impl Drop for Sent<'_> {
     }
 }
 
-/// Whether an operation may still land though it has ended. Of one whose memory has moved nothing takes effect any more.
+/// Whether an operation may still land though it has ended. Of one whose memory has moved, or whose queue was answered anew, nothing takes
+/// effect any more.
 pub(super) fn is_in_doubt<T>(result: &Result<T, OpError>) -> bool {
     matches!(result, Err(OpError::Unknown { cause, .. }) if *cause != Uncertain::EpochMoved)
 }
 
 impl Memory {
-    /// Whether something that this thread has sent may still land, though nobody waits for it.
+    /// Whether something that this thread has sent may still land, though no future waits for it.
     pub(crate) fn has_loose_ends(&self) -> bool {
         !self.loose.last.borrow().is_empty()
     }
@@ -81,7 +87,7 @@ impl Memory {
     /// Waits until nothing lands any more of what was given up half-way before.
     ///
     /// # Errors
-    /// When a node does not answer, or lets this thread in no longer: then nobody knows.
+    /// When a node does not answer, or lets this thread in no longer: then it stays unknown.
     pub(crate) async fn settle(&self) -> Result<(), MemoryError> {
         for (node, last) in self.loose.all() {
             let there = self.grants.iter().find(|(region, _)| region.node == node);

@@ -11,8 +11,9 @@ use std::task::{Context, Poll};
 use farpool_fabric::{ARENA_GRANULE_BYTES, Batch, OpError, Queue, Running};
 use farpool_wire::{NodeId, RegionId};
 
+use super::again::{MOVE_PAUSE, Posted, Trying};
 use super::loose::is_in_doubt;
-use super::{MOVE_PAUSE, Memory, MemoryError, Moving, Piece, Posted, Traffic, is_moved};
+use super::{Memory, MemoryError, Piece, Traffic};
 
 /// Buffer of a plan that is kept: the least that an arena gives.
 const SPARE_BYTES: usize = ARENA_GRANULE_BYTES;
@@ -51,6 +52,8 @@ pub(crate) struct Plan<'a> {
     writes: bool,
     /// The compare-and-swaps were tried before.
     is_again: bool,
+    /// Why it could not be done again, if it had to be.
+    ended: Option<OpError>,
 }
 
 enum Stage<'a> {
@@ -93,6 +96,7 @@ impl Memory {
             asked: Traffic::default(),
             writes: false,
             is_again: false,
+            ended: None,
         })
     }
 }
@@ -114,7 +118,7 @@ impl Plan<'_> {
         self.regions.clear();
         self.swaps.clear();
         (self.used, self.asked) = (0, Traffic::default());
-        (self.writes, self.is_again) = (false, false);
+        (self.writes, self.is_again, self.ended) = (false, false, None);
     }
 
     fn place(&mut self, piece: &Piece, bytes: usize) -> Range<usize> {
@@ -134,7 +138,7 @@ impl Plan<'_> {
         place
     }
 
-    /// Adds a WRITE, to where nobody else writes.
+    /// Adds a WRITE, to a place that no other client writes to.
     pub(crate) fn write(&mut self, piece: &Piece, at: u64, bytes: &[u8]) {
         self.write_with(piece, at, bytes.len(), |place| place.copy_from_slice(bytes));
     }
@@ -148,7 +152,7 @@ impl Plan<'_> {
         batch.write(piece.address(at), piece.epoch, place);
     }
 
-    /// Adds a compare-and-swap, to a word that nobody else writes there.
+    /// Adds a compare-and-swap to a word that no other client writes there.
     pub(crate) fn compare_and_swap(&mut self, piece: &Piece, at: u64, expected: u64, new: u64) {
         self.place(piece, 0);
         self.asked.bytes += size_of::<u64>() as u64;
@@ -189,18 +193,29 @@ impl Plan<'_> {
         self.writes || !self.swaps.is_empty()
     }
 
-    /// Whether it failed, and all that failed may be done again once its regions are attached again.
-    fn has_moved(&self) -> bool {
-        let mut failed = self.batch().results().iter().filter_map(|result| result.as_ref().err()).peekable();
-        failed.peek().is_some() && failed.all(is_moved)
+    /// Why it failed, if all that failed may be done again once its regions are attached anew: an operation in doubt, where there is one.
+    fn to_do_again(&self) -> Option<OpError> {
+        let mut failed = self.batch().results().iter().filter_map(|result| result.as_ref().err());
+        let may_be = failed.all(|error| self.memory.note_retryable(error));
+        may_be.then(|| self.trouble()).flatten()
     }
 
-    async fn follow(&self, moving: &mut Moving) -> bool {
-        let mut is_there = true;
+    /// The first trouble, and one in doubt before all others.
+    fn trouble(&self) -> Option<OpError> {
+        let failed = || self.batch().results().iter().filter_map(|result| result.as_ref().err());
+        let unknown = failed().find(|error| matches!(error, OpError::Unknown { .. }));
+        unknown.or_else(|| failed().next()).copied()
+    }
+
+    /// Waits until all of it may be done again; false: it may not be.
+    async fn gets_ready_again(&mut self, error: OpError, trying: &mut Trying) -> bool {
         for &region in &self.regions {
-            is_there &= self.memory.follow(region, moving).await;
+            if let Err(error) = self.memory.ready_again(region, error, trying).await {
+                self.ended = Some(error);
+                return false;
+            }
         }
-        is_there
+        true
     }
 
     /// What was read into that place, or why not all was done.
@@ -210,9 +225,7 @@ impl Plan<'_> {
 
     /// Whether all was done; else the first trouble, and an unknown one before all others.
     pub(crate) fn check(&self) -> Result<(), MemoryError> {
-        let failed = || self.batch().results().iter().filter_map(|result| result.as_ref().err());
-        let unknown = failed().find(|error| matches!(error, OpError::Unknown { .. }));
-        unknown.or_else(|| failed().next()).map_or(Ok(()), |error| Err((*error).into()))
+        self.ended.or_else(|| self.trouble()).map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// The word before the plan's last operation, an atomic, if all was done.
@@ -260,8 +273,10 @@ pub(crate) async fn run_all(plans: &mut [Plan<'_>]) {
     plans.iter().for_each(|plan| plan.asked.count(&memory.traffic));
     post(memory, plans).await;
     for plan in plans {
-        let mut moving = Moving::default();
-        while plan.has_moved() && plan.follow(&mut moving).await {
+        let mut trying = Trying::default();
+        while let Some(error) = plan.to_do_again()
+            && plan.gets_ready_again(error, &mut trying).await
+        {
             plan.is_again = true;
             post(memory, std::slice::from_mut(plan)).await;
         }

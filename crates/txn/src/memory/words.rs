@@ -20,7 +20,7 @@ impl Memory {
         self.write_word_from(buffer, piece, at, word).await.map(drop)
     }
 
-    /// Room for a word, for who must not fail later for want of it.
+    /// Room for a word, taken ahead by an operation that must not fail later for want of it.
     pub(crate) fn word_buffer(&self) -> Result<ArenaBuf, MemoryError> {
         Ok(self.take(WORD_BYTES)?)
     }

@@ -97,7 +97,7 @@ impl PieceMover {
                 let head = entry_of(u64::from_le_bytes(*head));
                 found.push((index, self.chain_from(memory, index, head, horizon).await?));
             }
-            // In shared memory nothing of this waits: what else the thread has to do has its turn.
+            // In shared memory none of this waits, so the thread's other work gets a turn here.
             memory.endpoint().yield_now().await;
         }
         Ok(found)

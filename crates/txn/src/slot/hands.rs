@@ -1,5 +1,5 @@
-//! The threads that commit in a slot, as their compute server watches them: a thread that stands still while a commit of it is under way
-//! holds locks, or keeps the slot's later commits from being shown, for as long as it does.
+//! The threads that commit in a slot, as their compute server watches them. A thread that stands still in a
+//! commit holds locks, or keeps later commits of the slot from being shown, until it goes on.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -7,26 +7,28 @@ use std::sync::{Arc, Weak};
 use farpool_fabric::Turns;
 use parking_lot::Mutex;
 
-/// A worker's side.
+/// What the compute server sees of one worker.
 #[derive(Debug)]
 pub(crate) struct Hand {
-    /// No other of its slot has this number.
+    /// Unique in its slot.
     number: u64,
     turns: Turns,
-    /// Commits of its own that others wait for: under way and not installed, or with the turn to write the slot's word.
+    /// How many things of the worker others wait for: commits that are under way and not installed, or the
+    /// turn to write the slot's word.
     holding: AtomicU32,
-    /// How often it was one more: in shared memory a thread commits again and again, and its endpoint has no turn.
+    /// How often that has grown. It shows progress, too: in shared memory a thread may commit again and again
+    /// without polling its endpoint.
     begun: AtomicU64,
 }
 
-/// Others wait for something of this worker's, until this is dropped.
+/// Others wait for something of this worker until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Holding<'a>(&'a Hand);
 
-/// Others wait for something that is no commit of a worker, until this is dropped.
+/// Others wait for something that is no worker's commit until this is dropped.
 #[derive(Debug)]
 pub struct Held {
-    /// Forgotten with this.
+    /// Dropping it removes it from its slot.
     _hand: Arc<Hand>,
 }
 
@@ -37,7 +39,7 @@ impl Held {
     }
 }
 
-/// All of a slot.
+/// All hands of a slot.
 #[derive(Debug, Default)]
 pub(super) struct Hands(Mutex<Joined>);
 
@@ -48,16 +50,16 @@ struct Joined {
 }
 
 impl Hand {
-    /// Others wait for something from now on.
+    /// From now on others wait for something.
     #[inline]
     pub(crate) fn holds(&self) -> Holding<'_> {
-        // By the worker's own thread alone, both; they carry no data.
+        // Only the worker's own thread writes either; they carry no data.
         self.begun.store(self.begun.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         self.holding.store(self.held() + 1, Ordering::Relaxed);
         Holding(self)
     }
 
-    /// Changed by the worker's own thread alone; who watches it sees it a moment later.
+    /// Only the worker's own thread changes it; its watcher may see that a moment later.
     #[inline]
     fn held(&self) -> u32 {
         self.holding.load(Ordering::Relaxed) // carries no data
@@ -72,7 +74,7 @@ impl Drop for Holding<'_> {
 }
 
 impl Hands {
-    /// Another worker, whose thread turns like this.
+    /// Adds a worker; `turns` shows whether its thread runs.
     pub(super) fn joins(&self, turns: Turns) -> Arc<Hand> {
         let mut joined = self.0.lock();
         joined.last += 1;
@@ -83,7 +85,7 @@ impl Hands {
         hand
     }
 
-    /// Those for whom others wait, and a number for each that changes while its thread runs.
+    /// The hands that others wait for, each with a number that changes while its thread runs.
     pub(super) fn holding(&self) -> Vec<(u64, u64)> {
         let joined = self.0.lock();
         let hands = joined.hands.iter().filter_map(Weak::upgrade).filter(|hand| hand.held() > 0);
@@ -114,6 +116,6 @@ mod tests {
         let another = hands.joins(Turns::default());
         let _holding = another.holds();
         assert_eq!(hands.holding(), [(3, 1)]);
-        assert_eq!(hands.0.lock().hands.len(), 2, "those that are gone are forgotten");
+        assert_eq!(hands.0.lock().hands.len(), 2, "dropped hands are forgotten");
     }
 }

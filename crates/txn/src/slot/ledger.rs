@@ -9,8 +9,9 @@
 //!     he finds there what has happened, or who makes it happen finds that somebody sleeps.
 //! S5. A commit's place in the ring is taken again by the one `PLACES` behind it, and only once all up to it are settled: shown, or
 //!     nothing is left of them. So who finds another commit there has looked for one that is settled, and finds that out, too.
-//! S6. Counts run ahead of what is shown by [`MAX_COUNTS_UNSHOWN`] at most, also where nothing is left of their commits. So whoever finds
-//!     the slot's word behind the death of its client knows behind which count none was given out.
+//! S6. Counts are at most [`MAX_COUNTS_UNSHOWN`] ahead of what is shown, also where nothing is left of their
+//!     commits. So a recoverer that reads the slot's word after its client's death knows a bound on the
+//!     counts that were given out.
 //!
 //! The code is generic over the words, so that models of all interleavings run the very same code.
 
@@ -118,7 +119,7 @@ pub(super) struct Ledger<W, const PLACES: usize> {
 pub(super) enum NotBegun {
     /// Later ones may.
     Full,
-    /// Once the slot is shown as far as its commits are over (S6).
+    /// Later ones may, once the slot is shown as far as its commits have finished (S6).
     Unshown,
     /// None will.
     Closed,
@@ -165,7 +166,7 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
             if begun.saturating_sub(self.settled()) >= PLACES as u64 || begun == LAST {
                 return Err(NotBegun::Full);
             }
-            // What is shown may be underestimated: then it is merely shown again.
+            // This thread may see less than is shown: then the word is merely written once more.
             if begun.saturating_sub(self.shown()) >= MAX_COUNTS_UNSHOWN {
                 return Err(NotBegun::Unshown);
             }
@@ -225,7 +226,7 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
         self.shown().max(self.vanished.load(Ordering::Acquire))
     }
 
-    /// The first commit that is neither shown nor gone, if any has begun behind those that are.
+    /// The count of the oldest commit in flight: neither shown nor vanished.
     pub(super) fn oldest_under_way(&self) -> Option<u64> {
         let settled = self.settled();
         // Relaxed: a count carries no data.
@@ -295,7 +296,7 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
         Awaited(self.turn.fetch_and(!AWAITED, Ordering::AcqRel) & AWAITED != 0)
     }
 
-    /// If the turn is free and the slot has come further, the caller has the turn, and shows all up to a count.
+    /// Takes the turn if it is free and the slot has come further; returns the count up to which to show.
     pub(super) fn take_to_show(&self) -> (Option<u64>, Awaited) {
         if !self.take_turn() {
             return (None, Awaited(false));

@@ -93,27 +93,29 @@ impl SharedSlot {
         self.slot
     }
 
-    /// A worker commits here from now on, on a thread that turns like this.
+    /// Adds a worker that commits here; `turns` shows whether its thread runs.
     pub(crate) fn joins(&self, turns: Turns) -> Arc<Hand> {
         self.hands.joins(turns)
     }
 
-    /// Others wait for the thread that polls `endpoint`, for another reason than a commit here, until what this gives is dropped.
+    /// Until the returned value is dropped, others wait for the thread that polls `endpoint`, for another
+    /// reason than a commit here.
     pub fn held_by(&self, endpoint: &Endpoint) -> Held {
         Held::new(self.hands.joins(endpoint.turns()))
     }
 
-    /// Workers with commits for which others wait, by numbers of their own, and what shows that the thread of each runs.
+    /// The workers that others wait for, by their numbers, each with a number that changes while its thread
+    /// runs.
     pub(crate) fn holding(&self) -> Vec<(u64, u64)> {
         self.hands.holding()
     }
 
-    /// Whether others wait for a commit of one of its workers: it may hold locks.
+    /// Whether others wait for a commit of one of the workers: it may hold locks.
     pub fn is_held(&self) -> bool {
         !self.holding().is_empty()
     }
 
-    /// The count of the oldest commit that is under way.
+    /// The count of the oldest commit in flight.
     pub(crate) fn oldest_under_way(&self) -> Option<u64> {
         self.ledger.oldest_under_way()
     }
@@ -175,7 +177,8 @@ impl SharedSlot {
         come.map(|come| Writing { slot: self, come })
     }
 
-    /// Shows all that is over without a gap, if that is more than is shown and nobody writes: the caller does.
+    /// Shows everything that has finished without a gap, if that is more than is shown and no other worker is
+    /// writing: then the caller writes.
     pub(crate) fn show_over(&self) -> Option<Writing<'_>> {
         let (come, awaited) = self.ledger.take_to_show();
         self.wake(awaited);
@@ -374,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_commits_of_which_nothing_is_left_are_shown_before_there_are_too_many_of_them() {
+    fn counts_of_vanished_commits_are_shown_before_there_are_too_many() {
         let slot = slot();
         for _ in 0..MAX_COUNTS_UNSHOWN {
             slot.vanish(begin(&slot));
@@ -430,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_commit_that_is_neither_shown_nor_gone_is_under_way() {
+    fn the_oldest_commit_under_way_is_neither_shown_nor_vanished() {
         let slot = slot();
         assert_eq!(slot.oldest_under_way(), None);
         let [first, second] = std::array::from_fn(|_| begin(&slot));

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::Worker;
+use super::{Session, Worker};
+use crate::cut::Cut;
 use crate::error::{BeginError, LeaveError};
 use crate::horizon::{Announcer, HorizonAt};
 use crate::oracle::read_latest;
@@ -12,8 +13,8 @@ use crate::rules::Rules;
 const JOIN_PAUSE: Duration = Duration::from_micros(5);
 
 impl<R: Rules> Worker<R> {
-    /// Announces itself in a place that it has alone, before it begins anything: what its snapshots need is kept, and it writes over
-    /// nothing that others need. Either all workers of a database do so, or none does. `None`: there is no such place.
+    /// Announces itself in a place of its own, before it begins anything: what its snapshots need is kept, and it overwrites
+    /// nothing that the snapshots of others need. Either all workers of a database do so, or none does. `None`: there is no such place.
     ///
     /// # Errors
     /// When far memory is not to be had, or nothing was published. Then its word has to be taken [away](crate::horizon::forget).
@@ -31,11 +32,27 @@ impl<R: Rules> Worker<R> {
     pub async fn announce_again(&self) -> Result<(), BeginError> {
         let Some(announcer) = &self.announcer else { return Ok(()) };
         announcer.join::<R>(&self.memory).await?;
+        announcer.starts_at(self.latest().await?.sequence());
+        Ok(())
+    }
+
+    /// Brings a session up to date: from now on it begins from no earlier cut than the last one published when this was called. So it sees every
+    /// commit that was acknowledged to any client by then, also where this worker begins from what a fetch thread has read.
+    ///
+    /// # Errors
+    /// When far memory is not to be had, or nothing is published.
+    pub async fn catch_up(&self, session: &mut Session) -> Result<(), BeginError> {
+        let latest = self.latest().await?;
+        session.begun_from = session.begun_from.max(latest.sequence());
+        Ok(())
+    }
+
+    /// The cut published last, read from far memory.
+    async fn latest(&self) -> Result<Cut, BeginError> {
         let mut give_up_at = None;
         loop {
             if let Some(cut) = read_latest::<R>(&self.memory, &self.oracle).await? {
-                announcer.starts_at(cut.sequence());
-                return Ok(());
+                return Ok(cut);
             }
             self.has_patience(&mut give_up_at)?;
             self.memory.endpoint().sleep(JOIN_PAUSE).await;
@@ -64,7 +81,7 @@ impl<R: Rules> Worker<R> {
     /// Takes its word away: it needs nothing any more.
     ///
     /// # Errors
-    /// When a commit is in doubt, or far memory is not to be had. Then somebody else has to [do that](crate::horizon::forget), behind a
+    /// When a commit is in doubt, or far memory is not to be had. Then another worker has to [do that](crate::horizon::forget), behind a
     /// fence of its grants.
     pub async fn leave(&self) -> Result<(), LeaveError> {
         match &self.announcer {

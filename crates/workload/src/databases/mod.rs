@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`postgres_spills`] | PostgreSQL | temporary files, also of parallel workers that share them |
 //! | [`postgres_tables`] | PostgreSQL | a whole tablespace |
-//! | [`postgres_inserts`] | PostgreSQL | a table that several clients make longer at the same time |
+//! | [`postgres_inserts`] | PostgreSQL | several clients that insert into one table at the same time |
 //! | [`duckdb`] | DuckDB | `temp_directory` |
 //! | [`sqlite`] | SQLite | temporary files; databases with each kind of journal |
 //! | [`columns`] | a program of our own | mapped intermediates, MonetDB's pattern |

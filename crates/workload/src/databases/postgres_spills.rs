@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Error, Result, ensure};
 use serde_json::Value;
 
 use super::{Digest, Ground, Place};
@@ -152,15 +152,34 @@ impl Spilled {
 
     /// The same without a look at the plans.
     pub fn measure(&self, ground: &Ground, place: Place) -> Result<Vec<Ran>> {
-        let run = |spilling: &Spilling| {
-            let settings = self.settings(spilling.settings);
-            let space = TempSpace::Tablespace(space(place));
-            let run = copy_out(&self.server, space, &settings, spilling.select, ground.stop(), |_| ())
-                .with_context(|| format!("{} in {place:?}", spilling.name))?;
-            let rows = Digest { rows: run.rows, crc: run.rows_hash };
-            Ok(Ran { name: spilling.name, rows, seconds: run.seconds, temp_bytes: run.temp_bytes })
+        SPILLS.iter().map(|spilling| self.ran(spilling, ground, place)).collect()
+    }
+
+    /// Runs `count` statements that spill, one after another, in a place that has no room for what they spill. Returns the
+    /// name of each and the SQLSTATE that it ended with: `None` for a statement that succeeded.
+    pub fn codes_of_failures(
+        &self,
+        ground: &Ground,
+        place: Place,
+        count: usize,
+    ) -> Result<Vec<(&'static str, Option<String>)>> {
+        let code = |spilling: &Spilling| match self.ran(spilling, ground, place) {
+            Ok(_) => Ok((spilling.name, None)),
+            Err(error) => match code_of(&error) {
+                Some(code) => Ok((spilling.name, Some(code))),
+                None => Err(error),
+            },
         };
-        SPILLS.iter().map(run).collect()
+        SPILLS.iter().cycle().take(count).map(code).collect()
+    }
+
+    fn ran(&self, spilling: &Spilling, ground: &Ground, place: Place) -> Result<Ran> {
+        let settings = self.settings(spilling.settings);
+        let space = TempSpace::Tablespace(space(place));
+        let run = copy_out(&self.server, space, &settings, spilling.select, ground.stop(), |_| ())
+            .with_context(|| format!("{} in {place:?}", spilling.name))?;
+        let rows = Digest { rows: run.rows, crc: run.rows_hash };
+        Ok(Ran { name: spilling.name, rows, seconds: run.seconds, temp_bytes: run.temp_bytes })
     }
 
     /// Temporary tables with indexes, and an index built by workers who sort in shared files.
@@ -224,6 +243,16 @@ fn space(place: Place) -> &'static str {
         Place::Local => "local_space",
         Place::Far => "far_space",
     }
+}
+
+/// The SQLSTATE of the server's error that is behind this one.
+fn code_of(error: &Error) -> Option<String> {
+    error.chain().find_map(|cause| {
+        // An error in the middle of the rows comes inside an `io::Error`, which does not name it as its source.
+        let inside = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        let cause = inside.and_then(|inside| inside.downcast_ref()).or_else(|| cause.downcast_ref());
+        cause.and_then(postgres::Error::code).map(|code| code.code().into())
+    })
 }
 
 /// Sizes of all files below folders that are called `pgsql_tmp`.

@@ -3,13 +3,14 @@
 //! What is sampled is what the server's process reads and writes by system calls: temporary files, and the tables.
 
 use std::path::Path;
+use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail};
 
 use super::stage::{Spot, Stage, StageOptions};
 use super::watch::{Sample, Watch};
 use crate::progress::Progress;
-use crate::query::{HashSort, TempSpace};
+use crate::query::{HashSort, Run, Spill};
 use crate::stop::StopFlag;
 
 /// The first rounds have files on a mount without the interposer as well: nothing is promised of those here, and they take
@@ -27,6 +28,12 @@ pub struct HashSortOptions<'a> {
     pub work_dir: &'a Path,
     /// The `farpool` binary.
     pub farpool: &'a Path,
+    /// Where temporary files are to lie; a place that cannot be had is left out.
+    pub spots: &'a [Spot],
+    /// Where logs go; `None`: into the folder of the database.
+    pub log_dir: Option<&'a Path>,
+    /// Whether the database's files stay.
+    pub keep_data: bool,
 }
 
 /// A run.
@@ -36,10 +43,8 @@ pub struct Timed {
     pub spot: Spot,
     /// Counted from 0.
     pub round: usize,
-    /// How long it took.
-    pub seconds: f64,
-    /// Temporary bytes that it wrote.
-    pub temp_bytes: u64,
+    /// Its time, rows and temporary bytes.
+    pub run: Run,
     /// What it did meanwhile.
     pub samples: Vec<Sample>,
 }
@@ -56,6 +61,8 @@ impl Timed {
 pub struct HashSortReport {
     /// Each place once per round that it has.
     pub runs: Vec<Timed>,
+    /// How join and sort spilled.
+    pub spill: Spill,
     /// The server's version.
     pub postgres: String,
     /// The database's memory limit in MiB, and the one while files lie on tmpfs.
@@ -64,41 +71,53 @@ pub struct HashSortReport {
     pub notes: Vec<String>,
 }
 
-/// Measures. An error if two runs return different rows.
-pub fn measure(options: &HashSortOptions<'_>, stop: &StopFlag) -> Result<HashSortReport> {
+/// Runs the query in every place, round by round. What was measured is not lost if cleaning up fails: the second result says
+/// whether it did.
+pub fn measure(options: &HashSortOptions<'_>, stop: &StopFlag) -> Result<(HashSortReport, Result<()>)> {
     let progress = Progress::on_stderr();
-    let &HashSortOptions { scale, work_dir, farpool, .. } = options;
-    let mut stage = Stage::set_up(&StageOptions { scale, work_dir, farpool }, stop, progress)?;
+    let &HashSortOptions { scale, rounds, work_dir, farpool, spots, log_dir, keep_data } = options;
+    let stage_options = StageOptions { scale, work_dir, farpool, spots, log_dir };
+    let mut stage = Stage::set_up(&stage_options, stop, progress)?;
     let query = HashSort::default();
-    let step = progress.step("warming up, and checking that join and sort spill");
-    query.explain(&stage.server, TempSpace::DataDirectory, stop, || ())?;
-    step.done("they do");
-    let spots = stage.spots();
-    let (mut runs, mut rows) = (Vec::new(), None);
-    for round in 0..options.rounds {
+    let spill = stage.warm_up(&query, stop)?;
+    let spots = stage.spots.clone();
+    let mut runs = Vec::new();
+    for round in 0..rounds {
         let is_due = |spot: &Spot| round < MOUNT_ALONE_ROUNDS || !spot.is_mount_alone();
         let spots: Vec<Spot> = spots.iter().copied().filter(is_due).collect();
         for turn in 0..spots.len() {
             let spot = spots[(turn + round) % spots.len()];
-            let step = progress.step(format!("round {}: temporary files on {}", round + 1, spot.name()));
-            let mut watch = Watch::default();
-            let run = stage.run(&query, spot, stop, |pid| watch.look(pid))?;
-            step.done(&format!("{:.1} s", run.seconds));
-            let first = *rows.get_or_insert(run.rows_hash);
-            ensure!(run.rows_hash == first, "other rows with temporary files on {}", spot.name());
-            let (seconds, temp_bytes) = (run.seconds, run.temp_bytes);
-            runs.push(Timed { spot, round, seconds, temp_bytes, samples: watch.samples });
+            let number = round + 1;
+            let step =
+                progress.step(format!("round {number} of {rounds}: temporary files on {}", spot.name()));
+            let (mut watch, started) = (Watch::default(), Instant::now());
+            let look = |pid| {
+                watch.look(pid);
+                step.alive(started);
+            };
+            let run = stage.run(&query, spot, stop, look)?;
+            step.done(&format!("{:.1} s, {} MB written", run.seconds, run.temp_bytes / 1_000_000));
+            runs.push(Timed { spot, round, run, samples: watch.samples });
         }
     }
     let (postgres, limits_mib, notes) = (stage.server.version()?, stage.limits_mib(), stage.notes.clone());
-    stage.tear_down()?;
-    Ok(HashSortReport { runs, postgres, limits_mib, notes })
+    let cleaned = stage.tear_down(keep_data);
+    Ok((HashSortReport { runs, spill, postgres, limits_mib, notes }, cleaned))
 }
 
 impl HashSortReport {
+    /// An error that names the first place whose rows differ from those of the first run.
+    pub fn check_rows(&self) -> Result<()> {
+        let first = self.runs.first().map(|timed| timed.run.rows_hash);
+        match self.runs.iter().find(|timed| Some(timed.run.rows_hash) != first) {
+            Some(timed) => bail!("other rows with temporary files on {}", timed.spot.name()),
+            None => Ok(()),
+        }
+    }
+
     /// Seconds of a place, round by round.
     pub fn seconds(&self, spot: Spot) -> Vec<f64> {
-        self.runs.iter().filter(|run| run.spot == spot).map(|run| run.seconds).collect()
+        self.runs.iter().filter(|timed| timed.spot == spot).map(|timed| timed.run.seconds).collect()
     }
 
     /// Seconds of a place by those of another, round by round.
@@ -114,15 +133,31 @@ mod tests {
 
     #[test]
     fn ratios_pair_the_runs_of_a_round() {
-        let run = |spot, round, seconds| Timed { spot, round, seconds, temp_bytes: 1, samples: Vec::new() };
-        let runs = vec![
+        let run = |spot, round, seconds| Timed {
+            spot,
+            round,
+            run: Run { seconds, rows: 1, rows_hash: 1, temp_bytes: 1, temp_files: 1, temp_file_bytes: 1 },
+            samples: Vec::new(),
+        };
+        let mut runs = vec![
             run(Spot::Tmpfs, 0, 10.0),
             run(Spot::Disk, 0, 20.0),
             run(Spot::Disk, 1, 60.0),
             run(Spot::Tmpfs, 1, 20.0),
         ];
-        let report = HashSortReport { runs, postgres: "15".into(), limits_mib: None, notes: Vec::new() };
+        let report_of = |runs| HashSortReport {
+            runs,
+            spill: Spill { hash_batches: 2, sort_method: "external merge".into() },
+            postgres: "15".into(),
+            limits_mib: None,
+            notes: Vec::new(),
+        };
+        let report = report_of(runs.clone());
         assert_eq!(report.ratios(Spot::Disk, Spot::Tmpfs), [2.0, 3.0]);
         assert!(report.ratios(Spot::Throttled, Spot::Tmpfs).is_empty());
+        report.check_rows().unwrap();
+        runs[2].run.rows_hash = 2;
+        let error = report_of(runs).check_rows().unwrap_err().to_string();
+        assert!(error.contains(Spot::Disk.name()), "{error}");
     }
 }

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use postgres::Client;
 use serde_json::Value;
 
+use super::Effort;
 use super::process::confine;
 use crate::child::run;
 use crate::machine;
@@ -64,21 +65,6 @@ impl Use {
     }
 }
 
-/// How to measure.
-#[derive(Clone, Debug)]
-pub struct LendingOptions<'a> {
-    /// TPC-H's scale factor; tables should fit in the server's buffers.
-    pub scale: f64,
-    /// How often each use is measured.
-    pub rounds: usize,
-    /// How long each time.
-    pub slice: Duration,
-    /// Where the database lives meanwhile.
-    pub work_dir: &'a Path,
-    /// The `farpool` binary.
-    pub farpool: &'a Path,
-}
-
 /// The server's work in a slice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slice {
@@ -97,23 +83,23 @@ pub struct Slice {
 }
 
 /// Measures.
-pub fn measure(options: &LendingOptions<'_>, stop: &StopFlag) -> Result<Vec<Slice>> {
+pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<Vec<Slice>> {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     ensure!(processors >= 2, "lender and borrower need a processor each, and this machine has one");
     let progress = Progress::on_stderr();
-    let work = machine::scratch_dir(options.work_dir, "farpool-paper-")?;
+    let work = machine::scratch_dir(effort.work_dir, "farpool-paper-")?;
     let dir = &work.path().join("postgres");
     std::fs::create_dir(dir)?;
     let log = &work.path().join("postgres.log");
     let mut server = Server::start(&ServerOptions::new(dir, log), stop)?;
-    let step = progress.step(format!("loading TPC-H at scale factor {}", options.scale));
+    let step = progress.step(format!("loading TPC-H at scale factor {}", effort.scale));
     let mut client = server.connect()?;
-    let loaded = tpch::load(&mut client, options.scale, stop, |done, all| step.advance(done, all))?;
+    let loaded = tpch::load(&mut client, effort.scale, stop, |done, all| step.advance(done, all))?;
     // No vacuum: rows are loaded frozen.
     client.batch_execute("CREATE INDEX ON lineitem (l_orderkey); CHECKPOINT")?;
     step.done("loaded");
-    let mut shm = start_pool(options.farpool, work.path(), Transport::Shm, stop)?;
-    let mut tcp = start_pool(options.farpool, work.path(), Transport::Tcp, stop)?;
+    let mut shm = start_pool(effort.farpool, work.path(), Transport::Shm, stop)?;
+    let mut tcp = start_pool(effort.farpool, work.path(), Transport::Tcp, stop)?;
     confine(server.id(), LENDER)?;
     for far in [&shm, &tcp] {
         confine(far.pool_id(), LENDER)?;
@@ -121,9 +107,9 @@ pub fn measure(options: &LendingOptions<'_>, stop: &StopFlag) -> Result<Vec<Slic
         fio(&borrowed(far), &["--rw=write", "--bs=512k"])?;
     }
     let mut scans = Scans::new(&server, loaded.orders)?;
-    scans.run(options.slice, stop)?; // warms up
+    scans.run(effort.slice, stop)?; // warms up
     let mut slices = Vec::new();
-    for round in 0..options.rounds {
+    for round in 0..effort.rounds {
         let step = progress.step(format!("round {}", round + 1));
         for turn in 0..Use::ALL.len() {
             let usage = Use::ALL[(turn + round) % Use::ALL.len()];
@@ -132,7 +118,7 @@ pub fn measure(options: &LendingOptions<'_>, stop: &StopFlag) -> Result<Vec<Slic
                 Use::Shm => Some(borrowed(&shm)),
                 Use::Tcp => Some(borrowed(&tcp)),
             };
-            let slice = slice(&mut scans, file.as_deref(), options.slice, stop)?;
+            let slice = slice(&mut scans, file.as_deref(), effort.slice, stop)?;
             slices.push(Slice { usage, round, ..slice });
         }
         step.done("measured");

@@ -5,13 +5,15 @@
 //!
 //! Rounds alternate between what is compared, so that ratios can be paired. What is written down is made by the caller.
 
+mod effort;
 pub mod hash_sort;
 pub mod lending;
 mod process;
 pub mod range_scan;
-mod stage;
+pub(crate) mod stage;
 pub mod tpch_queries;
 mod watch;
 
+pub use effort::Effort;
 pub use stage::Spot;
 pub use watch::Sample;

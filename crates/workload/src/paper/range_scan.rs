@@ -1,13 +1,16 @@
-//! RangeScan of paper 1 (section 5.2.1), read-only, with a whole database in each place: its tables, its index, its log.
+//! RangeScan of paper 1 (section 5.2.1), read-only, with the whole database in one place after another: its
+//! tables, its index, its log.
 //!
-//! A scan is planned anew each time, as most programs have it. For that PostgreSQL asks how long each file is, so what
-//! `lseek(SEEK_END)` costs shows here, beside what a page costs that is not among the server's buffers.
+//! Each scan is planned anew, as in most programs. While planning, PostgreSQL asks for the length of each
+//! file, so the cost of `lseek(SEEK_END)` shows here, beside the cost of pages that are not in the server's
+//! buffers.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use super::Effort;
 use super::stage::{Spot, start_pool, subfolder};
 use crate::child::run;
 use crate::machine;
@@ -22,35 +25,20 @@ pub const SPOTS: [Spot; 4] = [Spot::Tmpfs, Spot::InterposedShm, Spot::FarShm, Sp
 pub const SESSIONS: [u32; 2] = [8, 32];
 /// Rows at scale 1: 280 MB, twice PostgreSQL's own buffers, so that about half of all pages are read from their place.
 const ROWS_PER_SCALE: f64 = 1_000_000.0;
-/// Fewer rows than a scan reads make no table.
+/// The smallest table, at any scale: a hundred times as many rows as a scan reads.
 const LEAST_ROWS: u64 = 10_000;
 /// Keys of a scan.
 const RANGE: u64 = 100;
-/// Bytes of text in a row that has 245 with its key and its value.
+/// Bytes of text in a row; with its key and its value it has 245.
 const PADDING: usize = 229;
 /// What each of two nodes lends: the table, its index, a cluster, and the log of loading.
 const NODE_MIB: u64 = 1024;
-/// Threads of the program that asks.
+/// Threads of pgbench.
 const ASKERS: &str = "2";
-/// Beyond the time that it measures.
+/// How long pgbench may take beyond the time that it measures.
 const SURPLUS: Duration = Duration::from_secs(60);
 
-/// How to measure.
-#[derive(Clone, Debug)]
-pub struct RangeScanOptions<'a> {
-    /// 1 is a million rows.
-    pub scale: f64,
-    /// How often each place is measured.
-    pub rounds: usize,
-    /// How long each time.
-    pub slice: Duration,
-    /// Where the database on disk lives meanwhile.
-    pub work_dir: &'a Path,
-    /// The `farpool` binary.
-    pub farpool: &'a Path,
-}
-
-/// What a place gave in a slice.
+/// The result of one slice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scanned {
     /// Where the database lay.
@@ -82,27 +70,27 @@ struct Scene {
 }
 
 /// Measures.
-pub fn measure(options: &RangeScanOptions<'_>, stop: &StopFlag) -> Result<RangeScanReport> {
+pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<RangeScanReport> {
     let progress = Progress::on_stderr();
-    let work = machine::scratch_dir(options.work_dir, "farpool-paper-")?;
+    let work = machine::scratch_dir(effort.work_dir, "farpool-paper-")?;
     let tmpfs = machine::scratch_dir(Path::new("/dev/shm"), "farpool-paper-")?;
-    let rows = LEAST_ROWS.max((ROWS_PER_SCALE * options.scale) as u64);
+    let rows = LEAST_ROWS.max((ROWS_PER_SCALE * effort.scale) as u64);
     let script = &work.path().join("scan.sql");
     std::fs::write(script, scan(rows)).context("cannot write the scan")?;
     let mut scenes = Vec::new();
     for spot in SPOTS {
         let step = progress.step(format!("loading {rows} rows: {}", spot.name()));
-        scenes.push(Scene::set_up(spot, options, (work.path(), tmpfs.path()), rows, stop)?);
+        scenes.push(Scene::set_up(spot, effort, (work.path(), tmpfs.path()), rows, stop)?);
         step.done("loaded");
     }
     let mut slices = Vec::new();
-    for round in 0..options.rounds {
+    for round in 0..effort.rounds {
         let step = progress.step(format!("round {}", round + 1));
         for sessions in SESSIONS {
             for turn in 0..scenes.len() {
                 stop.check()?;
                 let scene = &mut scenes[(turn + round) % SPOTS.len()];
-                let per_second = scene.scan(script, sessions, options.slice)?;
+                let per_second = scene.scan(script, sessions, effort.slice)?;
                 slices.push(Scanned { spot: scene.spot, sessions, round, per_second });
             }
         }
@@ -114,7 +102,7 @@ pub fn measure(options: &RangeScanOptions<'_>, stop: &StopFlag) -> Result<RangeS
     Ok(RangeScanReport { slices, rows, postgres })
 }
 
-/// What pgbench is told to do again and again.
+/// The script that pgbench repeats.
 fn scan(rows: u64) -> String {
     let (last, further) = (rows - RANGE + 1, RANGE - 1);
     format!(
@@ -126,26 +114,26 @@ fn scan(rows: u64) -> String {
 impl Scene {
     fn set_up(
         spot: Spot,
-        options: &RangeScanOptions<'_>,
+        effort: &Effort<'_>,
         (work, tmpfs): (&Path, &Path),
         rows: u64,
         stop: &StopFlag,
     ) -> Result<Self> {
         let is_far = matches!(spot, Spot::InterposedShm | Spot::FarShm);
-        let far = is_far.then(|| start_pool(options.farpool, work, spot, NODE_MIB, stop)).transpose()?;
+        let far = is_far.then(|| start_pool(effort.farpool, work, work, spot, NODE_MIB, stop)).transpose()?;
         let dir = match (&far, spot) {
             (Some(far), _) => subfolder(far.mount_point(), "postgres")?,
             (None, Spot::Tmpfs) => subfolder(tmpfs, "postgres")?,
             (None, _) => subfolder(work, "postgres")?,
         };
         let wrapper =
-            if spot == Spot::InterposedShm { interposer(options.farpool).to_vec() } else { Vec::new() };
+            if spot == Spot::InterposedShm { interposer(effort.farpool).to_vec() } else { Vec::new() };
         let log: PathBuf = work.join(format!("{}.log", spot.name().replace([' ', ','], "-")));
         let of_server = ServerOptions { wrapper: &wrapper, ..ServerOptions::new(&dir, &log) };
         let server = Server::start(&of_server, stop)?;
         // Rows are frozen, statistics are there, and nothing is left to write.
         let table = format!(
-            "CREATE TABLE ranges AS SELECT id, (id * 7919 % 1000003)::bigint AS value, repeat('x', {PADDING}) AS padding \
+            "CREATE TABLE ranges AS SELECT id, id * 7919::bigint % 1000003 AS value, repeat('x', {PADDING}) AS padding \
              FROM generate_series(1, {rows}) AS id"
         );
         let mut client = server.connect()?;
@@ -191,7 +179,7 @@ impl RangeScanReport {
         of_it.map(|slice| slice.per_second).collect()
     }
 
-    /// Scans per second of a place by those of another, round by round.
+    /// The ratio of two places' scans per second, round by round.
     pub fn ratios(&self, spot: Spot, other: Spot, sessions: u32) -> Vec<f64> {
         let pairs = self.per_second(spot, sessions).into_iter().zip(self.per_second(other, sessions));
         pairs.map(|(one, other)| one / other).collect()

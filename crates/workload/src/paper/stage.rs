@@ -1,32 +1,49 @@
 //! A PostgreSQL with TPC-H's two large tables and a tablespace in every place where temporary files may lie.
+//!
+//! The server starts anew before each run, as its user would start it for that place: by `farpool run` where temporary
+//! files are reached with the interposer, and plainly elsewhere.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
 use crate::cgroup::MemoryLimit;
+use crate::child::run_as;
 use crate::machine;
-use crate::pool::{FarMemory, Guests, PoolOptions, Transport, interposer};
+use crate::pool::{FarMemory, Guests, PoolOptions, Transport, copied_for_others, interposer};
 use crate::postgres::{Server, ServerOptions};
 use crate::progress::Progress;
-use crate::query::{HashSort, Run, TempSpace};
+use crate::query::{HashSort, Run, Spill, TempSpace};
 use crate::stop::StopFlag;
 use crate::throttle::ThrottledVolume;
 use crate::tpch;
 
-/// The database's limit: at scale factor 1 tables and temporary data are several times as large.
-const MEMORY_LIMIT_MIB: u64 = 1024;
-/// Files on tmpfs are charged to who writes them: with those the limit is larger by what is written.
-pub const LOCAL_LIMIT_MIB: u64 = 8192;
-const NODES: u32 = 2;
-/// As for the demo: temporary files hold 1.6 GiB at once at scale factor 1, and stripes need room.
+/// The database's limit at scale factor 1, where tables and temporary data are several times as large.
+const MEMORY_LIMIT_MIB: f64 = 1024.0;
+/// The least limit: smaller ones were not tried. At scale factors under 0.5 tables and temporary files may fit in it.
+const MEMORY_LIMIT_MIN_MIB: u64 = 512;
+/// What the limit is larger by while temporary files lie on tmpfs, at scale factor 1: these files are charged to the process
+/// that writes them. They hold 1.6 GiB at once (measured).
+const TMPFS_MIB_PER_SCALE: f64 = 2048.0;
+/// How many nodes each pool has.
+pub const NODES: u32 = 2;
+/// About twice what temporary files hold at once at scale factor 1, which leaves room for striping
+/// and for blocks that were freed and cannot be reused yet.
 const FAR_MIB_PER_SCALE: f64 = 3072.0;
+/// The least a node lends: some regions for each of the files that are open at once.
 const NODE_MIN_MIB: u64 = 256;
 /// The pool's region size, of which a node lends whole ones.
 const REGION_MIB: u64 = 64;
 const VOLUME_MIN_MIB: u64 = 512;
+
+/// Names folders and control group.
+const PREFIX: &str = "farpool-hash-sort-";
+/// For a program that does nothing, run with the interposer.
+const INTERPOSER_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Where temporary files lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,6 +84,11 @@ impl Spot {
         matches!(self, Self::FarShm | Self::FarTcp)
     }
 
+    /// Whether a pool is needed.
+    pub fn is_far(self) -> bool {
+        matches!(self, Self::InterposedShm | Self::FarShm | Self::FarTcp)
+    }
+
     fn tablespace(self) -> &'static str {
         match self {
             Self::Tmpfs => "local_memory",
@@ -85,10 +107,17 @@ pub struct Stage {
     far: Vec<(Spot, FarMemory)>,
     volume: Option<ThrottledVolume>,
     limit: Option<MemoryLimit>,
-    _tmpfs: TempDir,
-    _work: TempDir,
+    _tmpfs: Option<TempDir>,
+    work: TempDir,
     /// What could not be had.
     pub notes: Vec<String>,
+    /// Where temporary files may lie here.
+    pub spots: Vec<Spot>,
+    /// What runs the server where temporary files are reached with the interposer.
+    interposer: Option<[OsString; 3]>,
+    /// The database's limit, and the one while files lie on tmpfs.
+    limits_mib: (u64, u64),
+    progress: Progress,
 }
 
 /// What a stage is made with.
@@ -100,50 +129,90 @@ pub struct StageOptions<'a> {
     pub work_dir: &'a Path,
     /// The `farpool` binary.
     pub farpool: &'a Path,
+    /// Where temporary files are to lie. A place that cannot be had is left out.
+    pub spots: &'a [Spot],
+    /// Where logs go; `None`: into the folder of the database.
+    pub log_dir: Option<&'a Path>,
 }
 
 impl Stage {
     /// Starts and loads everything.
     pub fn set_up(options: &StageOptions<'_>, stop: &StopFlag, progress: Progress) -> Result<Self> {
-        let work = machine::scratch_dir(options.work_dir, "farpool-paper-")?;
-        let tmpfs = machine::scratch_dir(Path::new("/dev/shm"), "farpool-paper-")?;
+        let &StageOptions { scale, farpool, .. } = options;
+        let mut spots = options.spots.to_vec();
+        let work = machine::scratch_dir(options.work_dir, PREFIX)?;
+        let log_dir = options.log_dir.unwrap_or(work.path());
         let mut notes = Vec::new();
-        let group = format!("farpool-paper-{}", std::process::id());
-        let limit = MemoryLimit::create(&group, MEMORY_LIMIT_MIB);
+        let tmpfs = noted(make_tmpfs(scale), "there was no tmpfs", &mut notes);
+        let interposer = interposer_for_server(farpool, work.path());
+        let interposer = noted(interposer, "the interposer was not used", &mut notes);
+        let group = format!("{PREFIX}{}", std::process::id());
+        let memory_limit_mib = memory_limit_mib(scale);
+        let limit = limit_memory(&group, memory_limit_mib);
         let limit = noted(limit, "the database's memory was not limited", &mut notes);
-        let volume = make_volume(options.scale, work.path(), limit.as_ref());
-        let volume = noted(volume, "there was no throttled disk", &mut notes);
+        let mut volume = None;
+        if spots.contains(&Spot::Throttled) {
+            let made = make_volume(scale, work.path(), limit.as_ref());
+            volume = noted(made, "there was no throttled volume", &mut notes);
+        }
+        spots.retain(|spot| match spot {
+            Spot::Tmpfs => tmpfs.is_some(),
+            Spot::InterposedShm => interposer.is_some(),
+            Spot::Throttled => volume.is_some(),
+            Spot::FarShm | Spot::FarTcp | Spot::Disk => true,
+        });
+        notes.iter().for_each(|note| progress.note(&format!("note: {note}")));
         let mut far = Vec::new();
-        for spot in [Spot::InterposedShm, Spot::FarShm, Spot::FarTcp] {
-            far.push((spot, start_pool(options.farpool, work.path(), spot, node_mib(options.scale), stop)?));
+        for &spot in spots.iter().filter(|spot| spot.is_far()) {
+            let memory_mib = node_mib(scale);
+            let step = progress.step(format!("starting {NODES} nodes with {memory_mib} MiB each"));
+            far.push((spot, start_pool(farpool, work.path(), log_dir, spot, memory_mib, stop)?));
+            step.done(&format!("for {}", spot.name()));
         }
         let dir = &subfolder(work.path(), "postgres")?;
-        let log = &work.path().join("postgres.log");
-        let wrapper = &interposer(options.farpool);
-        let options_of_server =
-            ServerOptions { limit: limit.as_ref(), wrapper, ..ServerOptions::new(dir, log) };
-        let server = Server::start(&options_of_server, stop)?;
-        let step = progress.step(format!("loading TPC-H at scale factor {}", options.scale));
-        tpch::load(&mut server.connect()?, options.scale, stop, |done, all| step.advance(done, all))?;
-        step.done("loaded");
-        let mut places = vec![(Spot::Tmpfs, tmpfs.path())];
+        let log = &log_dir.join("postgres.log");
+        let step = progress.step("starting PostgreSQL");
+        let server =
+            Server::start(&ServerOptions { limit: limit.as_ref(), ..ServerOptions::new(dir, log) }, stop)?;
+        step.done(&format!("version {}", server.version()?));
+        let step = progress.step(format!("loading TPC-H at scale factor {scale}"));
+        let loaded = tpch::load(&mut server.connect()?, scale, stop, |done, all| step.advance(done, all))?;
+        step.done(&format!("{} orders, {} line items", loaded.orders, loaded.lineitem));
+        let mut places = Vec::new();
+        places.extend(tmpfs.as_ref().map(|dir| (Spot::Tmpfs, dir.path())));
         places.extend(far.iter().map(|(spot, far)| (*spot, far.mount_point())));
         places.extend(volume.as_ref().map(|volume| (Spot::Throttled, volume.mount_point())));
         for (spot, dir) in places {
             server.create_tablespace(spot.tablespace(), &dir.join("tablespace"))?;
         }
-        Ok(Self { server, far, volume, limit, _tmpfs: tmpfs, _work: work, notes })
+        let tmpfs_limit_mib = memory_limit_mib + (TMPFS_MIB_PER_SCALE * scale).ceil() as u64;
+        Ok(Self {
+            server,
+            far,
+            volume,
+            limit,
+            _tmpfs: tmpfs,
+            work,
+            notes,
+            spots,
+            interposer,
+            limits_mib: (memory_limit_mib, tmpfs_limit_mib),
+            progress,
+        })
     }
 
-    /// Where temporary files may lie here.
-    pub fn spots(&self) -> Vec<Spot> {
-        let is_there = |spot: &Spot| *spot != Spot::Throttled || self.volume.is_some();
-        Spot::ALL.into_iter().filter(is_there).collect()
+    /// Runs the query once, so that the page cache holds what it can of the tables, and says how it spilled.
+    pub fn warm_up(&self, query: &HashSort, stop: &StopFlag) -> Result<Spill> {
+        let step = self.progress.step("warming up, and checking that join and sort spill");
+        let started = Instant::now();
+        let spill = query.explain(&self.server, TempSpace::DataDirectory, stop, || step.alive(started))?;
+        step.done(&format!("hash join in {} batches, {}", spill.hash_batches, spill.sort_method));
+        Ok(spill)
     }
 
     /// The database's limit, if there is one, and what it is while files lie on tmpfs.
     pub fn limits_mib(&self) -> Option<(u64, u64)> {
-        self.limit.as_ref().map(|_| (MEMORY_LIMIT_MIB, LOCAL_LIMIT_MIB))
+        self.limit.as_ref().map(|_| self.limits_mib)
     }
 
     /// One run with temporary files in a place. `tick` is called from time to time with the server process that works.
@@ -154,7 +223,11 @@ impl Stage {
         stop: &StopFlag,
         tick: impl FnMut(u32),
     ) -> Result<Run> {
-        self.set_limit(if spot == Spot::Tmpfs { LOCAL_LIMIT_MIB } else { MEMORY_LIMIT_MIB })?;
+        self.set_limit(if spot == Spot::Tmpfs { self.limits_mib.1 } else { self.limits_mib.0 })?;
+        let wrapper = self.interposer.as_ref().filter(|_| spot == Spot::InterposedShm);
+        self.server.set_wrapper(wrapper.map_or(&[], |wrapper| wrapper));
+        let started = self.server.start_again(stop);
+        started.with_context(|| format!("temporary files on {}: the server did not start", spot.name()))?;
         let space = match spot {
             Spot::Disk => TempSpace::DataDirectory,
             spot => TempSpace::Tablespace(spot.tablespace()),
@@ -172,13 +245,22 @@ impl Stage {
         self.limit.as_mut().map_or(Ok(()), |limit| limit.change(mib))
     }
 
-    /// Ends everything in order and reports what did not go.
-    pub fn tear_down(mut self) -> Result<()> {
+    /// Ends everything in order and reports what did not go; the guards then find nothing left to do. The database's files
+    /// may be kept.
+    pub fn tear_down(mut self, keep_data: bool) -> Result<()> {
+        let step = self.progress.step("cleaning up");
         let mut results = vec![self.server.stop()];
         results.extend(self.far.iter_mut().map(|(_, far)| far.stop()));
         results.extend(self.volume.as_mut().map(ThrottledVolume::remove));
         results.extend(self.limit.as_mut().map(MemoryLimit::remove));
-        results.into_iter().collect()
+        results.into_iter().collect::<Result<Vec<()>>>()?;
+        if keep_data {
+            step.done(&format!("the database stays in {}", self.work.keep().display()));
+        } else {
+            self.work.close().context("cannot remove the work directory")?;
+            step.done("nothing left behind");
+        }
+        Ok(())
     }
 }
 
@@ -187,14 +269,43 @@ pub fn noted<T>(result: Result<T>, consequence: &str, notes: &mut Vec<String>) -
     result.map_err(|error| notes.push(format!("{consequence}: {error:#}"))).ok()
 }
 
-pub(super) fn subfolder(work: &Path, name: &str) -> Result<std::path::PathBuf> {
+pub(super) fn subfolder(work: &Path, name: &str) -> Result<PathBuf> {
     let dir = work.join(name);
     fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     Ok(dir)
 }
 
-/// A throttled disk with room for temporary files.
+fn limit_memory(group: &str, mib: u64) -> Result<MemoryLimit> {
+    ensure!(machine::is_root(), "only root can make a control group");
+    MemoryLimit::create(group, mib)
+}
+
+/// The limit of a database whose tables have this size.
+pub fn memory_limit_mib(scale: f64) -> u64 {
+    ((MEMORY_LIMIT_MIB * scale.min(1.0)) as u64).max(MEMORY_LIMIT_MIN_MIB)
+}
+
+fn make_tmpfs(scale: f64) -> Result<TempDir> {
+    let shm = Path::new("/dev/shm");
+    machine::require_space(shm, (TMPFS_MIB_PER_SCALE * scale).ceil() as u64)?;
+    machine::scratch_dir(shm, PREFIX)
+}
+
+/// What runs the server with the interposer. Its user may not be let into the folder where ours are, so it gets copies.
+fn interposer_for_server(farpool: &Path, work: &Path) -> Result<[OsString; 3]> {
+    let user = Server::user()?;
+    let copied = user.is_some().then(|| copied_for_others(farpool, &subfolder(work, "bin")?)).transpose()?;
+    let wrapper = interposer(copied.as_deref().unwrap_or(farpool));
+    let [program, args @ ..] = &wrapper;
+    let mut args: Vec<&OsStr> = args.iter().map(OsString::as_os_str).collect();
+    args.push("true".as_ref());
+    run_as(user.as_ref(), Path::new(program), &args, INTERPOSER_DEADLINE)?;
+    Ok(wrapper)
+}
+
+/// A throttled volume with room for temporary files.
 pub fn make_volume(scale: f64, work: &Path, limit: Option<&MemoryLimit>) -> Result<ThrottledVolume> {
+    ensure!(machine::is_root(), "only root can make one");
     let mount_point = subfolder(work, "throttled")?;
     let size_mib = VOLUME_MIN_MIB + (FAR_MIB_PER_SCALE * scale) as u64;
     ThrottledVolume::make(work, &mount_point, size_mib, limit)
@@ -206,15 +317,18 @@ pub fn node_mib(scale: f64) -> u64 {
     share.max(NODE_MIN_MIB).next_multiple_of(REGION_MIB)
 }
 
-/// A pool of two nodes with a mount, in a folder of its own.
+/// A pool of two nodes with a mount, in a folder of its own; their logs go to another one below `log_dir`.
 pub(super) fn start_pool(
     farpool: &Path,
     work: &Path,
+    log_dir: &Path,
     spot: Spot,
     memory_per_node_mib: u64,
     stop: &StopFlag,
 ) -> Result<FarMemory> {
     let dir = subfolder(work, spot.tablespace())?;
+    let log_dir = &log_dir.join(format!("{}.logs", spot.tablespace()));
+    fs::create_dir_all(log_dir).with_context(|| format!("cannot make {}", log_dir.display()))?;
     let guests = match (spot, Server::user()?) {
         (Spot::InterposedShm, Some(user)) => Guests::Of(user),
         (Spot::InterposedShm, None) => Guests::Ours,
@@ -224,7 +338,7 @@ pub(super) fn start_pool(
         farpool,
         run_dir: &dir.join("pool"),
         mount_point: &subfolder(&dir, "far")?,
-        log_dir: &dir,
+        log_dir,
         nodes: NODES,
         memory_per_node_mib,
         transport: if spot == Spot::FarTcp { Transport::Tcp } else { Transport::Shm },

@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::process::child_titled;
-use super::stage::{LOCAL_LIMIT_MIB, Spot, make_volume, node_mib, noted};
+use super::stage::{Spot, make_volume, node_mib, noted};
 use super::watch::{Sample, Watch};
 use crate::cgroup::MemoryLimit;
 use crate::databases::duckdb::{Benchmark, DuckDb, Query, Ran};
@@ -26,6 +26,8 @@ use crate::pool::Transport;
 use crate::progress::Progress;
 use crate::stop::StopFlag;
 
+/// Files on tmpfs are charged to the process that writes them, so the limit must be larger there. This also holds the tables.
+const LOCAL_LIMIT_MIB: u64 = 8192;
 /// The tables' file is cached in it, and the program is.
 const BESIDE_QUERY_MIB: u64 = 256;
 /// How often a query's process is looked at. Some queries take a tenth of a second.

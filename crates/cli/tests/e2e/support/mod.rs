@@ -1,6 +1,7 @@
 //! What the tests share: processes that end with their test, pools, mounts, waits that end.
 
 mod client;
+mod files;
 mod mount;
 mod pool;
 mod process;
@@ -10,10 +11,12 @@ mod up;
 use std::time::{Duration, Instant};
 
 pub use client::Client;
+pub use files::{read_from_far, write_new};
 pub use mount::{Mount, is_mounted, is_mounted_below};
 pub use pool::{Pool, PoolOptions};
 pub use process::{
-    Output, Process, assert_complaint, children_of, farpool, is_running, root, run, run_command, tied,
+    Output, Process, assert_complaint, built, children_of, farpool, farpool_that_may_lock, is_running, root,
+    run, run_command, tied,
 };
 pub use thread::StoppedThread;
 pub use up::Up;

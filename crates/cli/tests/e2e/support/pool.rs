@@ -52,7 +52,7 @@ impl Pool {
         self.add_node_started(|args| farpool(args));
     }
 
-    /// One more node, which may have no more than so many descriptors: it serves fewer connections.
+    /// Adds a node with so many descriptors at most, so that it serves fewer connections.
     #[track_caller]
     pub fn add_node_with_descriptors(&mut self, most: u64) {
         let limit = format!("--nofile={most}:{most}");

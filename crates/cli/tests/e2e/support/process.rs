@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -23,12 +24,30 @@ pub fn farpool<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
 pub fn tied<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program).args(args);
-    for name in ["FARPOOL_BROKER", "FARPOOL_TLS_DIR", "FARPOOL_TRANSPORT", "FARPOOL_LOG", "DEMO_SCALE"] {
+    let ours = ["FARPOOL_BROKER", "FARPOOL_TLS_DIR", "FARPOOL_TRANSPORT", "FARPOOL_LOG"];
+    for name in ours.into_iter().chain(["DEMO_SCALE", "DEMO_ROUNDS"]) {
         command.env_remove(name);
     }
     // No pool of this user must be found by accident.
     command.env("XDG_RUNTIME_DIR", "/nonexistent");
     command
+}
+
+/// The binary under test, which may lock so many bytes of memory.
+pub fn farpool_that_may_lock(bytes: u64) -> Command {
+    // Root may lock anything by a capability, so that goes first.
+    let drop_it: &[&str] =
+        if root() { &["--bounding-set=-ipc_lock", "--", "prlimit"] } else { &["--", "prlimit"] };
+    let mut command = tied("setpriv", drop_it);
+    command.arg(format!("--memlock={bytes}:{bytes}")).arg("--").arg(env!("CARGO_BIN_EXE_farpool"));
+    command
+}
+
+/// A library that cargo built beside these tests.
+pub fn built(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let found = test.ancestors().map(|folder| folder.join(name)).find(|path| path.exists());
+    found.unwrap_or_else(|| panic!("{name} is built by `cargo test`, or by `cargo build` of its own crate"))
 }
 
 /// Whether the tests run as root.
@@ -151,7 +170,7 @@ impl Process {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// One of its threads stands still, and the others go on.
+    /// Stops one of its threads, while the others go on.
     #[track_caller]
     pub fn stop_thread(&self, name: &str) -> StoppedThread {
         StoppedThread::stop(self.id(), name)

@@ -1,4 +1,4 @@
-//! One thread of a process that stands still while the others go on: held by ptrace(2), which may be used on children.
+//! Stops one thread of a child process while the others go on, by ptrace(2).
 
 use std::io::Error;
 use std::os::raw::c_uint;
@@ -6,19 +6,20 @@ use std::path::Path;
 
 use libc::{__WALL, PTRACE_DETACH, PTRACE_INTERRUPT, PTRACE_SEIZE, c_void, pid_t, ptrace, waitpid};
 
-/// A thread that stands still until this is dropped, which has to be by the thread that has stopped it.
+/// A stopped thread of a child. It goes on when this is dropped, by the thread of this process that has
+/// stopped it: ptrace(2) belongs to a thread.
 pub struct StoppedThread {
     id: pid_t,
 }
 
 impl StoppedThread {
-    /// Stops the thread of that name of a child, or of what a child has become.
+    /// Stops the thread called `name` of a child, or of the program that the child now runs.
     #[track_caller]
     pub fn stop(process: u32, name: &str) -> StoppedThread {
         let id = find(process, name);
         let none = std::ptr::null_mut::<c_void>();
         for request in [PTRACE_SEIZE, PTRACE_INTERRUPT] {
-            // SAFETY: neither request reads or writes memory of this process.
+            // SAFETY: neither request reads or writes memory of this process: both pointers are null.
             let asked = unsafe { ptrace(request as c_uint, id, none, none) };
             let error = Error::last_os_error();
             assert_ne!(
@@ -27,7 +28,8 @@ impl StoppedThread {
             );
         }
         let mut status = 0;
-        // SAFETY: `status` is a number of our own, and lives until the call returns.
+        // SAFETY: the kernel writes one `c_int`: `status` is one, borrowed by nobody else, and lives until
+        // the call returns.
         let waited = unsafe { waitpid(id, &mut status, __WALL) };
         assert!(waited == id && libc::WIFSTOPPED(status), "{name}: {waited}, status {status:#x}");
         StoppedThread { id }
@@ -37,12 +39,13 @@ impl StoppedThread {
 impl Drop for StoppedThread {
     fn drop(&mut self) {
         let none = std::ptr::null_mut::<c_void>();
-        // SAFETY: the request neither reads nor writes memory of this process. A thread that is gone by now needs nothing.
+        // SAFETY: the request reads and writes no memory of this process: both pointers are null. A thread
+        // that has ended by now needs no detaching, so the error is ignored.
         unsafe { ptrace(PTRACE_DETACH as c_uint, self.id, none, none) };
     }
 }
 
-/// The kernel's number of a thread.
+/// The id of the thread called `name`.
 #[track_caller]
 fn find(process: u32, name: &str) -> pid_t {
     let tasks = Path::new("/proc").join(process.to_string()).join("task");

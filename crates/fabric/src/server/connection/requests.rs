@@ -8,6 +8,7 @@ use farpool_wire::{
 use super::{Connection, MAX_ATTACHED, SMALL_BYTES, SMALL_FRAME_BYTES, Terms};
 use crate::host::{AccessKind, Host};
 use crate::server::attached::Attachment;
+use crate::server::complaints::Complaint;
 use crate::server::room::Account;
 
 impl Connection {
@@ -35,7 +36,7 @@ impl Connection {
         self.answers.bytes.extend_from_slice(&blank.encode());
         let body = self.answers.bytes.len();
         let outcome = self.carry_out(terms, header, payload);
-        // Who is told to come again in a moment has a key.
+        // A client that is told to come again in a moment has a key.
         if self.attached.is_empty() && outcome != Err(Refusal::Busy) {
             self.refused_without_key += 1;
         }
@@ -99,14 +100,16 @@ impl Connection {
         Ok(())
     }
 
-    /// The first attachment takes one of the places of connections with a key, if there is one for its owner.
+    /// The first attachment takes a place for a connection with a key, if there is one for its owner and
+    /// origin.
     fn take_place(&mut self, terms: &Terms<'_>, header: &RequestHeader) -> Result<(), Refusal> {
         if !self.attached.is_empty() || self.account.is_some() {
             return Ok(());
         }
         let owner = terms.host.owner(header.region, header.epoch);
         let account = owner.map_or(Account::Grant(header.region, header.epoch), Account::Owner);
-        if !terms.places.admit(account) {
+        if !terms.places.admit(account, self.origin) {
+            terms.complaints.about(Complaint::Shared, self.origin, terms.now);
             return Err(Refusal::Exhausted);
         }
         self.next_account = Some(account);

@@ -1,5 +1,6 @@
-//! Models of a place: its code itself, in every interleaving and with every outdated value that the memory model allows a load to find
-//! (by `loom`). Clients take the place, announce themselves, rest, begin again and leave, while the service takes words away.
+//! Models of a place: the code itself, in every interleaving, and with every outdated value that the memory
+//! model allows a load to return (by `loom`). Clients take the place, announce themselves, rest, begin again
+//! and leave, while the service clears words.
 //!
 //! A model holds if a client's word is there for as long as the client is busy. Each fault below breaks the rule on purpose, and must be
 //! caught.
@@ -22,7 +23,7 @@ const SOUND: u8 = 0;
 const FREED_AT_ONCE: u8 = 1;
 /// Nothing is ordered by the state.
 const UNORDERED: u8 = 2;
-/// Who closes the places only glances at them.
+/// Closing the places only loads their states.
 const GLANCES: u8 = 4;
 /// A client begins though its word is taken away just now.
 const BEGINS_AT_ONCE: u8 = 3;
@@ -161,7 +162,7 @@ fn a_client_that_comes_when_the_seat_is_given_back_finds_that_out() {
 }
 
 #[test]
-fn the_model_notices_who_only_glances_at_the_places() {
+fn the_model_notices_that_closing_only_loads_the_states() {
     assert_caught(model_of_closing::<GLANCES>);
 }
 

@@ -1,0 +1,69 @@
+//! The programs that README prints, run as a reader runs them: copied into a project of their own, outside the workspace.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::support::{Process, Up, tied};
+
+/// Longest time for a compiler: minutes on a busy machine, where nothing of it has been compiled before.
+const BUILD_SECONDS: &str = "1200";
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// The first block of that kind on a page.
+fn block(page: &Path, kind: &str) -> String {
+    let text = fs::read_to_string(page).unwrap();
+    let block = text.split(&format!("```{kind}\n")).nth(1).and_then(|rest| rest.split("```").next());
+    block.unwrap_or_else(|| panic!("{} has no block of {kind}", page.display())).to_owned()
+}
+
+/// A project as `cargo new` makes it, with the dependencies that README names. Profiles and locked versions are the workspace's,
+/// so that what the tests have built is not built again, and no registry is asked.
+fn project(dir: &Path, program: &str) {
+    let repository = repository();
+    let workspace = fs::read_to_string(repository.join("Cargo.toml")).unwrap();
+    let profiles = &workspace[workspace.find("[profile.").unwrap()..];
+    let manifest = format!(
+        "[package]\nname = \"bank\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[dependencies]\n\
+         farpool-namdb = {{ path = \"{}\" }}\nserde = {{ version = \"1\", features = [\"derive\"] }}\n\n\
+         [workspace]\n\n{profiles}",
+        repository.join("crates/namdb").display()
+    );
+    fs::create_dir(dir.join("src")).unwrap();
+    fs::write(dir.join("Cargo.toml"), manifest).unwrap();
+    fs::copy(repository.join("Cargo.lock"), dir.join("Cargo.lock")).unwrap();
+    fs::write(dir.join("src/main.rs"), program).unwrap();
+}
+
+/// Builds the project, and returns its program.
+fn built(dir: &Path) -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let mut cargo = Command::new("timeout");
+    cargo.args([BUILD_SECONDS, "cargo", "build", "--offline", "--quiet"]).current_dir(dir);
+    let output = cargo.env("CARGO_TARGET_DIR", target).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let program = dir.join("bank");
+    fs::copy(target.join("debug/bank"), &program).unwrap();
+    program
+}
+
+#[test]
+fn the_bank_transfer_of_the_readme_finds_the_pool_and_moves_the_money() {
+    let dir = tempfile::tempdir().unwrap();
+    project(dir.path(), &block(&repository().join("README.md"), "rust"));
+    let program = built(dir.path());
+
+    let up = Up::with(&["--nodes", "2", "--memory", "256MiB", "--no-lock"]);
+    let file = dir.path().join("bank.far");
+    let mut database = up.farpool(&["db", "up"]);
+    database.arg(&file);
+    let (_database, ready) = Process::ready("farpool db up", database);
+    assert!(ready.starts_with("ready"), "{ready}");
+    let mut transfer = tied(&program, [&file]);
+    transfer.env("XDG_RUNTIME_DIR", up.runtime_dir());
+    let output = Process::start("the transfer", transfer).wait();
+    assert_eq!(output.stdout, "Grace has 6200 cents", "{output:?}");
+}

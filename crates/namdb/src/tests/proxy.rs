@@ -1,0 +1,113 @@
+//! A proxy between a compute server and a node. It lets bytes through, holds them back, or breaks the connections.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+
+/// Goes on until it is dropped.
+pub struct Proxy {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    to: SocketAddr,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    holds_back: bool,
+    is_over: bool,
+    /// Both ends of the connections that there are, or were.
+    ends: Vec<TcpStream>,
+    copying: Vec<JoinHandle<()>>,
+}
+
+impl Proxy {
+    /// In front of a server.
+    pub fn before(to: SocketAddr) -> Proxy {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Arc::new(Shared { to, state: Mutex::default(), changed: Condvar::new() });
+        let here = shared.clone();
+        let accepting = std::thread::spawn(move || {
+            for client in listener.incoming() {
+                if here.state.lock().is_over {
+                    return;
+                }
+                here.connect(client.unwrap());
+            }
+        });
+        Proxy { address, shared, accepting: Some(accepting) }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Whether nothing comes through, though connections stay.
+    pub fn hold_back(&self, holds_back: bool) {
+        self.shared.state.lock().holds_back = holds_back;
+        self.shared.changed.notify_all();
+    }
+
+    /// Breaks all connections; says how many ends there were.
+    pub fn break_all(&self) -> usize {
+        let ends = std::mem::take(&mut self.shared.state.lock().ends);
+        // Of one that has ended already there is nothing to break.
+        ends.iter().for_each(|end| drop(end.shutdown(Shutdown::Both)));
+        ends.len()
+    }
+}
+
+impl Shared {
+    fn connect(self: &Arc<Self>, client: TcpStream) {
+        // A server that is gone breaks the connection.
+        let Ok(server) = TcpStream::connect(self.to) else { return };
+        for end in [&client, &server] {
+            end.set_nodelay(true).unwrap();
+        }
+        let [from_client, from_server] = [(&client, &server), (&server, &client)].map(|(from, to)| {
+            let (shared, from, to) = (self.clone(), from.try_clone().unwrap(), to.try_clone().unwrap());
+            std::thread::spawn(move || shared.copy(from, to))
+        });
+        let mut state = self.state.lock();
+        state.ends.extend([client, server]);
+        state.copying.extend([from_client, from_server]);
+    }
+
+    fn copy(&self, mut from: TcpStream, mut to: TcpStream) {
+        let mut bytes = [0; 16 << 10];
+        while let Ok(count @ 1..) = from.read(&mut bytes) {
+            let mut state = self.state.lock();
+            self.changed.wait_while(&mut state, |state| state.holds_back && !state.is_over);
+            drop(state);
+            if to.write_all(&bytes[..count]).is_err() {
+                break;
+            }
+        }
+        // The other end is told, if it does not know.
+        let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.state.lock().is_over = true;
+        self.shared.changed.notify_all();
+        // Wakes the thread that accepts.
+        let _ = TcpStream::connect(self.address);
+        let accepting = self.accepting.take().map(JoinHandle::join);
+        self.break_all();
+        let copying = std::mem::take(&mut self.shared.state.lock().copying);
+        let copied = copying.into_iter().map(JoinHandle::join).all(|copied| copied.is_ok());
+        assert!(std::thread::panicking() || copied && accepting.is_none_or(|accepted| accepted.is_ok()));
+    }
+}

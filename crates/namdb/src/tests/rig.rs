@@ -1,0 +1,190 @@
+//! A broker and nodes in this process, and an onlooker that reads a database's seats.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use farpool_broker::BrokerConfig;
+use farpool_fabric::{Endpoint, TransportChoice, block_on};
+use farpool_node::NodeConfig;
+use farpool_pool::{ClientGrant, JointLeases, PoolConfig};
+use farpool_txn::membership::{MembersAt, Seat, SeatWords, read_seats, wait_for_seat};
+use farpool_txn::{Memory, Shipped};
+use farpool_wire::control::NodeAddress;
+use farpool_wire::{Epoch, NodeId};
+use tokio::runtime::Runtime;
+
+use crate::database::{At, add_grants, attach_all};
+use crate::file::DatabaseFile;
+use crate::plan::Plan;
+use crate::{CreateOptions, Credentials, Database, Reach};
+
+const REGION_BYTES: u64 = 4 << 20;
+const NODES: u32 = 2;
+/// Long enough that only tests shut members out.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// For what comes within milliseconds, also on a machine that is busy.
+pub const SOON: Duration = Duration::from_secs(20);
+const ARENA_BYTES: usize = 1 << 20;
+
+/// Ended when dropped.
+pub struct Rig {
+    _runtime: Runtime,
+    broker: SocketAddr,
+    directory: tempfile::TempDir,
+}
+
+impl Rig {
+    pub fn new() -> Rig {
+        let runtime = Runtime::new().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let (ready, is_ready) = mpsc::channel();
+        let store = directory.path().join("broker.redb");
+        let config = BrokerConfig { listen: any_port(), store, tls: None };
+        runtime.spawn(async move {
+            let on_ready = |address| ready.send(address).unwrap();
+            farpool_broker::run(config, on_ready, std::future::pending()).await.unwrap();
+        });
+        let broker = is_ready.recv_timeout(SOON).unwrap();
+        let (ready, are_ready) = mpsc::channel();
+        for number in 0..NODES {
+            let config = NodeConfig {
+                broker: broker.to_string(),
+                control_listen: any_port(),
+                advertise: None,
+                register_within: SOON,
+                data_listen: any_port(),
+                shm_socket: Some(directory.path().join(format!("node{number}.sock"))),
+                card: None,
+                memory_bytes: 4 * REGION_BYTES,
+                region_bytes: REGION_BYTES,
+                locking: farpool_node::Locking::None,
+                state_dir: None,
+                tls: None,
+            };
+            let ready = ready.clone();
+            runtime.spawn(async move {
+                let on_ready = move |_: &farpool_node::Ready| ready.send(()).unwrap();
+                farpool_node::run(config, on_ready, std::future::pending()).await.unwrap();
+            });
+        }
+        // Each is once it has registered.
+        (0..NODES).for_each(|_| are_ready.recv_timeout(SOON).unwrap());
+        Rig { _runtime: runtime, broker, directory }
+    }
+
+    pub fn file(&self) -> PathBuf {
+        self.directory.path().join("bank.far")
+    }
+
+    pub fn create(&self, transport: TransportChoice) -> Database {
+        self.create_with(transport, PATIENCE)
+    }
+
+    pub fn create_with(&self, transport: TransportChoice, patience: Duration) -> Database {
+        let broker = self.broker.to_string();
+        let pool = PoolConfig { broker, tls: None, transport: transport.into(), limit_bytes: None };
+        let bytes = u64::from(NODES) * 4 * REGION_BYTES;
+        let options = CreateOptions { bytes, servers: 16, patience, ..CreateOptions::default() };
+        Database::create(&pool, &self.file(), &options).unwrap()
+    }
+
+    pub fn open(&self, transport: TransportChoice) -> Database {
+        open(&self.file(), transport)
+    }
+
+    /// A file of the same database in which nodes have other addresses.
+    pub fn file_with(&self, readdressed: impl Fn(&mut NodeAddress)) -> PathBuf {
+        let found = DatabaseFile::load(&self.file()).unwrap();
+        let mut keys = found.keys().unwrap().clone();
+        keys.addresses_mut().for_each(readdressed);
+        let file = self.directory.path().join("elsewhere.far");
+        DatabaseFile::new(found.shape().unwrap(), found.patience(), keys).save(&file).unwrap();
+        file
+    }
+}
+
+pub fn open(file: &Path, transport: TransportChoice) -> Database {
+    let reach =
+        Reach { transport: transport.into(), credentials: Credentials::PlainText, fetch_thread: false };
+    Database::open(file, &reach).unwrap()
+}
+
+fn any_port() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+/// Waits until that is so.
+#[track_caller]
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let give_up_at = Instant::now() + SOON;
+    while !is_so() {
+        assert!(Instant::now() < give_up_at, "{what}: not within {SOON:?}");
+        std::thread::yield_now();
+    }
+}
+
+/// Reads a database's memory without being one of its members.
+pub struct Onlooker {
+    leases: JointLeases,
+    plan: Plan,
+    grants: Vec<ClientGrant>,
+    memory: Memory,
+}
+
+impl Onlooker {
+    pub fn of(file: &Path, transport: TransportChoice) -> Onlooker {
+        let found = DatabaseFile::load(file).unwrap();
+        let leases = JointLeases::join(found.keys().unwrap().clone(), transport.into(), None).unwrap();
+        let regions = leases.keys().regions().unwrap();
+        let plan = Plan::new(found.shape().unwrap(), &regions).unwrap();
+        let endpoint = leases.endpoint(ARENA_BYTES);
+        let grants = block_on(&endpoint, add_grants(&leases, &regions)).unwrap();
+        let memory = attach_all(endpoint, &leases, &grants).unwrap();
+        Onlooker { leases, plan, grants, memory }
+    }
+
+    fn at(&self) -> At<'_> {
+        At { plan: &self.plan, grants: &self.grants }
+    }
+
+    fn endpoint(&self) -> &Endpoint {
+        self.memory.endpoint()
+    }
+
+    fn members(&self) -> MembersAt {
+        self.at().members()
+    }
+
+    fn seats(&self) -> Vec<SeatWords> {
+        block_on(self.endpoint(), read_seats(&self.memory, &self.members())).unwrap()
+    }
+
+    /// The seat of that claim, as long as it has one.
+    pub fn seat_of(&self, claim: Epoch) -> Option<SeatWords> {
+        self.seats().into_iter().find(|seat| seat.claim == Some(claim))
+    }
+
+    /// Takes a seat, and never says that it lives.
+    pub fn takes_seat(&self) -> Seat {
+        let epochs: Vec<Epoch> = self.grants.iter().map(|grant| grant.epoch).collect();
+        let waits = (Duration::ZERO, Duration::ZERO);
+        let members = self.members();
+        let taken = wait_for_seat::<Shipped>(&self.memory, &members, &epochs, waits);
+        block_on(self.endpoint(), taken).unwrap().expect("there is one")
+    }
+
+    /// The node that has the seats, and another.
+    pub fn nodes(&self) -> [NodeId; 2] {
+        let root = self.grants[0].region.node;
+        let other = self.grants.iter().map(|grant| grant.region.node).find(|&node| node != root);
+        [root, other.expect("regions of two nodes")]
+    }
+
+    /// Where a node is reached.
+    pub fn address(&self, node: NodeId) -> NodeAddress {
+        let mut addresses = self.leases.keys().addresses();
+        addresses.find(|address| address.node == node.0).expect("one of the database's").clone()
+    }
+}
