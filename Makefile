@@ -6,11 +6,13 @@ SHELL := /bin/bash
 # Where rustup puts cargo: a shell that was open when it did so does not know yet.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
-# The demo is measured as it would be used; CI, which measures nothing, shares the build of the tests instead. A build of
-# some packages alone would not: their dependencies would have other features.
+# What `make test` builds, for what runs the binary with it: a build of some packages alone would build their dependencies
+# again, with other features. The interposer is linked to where `cargo build` puts it, beside the binary.
+TEST_BUILD = cargo test --locked --no-run && ln -f target/debug/deps/libfarpool_preload.so target/debug/
+# The demo is measured as it would be used; CI, which measures nothing, shares the build of the tests instead.
 DEMO_PROFILE ?= release
 ifeq ($(DEMO_PROFILE),dev)
-DEMO_BUILD = cargo test --locked --no-run
+DEMO_BUILD = $(TEST_BUILD)
 else
 DEMO_BUILD = cargo build --locked --profile $(DEMO_PROFILE) --package farpool-cli --package farpool-preload
 endif
@@ -80,7 +82,7 @@ test: setup ## everything that needs no special hardware
 .PHONY: test-databases
 test-databases: setup ## PostgreSQL, DuckDB, SQLite and a mapping program in far memory and on disk: same results
 	@scripts/setup databases
-	cargo test --locked --no-run
+	$(TEST_BUILD)
 	cargo test --locked --test databases
 
 .PHONY: test-postgres-suite
