@@ -43,8 +43,14 @@ fn built(dir: &Path) -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let mut cargo = Command::new("timeout");
     cargo.args([BUILD_SECONDS, "cargo", "build", "--offline", "--quiet"]).current_dir(dir);
-    // Build scripts that look at what cargo told this test would run again, here and at the next build of the workspace.
-    let output = cargo.env("CARGO_TARGET_DIR", target).env_remove("CARGO_MANIFEST_DIR").output().unwrap();
+    // What cargo told this test of its own package: build scripts that look at it would run again, here and at the next build
+    // of the workspace.
+    for (name, _) in std::env::vars()
+        .filter(|(name, _)| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
+    {
+        cargo.env_remove(name);
+    }
+    let output = cargo.env("CARGO_TARGET_DIR", target).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let program = dir.join("bank");
     fs::copy(target.join("debug/bank"), &program).unwrap();
