@@ -26,6 +26,17 @@ use crate::staging::staging;
 use crate::store::StoreCore;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
+/// How often a member that has to lie elsewhere is given another place, because the last one was lost. Each loss is that of another
+/// node or lease.
+const MAX_PLACES: u32 = 8;
+
+/// What became of putting a member elsewhere.
+enum Put {
+    /// It lies there, or has no need to any more.
+    Done,
+    /// The new place was lost before it was filled.
+    PlaceLost,
+}
 
 impl<R: Rules> StoreCore<R> {
     /// Whether [`rebuild`](Self::rebuild) may find something to do.
@@ -147,24 +158,42 @@ impl<R: Rules> FileCore<R> {
         blocks.collect()
     }
 
-    /// Puts a member elsewhere, with what it held.
+    /// Puts a member elsewhere, with what it held. If the new place is lost before it is filled, another one is found: the member
+    /// itself may still be had.
     pub(crate) async fn rebuild_extent(
         &self,
         core: &SessionCore,
         rows: Rows,
         stripe: u64,
     ) -> Result<(), FileError> {
-        let Some(old) = self.map.read().extent(stripe) else { return Ok(()) };
-        let fresh = self.take_member(rows, stripe).await?;
         let offset = rows.data_of(rows.row_of(stripe)).start * EXTENT_BYTES;
+        for _ in 0..MAX_PLACES {
+            let Some(old) = self.map.read().extent(stripe) else { return Ok(()) };
+            let fresh = self.take_member(rows, stripe).await?;
+            match self.put_member(core, rows, (stripe, &old), fresh, offset).await? {
+                Put::Done => return Ok(()),
+                Put::PlaceLost => {}
+            }
+        }
+        Err(FileError::Unavailable { offset })
+    }
+
+    async fn put_member(
+        &self,
+        core: &SessionCore,
+        rows: Rows,
+        (stripe, old): (u64, &Arc<Extent>),
+        fresh: Extent,
+        offset: u64,
+    ) -> Result<Put, FileError> {
         let Some((mut held, row)) =
             self.hold_member(core, rows, stripe, 0..BLOCKS_PER_EXTENT, offset).await?
         else {
             self.store.volume.has_to_mend(); // another member was replaced meanwhile: this one may be as it was
-            return Ok(());
+            return Ok(Put::Done);
         };
-        if !row.member(stripe).is_some_and(|now| Arc::ptr_eq(now, &old)) {
-            return Ok(()); // somebody else has done it
+        if !row.member(stripe).is_some_and(|now| Arc::ptr_eq(now, old)) {
+            return Ok(Put::Done); // somebody else has done it
         }
         let (buffer, kept) = self.renewed_extent(core, &row, &mut held, stripe).await?;
         let newly_lost = |(block, word): &(u64, BlockWord)| {
@@ -178,20 +207,23 @@ impl<R: Rules> FileCore<R> {
         if kept.iter().any(|word| !word.is_empty() && !word.is_lost()) {
             self.store.words.doubt(&fresh); // as in `copy`
             let (_, written) = core.write(&fresh, 0, buffer).await;
+            if written.is_err() && fresh.region().is_over() {
+                return Ok(Put::PlaceLost);
+            }
             written.map_err(|error| FileError::from_access(error, offset))?;
             self.store.words.clear(&fresh);
         }
         for (block, word) in (0..).zip(kept) {
             self.store.words.store(self.store.words.place(&fresh, block), word);
         }
-        let in_place = replace_member(&mut self.map.write(), rows, stripe, &old, fresh);
+        let in_place = replace_member(&mut self.map.write(), rows, stripe, old, fresh);
         drop(held); // only now: who waits for one of them finds the new extent
         if in_place {
             self.store.volume.beyond_mending(lost);
         } else {
             self.store.volume.has_to_mend(); // cut off meanwhile, or another member took the node
         }
-        Ok(())
+        Ok(Put::Done)
     }
 
     /// What a member that is made anew holds: read from its old place where that is there, else made from the others.

@@ -4,7 +4,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use farpool_fabric::Endpoint;
@@ -26,13 +26,21 @@ struct State {
     shown: Mutex<Vec<Arc<Shown>>>,
 }
 
+/// The duty has begun, and its thread is on its way to far memory. That may have to wait for a node: the thread shows nothing yet,
+/// and gets as long as its work would.
+const PREPARING: u8 = 0;
+/// The thread does the duty's work, and shows it.
+const WORKING: u8 = 1;
+/// The work is over: there is nothing to be shown any more.
+const OVER: u8 = 2;
+
 /// The progress that a duty shows; in cache lines of its own, since it changes with each round.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Shown {
     name: &'static str,
-    /// Whether the duty shows anything at present.
-    is_shown: AtomicBool,
+    /// [`PREPARING`], [`WORKING`] or [`OVER`].
+    stage: AtomicU8,
     /// How often its thread has shown that it runs.
     turns: AtomicU64,
     /// Rounds begun.
@@ -54,7 +62,7 @@ impl Duties {
     pub fn begin(&self, name: &'static str) -> Duty {
         self.0.under_way.fetch_add(1, Ordering::Relaxed); // by the member's owner, before the first call of `are_under_way`
         let [turns, rounds, operations] = std::array::from_fn(|_| AtomicU64::new(0));
-        let shown = Arc::new(Shown { name, is_shown: AtomicBool::new(false), turns, rounds, operations });
+        let shown = Arc::new(Shown { name, stage: AtomicU8::new(PREPARING), turns, rounds, operations });
         self.0.shown.lock().push(shown.clone());
         Duty { duties: self.0.clone(), shown, has_ended: false }
     }
@@ -74,20 +82,21 @@ impl Duties {
     /// The signs of all duties that are under way.
     pub(super) fn signs(&self) -> Vec<Sign> {
         let shown = self.0.shown.lock();
-        // Relaxed, all: they carry no data.
-        let shown = shown.iter().filter(|shown| shown.is_shown.load(Ordering::Relaxed));
-        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let signs = shown.flat_map(|shown| {
-            let rounds = count(&shown.rounds);
-            [
-                Sign { part: Part::Thread(shown.name), progress: count(&shown.turns).wrapping_add(rounds) },
-                Sign {
-                    part: Part::Work(shown.name),
-                    progress: count(&shown.operations).wrapping_add(rounds),
-                },
-            ]
-        });
-        signs.collect()
+        let mut signs = Vec::with_capacity(2 * shown.len());
+        for shown in shown.iter() {
+            // Relaxed, all: they carry no data.
+            let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+            let (stage, rounds) = (shown.stage.load(Ordering::Relaxed), count(&shown.rounds));
+            if stage == WORKING {
+                let progress = count(&shown.turns).wrapping_add(rounds);
+                signs.push(Sign { part: Part::Thread(shown.name), progress });
+            }
+            if stage != OVER {
+                let progress = count(&shown.operations).wrapping_add(rounds);
+                signs.push(Sign { part: Part::Work(shown.name), progress });
+            }
+        }
+        signs
     }
 }
 
@@ -100,7 +109,7 @@ impl Duty {
             loop {
                 self.shown.turns.fetch_add(1, Ordering::Relaxed); // carries no data, as below
                 self.shown.operations.store(memory.traffic().operations, Ordering::Relaxed);
-                self.shown.is_shown.store(true, Ordering::Relaxed);
+                self.shown.stage.store(WORKING, Ordering::Relaxed);
                 memory.endpoint().sleep(pause).await;
             }
         };
@@ -108,7 +117,7 @@ impl Duty {
         let ended: Either<_, (std::convert::Infallible, _)> = select(&mut work, &mut shows).await;
         let Either::Left((done, _)) = ended;
         // The thread does something else now, or has ended.
-        self.shown.is_shown.store(false, Ordering::Relaxed);
+        self.shown.stage.store(OVER, Ordering::Relaxed);
         done
     }
 
@@ -178,6 +187,15 @@ mod tests {
         assert!(duties.are_under_way() && !duties.are_in_doubt());
         drop(other);
         assert!(!duties.are_under_way() && duties.are_in_doubt());
+        assert_eq!(duties.signs(), []);
+    }
+
+    #[test]
+    fn a_duty_vouches_for_its_work_before_its_thread_has_come_to_it() {
+        let duties = Duties::default();
+        let duty = duties.begin("carer");
+        assert_eq!(duties.signs(), [Sign { part: Part::Work("carer"), progress: 0 }]);
+        duty.ends();
         assert_eq!(duties.signs(), []);
     }
 }
