@@ -58,22 +58,30 @@ install: ## put what `make build` made under PREFIX (/usr/local), below DESTDIR 
 uninstall: ## remove that again
 	DESTDIR=$(DESTDIR) scripts/install --remove $(PREFIX)
 
+# One build for all of them, which names the commit in what they write.
+BENCH_BUILD = FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli --package farpool-preload
+
+.PHONY: bench-all
+bench-all: ## renew every table and plot in docs/bench: an hour and a half, 13 GiB of memory
+	@echo "This takes about an hour and a half on two processors, which should have nothing else to do."
+	@$(MAKE) bench-io bench-txn bench-files
+
 .PHONY: bench-io
 bench-io: ## the fabric beside its floors and beside nbdkit, memcached and redis: docs/bench/io.md, six minutes
 	@scripts/setup bench
-	FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli
+	$(BENCH_BUILD)
 	target/release/farpool bench io-table --out docs/bench
 
 .PHONY: bench-txn
 bench-txn: setup ## transactions beside the machine's floors: docs/bench/txn.md, a quarter of an hour, 8 GiB of memory
-	FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli
+	$(BENCH_BUILD)
 	target/release/farpool bench txn-table --out docs/bench
 
 .PHONY: bench-files
 bench-files: ## files in far memory beside floors, peers and disks, as the papers' figures show them: docs/bench/files.md, half an hour
 	@scripts/setup bench
 	@scripts/setup databases
-	FARPOOL_COMMIT="$$(git rev-parse --short=10 HEAD)" cargo build --locked --release --package farpool-cli --package farpool-preload
+	$(BENCH_BUILD)
 	target/release/farpool bench paper files --figure all --out docs/bench
 
 .PHONY: test
