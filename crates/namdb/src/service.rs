@@ -12,7 +12,7 @@ use farpool_txn::horizon::forget;
 use farpool_txn::membership::{
     Duty, Part, Role, SeatWords, Vouching, beat, fill_role, leave_seat, read_seats, role_of, signs_of,
 };
-use farpool_txn::oracle::{fetch, publish};
+use farpool_txn::oracle::{LOOK, fetch, publish};
 use farpool_txn::{Memory, Shipped};
 use futures_util::future::{TryFutureExt, join, try_join_all};
 
@@ -31,10 +31,6 @@ pub(crate) const ROLE_PAUSE: Duration = Duration::from_millis(50);
 /// A node that is silent for so long is lost, since leases end then. A part of a compute server that may be
 /// waiting for a node is not taken for stuck earlier.
 const NODE_SILENCE: Duration = Duration::from_secs(10);
-
-/// A look at all parts of an oracle takes no longer, over tcp on one host (`farpool bench io`), while nobody is kept from running. Readers
-/// who take longer look again.
-const LOOK: Duration = Duration::from_micros(60);
 
 /// Why a compute server ends that goes on otherwise.
 pub(crate) const IN_DOUBT: &str = "a commit of this compute server is in doubt: open the database again";

@@ -30,4 +30,4 @@ pub use naive::{NaiveAt, NaiveStamped};
 pub use publisher::Publisher;
 pub use publishing::publish;
 pub use reading::{read_latest, read_published};
-pub use whole::{Oracle, OracleAt};
+pub use whole::{LOOK, Oracle, OracleAt};

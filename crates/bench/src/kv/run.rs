@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use farpool_fabric::{CardTransport, Transports, block_on};
+use farpool_txn::oracle::LOOK;
 use farpool_txn::{Session, Traffic, Worker};
 use farpool_wire::{Slot, Version};
 use futures_util::TryStreamExt;
@@ -30,10 +31,6 @@ use crate::slices::Plan;
 /// Room for a thread's transfers: what it loads with, and of each transaction some pages for each of its steps.
 const ARENA_BYTES: usize = 1 << 20;
 const ARENA_BYTES_EACH: usize = 128 << 10;
-/// Of the publisher after each cut: sessions wait for their commits to be published, and where everything is posted over TCP, it shares
-/// the nodes and the processors with them.
-const SHM_PACE: Duration = Duration::from_micros(1);
-const PACE: Duration = Duration::from_micros(20);
 /// Of the collector after each look, as in a database.
 const COLLECT_PAUSE: Duration = Duration::from_micros(300);
 /// Counters that one transaction increments.
@@ -57,7 +54,7 @@ pub fn run_kv(
     let laid = ground.lay(&site.pieces())?;
     let plan = Plan::of(options.duration, options.warm_up);
     let run = Run { options, site: &site, laid: &laid, plan, stop, loaded: OnceLock::new() };
-    let pace = if site.is_shared_memory() { SHM_PACE } else { PACE };
+    let pace = laid.oracle.pace(LOOK); // as in a database
     let mut services: Vec<_> =
         laid.oracle.parts().iter().map(|part| Service::Publisher(*part, pace)).collect();
     if options.announce {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use farpool_fabric::{CardTransport, Transports, block_on};
 use farpool_txn::log::{LogAt, LogLayout};
-use farpool_txn::oracle::{NaiveAt, read_published};
+use farpool_txn::oracle::{LOOK, NaiveAt, read_published};
 use farpool_txn::{Fetched, Memory, Oracle, Session, SharedSlot, Shipped, Worker};
 use farpool_wire::Slot;
 
@@ -33,12 +33,6 @@ const WARM_UP: Duration = Duration::from_millis(300);
 const TIMED_TOGETHER: usize = 32;
 /// How far the naive read timestamp may be behind: a list of half a megabyte.
 const NAIVE_PLACES: u64 = 1 << 16;
-/// Of a publisher after each cut, and of a fetch thread after each look: one that never rests takes a processor from the clients. Long
-/// enough for the thread to sleep: shorter pauses are spent looking at the clock.
-const PAUSE: Duration = Duration::from_micros(100);
-/// A look at all parts of a vector takes no longer, in shared memory and elsewhere, while nobody is kept from running.
-const SHM_LOOK: Duration = Duration::from_micros(3);
-const LOOK: Duration = Duration::from_micros(60);
 /// Until all that was acknowledged must be published.
 const LAST_PUBLICATION: Duration = Duration::from_secs(5);
 /// Between two looks whether it is.
@@ -83,11 +77,12 @@ fn vector(options: &OracleOptions, site: &Site, stop: &AtomicBool) -> Result<Mea
     let slots: Option<Vec<_>> = (0..used).map(slot).collect();
     let slots = slots.context("there are more clients than slots")?;
 
-    let look = if site.is_shared_memory() { SHM_LOOK } else { LOOK };
-    let pace = oracle.pace(look).max(PAUSE);
+    // Publishers and fetch threads rest as long as those of a database do.
+    let pace = oracle.pace(LOOK);
     let mut services: Vec<_> = oracle.parts().iter().map(|part| Service::Publisher(*part, pace)).collect();
     let fetchers = fetched.iter().flatten();
-    services.extend(fetchers.map(|fetched| Service::Fetcher(oracle.clone(), fetched.clone(), PAUSE)));
+    services
+        .extend(fetchers.map(|fetched| Service::Fetcher(oracle.clone(), fetched.clone(), Duration::ZERO)));
     let run = Run::new(options, site, stop, services);
     let client = |number: usize, seat: &Seat<'_>| {
         let ready = seat.note(site.memory().and_then(|memory| {

@@ -21,7 +21,7 @@ use crate::size::ByteSize;
 Examples:
   farpool bench kv --mix read --seconds 5
   farpool bench kv --mix rmw --records 10000000 --in-flight 8 --seconds 5
-  farpool bench kv --mix rmw --announce --seconds 5
+  farpool bench kv --announce --mix rmw --seconds 5
   farpool bench kv --mix update --skew 0.99 --threads 2 --seconds 5
   farpool bench kv --mix rmw --transport tcp --in-flight 16 --seconds 5 --json")]
 pub struct KvArgs {

@@ -11,6 +11,10 @@ use super::board::Board;
 use crate::cut::Cut;
 use crate::memory::Piece;
 
+/// A look at all parts of an oracle takes no longer, over tcp on one host (`farpool bench io`), while nobody is kept from running. Readers
+/// who take longer look again.
+pub const LOOK: Duration = Duration::from_micros(60);
+
 /// By so many looks, times the number of parts, publishers pause. Within two pauses each of *P* parts changes twice at most; so of the
 /// 2*P* + 1 gaps between the changes one is longer than three looks (four times 2*P* by 2*P* + 1), and of looks that follow each
 /// other two begin and end within.
