@@ -7,6 +7,7 @@ mod paper;
 mod paper_databases;
 mod paper_queries;
 mod paper_range_scan;
+mod paper_small_transactions;
 mod txn_table;
 
 use std::os::fd::AsFd;

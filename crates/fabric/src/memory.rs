@@ -458,6 +458,31 @@ mod tests {
         }
     }
 
+    /// Bytes of a mapping that large pages translate, by `smaps`.
+    fn in_large_pages(mapping: &Mapping) -> u64 {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let begins = format!("{:x}-", mapping.base().addr());
+        let of_it = smaps.lines().skip_while(|line| !line.starts_with(&begins));
+        let line = of_it.filter_map(|line| line.strip_prefix("ShmemPmdMapped:")).next().unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+    }
+
+    #[test]
+    fn large_pages_are_large_for_everybody_who_maps_them() {
+        let bytes = 4 * LARGE_PAGE_BYTES as u64;
+        let memory = SharedMemory::create("test", bytes).unwrap();
+        if memory.mapping().prefault().unwrap() == LargePages::NotAll {
+            return; // the kernel cannot, or has none
+        }
+        for protection in [Protection::ReadOnly, Protection::ReadWrite] {
+            let other = Mapping::new(memory.fd(), bytes, protection).unwrap();
+            for at in (0..bytes).step_by(4096) {
+                other.load(at).unwrap();
+            }
+            assert_eq!(in_large_pages(&other), bytes, "{protection:?}");
+        }
+    }
+
     #[test]
     fn a_read_only_descriptor_cannot_be_mapped_writable() {
         let memory = SharedMemory::create("test", 4096).unwrap();

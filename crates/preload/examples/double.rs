@@ -8,7 +8,7 @@ use std::collections::hash_map::Entry;
 use std::fs::{File as StdFile, OpenOptions};
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use farpool_preload::backend::{
@@ -21,6 +21,8 @@ static SERVED: AtomicU64 = AtomicU64::new(0);
 static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
 /// Whether the stand-in is at fault.
 static FAULTY: AtomicBool = AtomicBool::new(false);
+/// How many calls of the kernel registering is worth.
+static CALLS_WORTH_REGISTERING: AtomicU32 = AtomicU32::new(1);
 /// Whether the stand-in plays dead.
 static DEAD: AtomicBool = AtomicBool::new(false);
 
@@ -34,6 +36,12 @@ pub extern "C" fn farpool_double_served() -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn farpool_double_given_up() -> u64 {
     GIVEN_UP.load(Ordering::Relaxed)
+}
+
+/// From now on registering costs as much as so many calls of the kernel.
+#[unsafe(no_mangle)]
+pub extern "C" fn farpool_double_register_at(calls: u32) {
+    CALLS_WORTH_REGISTERING.store(calls, Ordering::Relaxed);
 }
 
 /// From now on the mount is dead.
@@ -78,6 +86,10 @@ impl Backend for Tmpfs {
                 && libc::fstat(fd, file.as_mut_ptr()) == 0
                 && file.assume_init().st_mode & libc::S_IFMT == libc::S_IFREG
         }
+    }
+
+    fn calls_worth_registering(&self) -> u32 {
+        CALLS_WORTH_REGISTERING.load(Ordering::Relaxed)
     }
 
     fn register(&self, fd: RawFd) -> Option<Registration> {

@@ -20,6 +20,9 @@ const CALL_BYTES_MAX: usize = 0x7fff_f000;
 const GUARDS_PART: u64 = 4;
 /// Guards lie above this number, or above half the limit if that is lower: programs expect low numbers to be theirs.
 const GUARDS_FROM: u64 = 1024;
+/// Larger files are registered at their first positional call: they are likely to see many, and an opening that is not
+/// registered keeps other processes from working on the file directly.
+const SMALL_FILE_BYTES: u64 = 128 << 10;
 
 static MOUNTS: Mounts = Mounts::new();
 
@@ -63,9 +66,9 @@ impl Engine {
         if self.table.is_plain(fd) {
             return None;
         }
-        let (offset, _) = range(offset, to.iter().map(Room::len))?;
+        let (offset, end) = range(offset, to.iter().map(Room::len))?;
         within(|| {
-            let pin = self.usable(fd, flag::READABLE)?;
+            let pin = self.usable(fd, flag::READABLE, end)?;
             self.operate(fd, &pin, |file, session| file.read_at(session, offset, to))
         })
     }
@@ -77,25 +80,33 @@ impl Engine {
         }
         let (offset, end) = range(offset, from.iter().map(Given::len))?;
         within(|| {
-            let pin = self.usable(fd, flag::WRITABLE).filter(|pin| end <= pin.write_limit())?;
+            let pin = self.usable(fd, flag::WRITABLE, end).filter(|pin| end <= pin.write_limit())?;
             self.operate(fd, &pin, |file, session| file.write_at(session, offset, from))
         })
     }
 
-    /// Whether the descriptor is one of ours, found out if it is not known yet. For callers who must not look at the
-    /// program's memory if it is not.
-    pub fn is_ours(&self, fd: RawFd) -> bool {
+    /// Counts a positional call, and tells whether the descriptor is registered. For callers that must not look at
+    /// the program's memory if it is not.
+    pub fn count_call(&self, fd: RawFd, offset: i64) -> bool {
+        if self.table.is_plain(fd) {
+            return false;
+        }
+        within(|| self.pinned_for_call(fd, u64::try_from(offset).ok()?).map(drop)).is_some()
+    }
+
+    /// Registers the descriptor, unless that was done before. False: it is none of a mount's.
+    pub fn register_now(&self, fd: RawFd) -> bool {
         if self.table.is_plain(fd) {
             return false;
         }
         within(|| self.pinned(fd).map(drop)).is_some()
     }
 
-    fn usable(&self, fd: RawFd, needed: u32) -> Option<Pin<'_>> {
-        let mut pin = self.pinned(fd)?;
+    fn usable(&self, fd: RawFd, needed: u32, end: u64) -> Option<Pin<'_>> {
+        let mut pin = self.pinned_for_call(fd, end)?;
         if !self.is_still(fd, &pin) {
             self.lost(fd, &pin);
-            pin = self.pinned(fd).filter(|pin| self.is_still(fd, pin))?;
+            pin = self.pinned_for_call(fd, end).filter(|pin| self.is_still(fd, pin))?;
         }
         (pin.has(needed) && !pin.has(flag::ENDING)).then_some(pin)
     }
@@ -142,25 +153,50 @@ impl Engine {
         match self.table.look(fd) {
             Slot::Known(pin) => Some(pin),
             Slot::Plain => None,
-            Slot::Unknown => self.learn(fd),
+            Slot::Unknown | Slot::Counted(_) => self.learn(fd),
         }
     }
 
-    /// The first positional call on a descriptor.
-    fn learn(&self, fd: RawFd) -> Option<Pin<'_>> {
-        let backend = self.backend();
-        if !backend.recognises(fd) || !self.process.start() {
-            // A number that is not open may be a mount's tomorrow.
-            if sys::ends_at_exec(fd).is_some() {
-                self.table.set_plain(fd);
-            }
+    /// As [`pinned`](Self::pinned), for a positional call up to the byte `end`: a small file is left to the kernel
+    /// until it has seen as many calls as registering takes.
+    fn pinned_for_call(&self, fd: RawFd, end: u64) -> Option<Pin<'_>> {
+        if self.process.is_started() && !self.is_ready() {
+            return None; // before a pin is taken: a child counts its references anew
+        }
+        let calls = match self.table.look(fd) {
+            Slot::Known(pin) => return Some(pin),
+            Slot::Plain => return None,
+            Slot::Unknown => 0,
+            Slot::Counted(calls) => calls,
+        };
+        if calls == 0 && !self.is_of_a_mount(fd) {
             return None;
         }
-        if !self.is_ready() || !self.process.is_owner() {
+        let is_worth_it = calls + 1 >= self.backend().calls_worth_registering()
+            || end > SMALL_FILE_BYTES
+            || calls == 0 && self.is_large_or_registered(fd);
+        if is_worth_it {
+            return self.learn(fd);
+        }
+        if self.is_ready() && self.process.is_owner() {
+            self.table.count_call(fd);
+        }
+        None
+    }
+
+    fn is_large_or_registered(&self, fd: RawFd) -> bool {
+        sys::facts(fd).is_none_or(|file| file.bytes > SMALL_FILE_BYTES)
+            || self.is_ready() && self.shared(fd).is_some()
+    }
+
+    /// Registers a descriptor of which no description is known. Looks once more whether it is of a mount: a count may be
+    /// that of a descriptor that had the number before.
+    fn learn(&self, fd: RawFd) -> Option<Pin<'_>> {
+        if !self.is_of_a_mount(fd) || !self.is_ready() || !self.process.is_owner() {
             return None;
         }
         let right = self.process.right()?;
-        match self.shared(fd).or_else(|| self.register(backend, fd, &right)) {
+        match self.shared(fd).or_else(|| self.register(self.backend(), fd, &right)) {
             Some(pin) => {
                 self.table.put(fd, pin.clone());
                 Some(pin)
@@ -170,6 +206,16 @@ impl Engine {
                 None
             }
         }
+    }
+
+    /// Whether a descriptor of which nothing is known may be of a mount; remembers if not.
+    fn is_of_a_mount(&self, fd: RawFd) -> bool {
+        let is_ours = self.backend().recognises(fd) && self.process.start();
+        // A number that is not open may be a mount's tomorrow.
+        if !is_ours && sys::ends_at_exec(fd).is_some() {
+            self.table.set_plain(fd);
+        }
+        is_ours
     }
 
     /// A description that is known by another number.

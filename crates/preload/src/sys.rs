@@ -44,6 +44,8 @@ pub struct Facts {
     pub id: FileId,
     /// Neither a folder nor anything special.
     pub is_regular: bool,
+    /// How long it is, by what the kernel remembers.
+    pub bytes: u64,
 }
 
 /// Which file a descriptor is open on.
@@ -77,7 +79,7 @@ pub fn facts(fd: RawFd) -> Option<Facts> {
             fd,
             c"".as_ptr(),
             how,
-            libc::STATX_INO | libc::STATX_TYPE,
+            libc::STATX_INO | libc::STATX_TYPE | libc::STATX_SIZE,
             stat.as_mut_ptr(),
         )
     };
@@ -88,7 +90,7 @@ pub fn facts(fd: RawFd) -> Option<Facts> {
     let stat = unsafe { stat.assume_init() };
     let device = libc::makedev(stat.stx_dev_major, stat.stx_dev_minor);
     let is_regular = u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFREG;
-    Some(Facts { id: FileId { device, inode: stat.stx_ino }, is_regular })
+    Some(Facts { id: FileId { device, inode: stat.stx_ino }, is_regular, bytes: stat.stx_size })
 }
 
 /// Bytes of folder entries taken at a time; they lie on the stack.

@@ -1,4 +1,5 @@
-//! What is remembered of descriptors: for each number nothing, that it is none of ours, or its description.
+//! What is remembered of descriptors: for each number nothing, that it is none of ours, how many calls the kernel has
+//! answered that may be ours, or its description.
 //!
 //! T1. A [`Description`]'s memory is never freed, only used again: a stale pointer to it can be looked at.
 //! T2. It is used again only when nobody refers to it: neither a slot nor a [`Pin`]. References are taken from a count
@@ -22,6 +23,12 @@ pub const DESCRIPTORS_MAX: usize = 1 << 16;
 const PLAIN: *mut Description = without_provenance_mut(1);
 /// The number is a guard.
 const GUARD: *mut Description = without_provenance_mut(2);
+/// From here on up to `MARKS_END`: the number may be a mount's, and is not registered after so many calls and one.
+const COUNTS: usize = 3;
+/// No mark is as large, and no description lies as low.
+const MARKS_END: usize = 4096;
+/// Most calls that are counted for one number.
+pub const CALLS_COUNTED_MAX: u32 = (MARKS_END - COUNTS) as u32;
 
 const NO_GUARD: RawFd = -1;
 
@@ -154,6 +161,8 @@ impl Drop for Pin<'_> {
 /// What is remembered of one number.
 pub enum Slot<'a> {
     Unknown,
+    /// Of a mount, as it seems, and not registered yet; the kernel has answered so many calls.
+    Counted(u32),
     /// None of ours; or it is changing just now.
     Plain,
     Known(Pin<'a>),
@@ -194,12 +203,16 @@ impl Table {
     pub fn is_known(&self, fd: RawFd) -> bool {
         self.slot(fd).is_some_and(|slot| {
             let at = slot.load(Ordering::Relaxed);
-            !at.is_null() && at != PLAIN
+            at == GUARD || Self::is_description(at)
         })
     }
 
     fn is_description(at: *mut Description) -> bool {
-        !at.is_null() && at != PLAIN && at != GUARD
+        at.addr() >= MARKS_END
+    }
+
+    fn count_in(at: *mut Description) -> Option<u32> {
+        (COUNTS..MARKS_END).contains(&at.addr()).then(|| (at.addr() - COUNTS) as u32 + 1)
     }
 
     fn borrow(&self, at: *mut Description) -> Option<&Description> {
@@ -215,6 +228,9 @@ impl Table {
         if at.is_null() {
             return Slot::Unknown;
         }
+        if let Some(calls) = Self::count_in(at) {
+            return Slot::Counted(calls);
+        }
         let pin = self.borrow(at).and_then(|description| Pin::take(self, description));
         match pin {
             // T2: it may have had another life in between; while the pin is held it has none.
@@ -223,19 +239,38 @@ impl Table {
         }
     }
 
-    /// Remembers that an unknown number is none of ours.
+    /// Remembers that a number of which no description is known is none of ours.
     pub fn set_plain(&self, fd: RawFd) {
-        if let Some(slot) = self.slot(fd) {
-            self.end.fetch_max(fd as usize + 1, Ordering::Relaxed);
-            let _ = slot.compare_exchange(null_mut(), PLAIN, Ordering::Relaxed, Ordering::Relaxed);
+        self.mark(fd, PLAIN);
+    }
+
+    /// Remembers that the kernel answers one more call of a number that is not registered yet.
+    pub fn count_call(&self, fd: RawFd) {
+        let calls = match self.look(fd) {
+            Slot::Counted(calls) => calls.min(CALLS_COUNTED_MAX - 1),
+            _ => 0,
+        };
+        self.mark(fd, without_provenance_mut(COUNTS + calls as usize));
+    }
+
+    /// Puts a mark in the place of nothing or of a count. Two threads may count the same call as one.
+    fn mark(&self, fd: RawFd, mark: *mut Description) {
+        let Some(slot) = self.slot(fd) else { return };
+        self.end.fetch_max(fd as usize + 1, Ordering::Relaxed);
+        let before = slot.load(Ordering::Relaxed);
+        if before.is_null() || Self::count_in(before).is_some() {
+            let _ = slot.compare_exchange(before, mark, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
-    /// Forgets numbers that are none of ours, of a range whose descriptors were closed.
-    pub fn forget_plain(&self, first: RawFd, last: RawFd) {
+    /// Forgets numbers of which no description is known, of a range whose descriptors were closed.
+    pub fn forget_unregistered(&self, first: RawFd, last: RawFd) {
         for fd in self.numbers(first, last) {
             if let Some(slot) = self.slot(fd) {
-                let _ = slot.compare_exchange(PLAIN, null_mut(), Ordering::Relaxed, Ordering::Relaxed);
+                let before = slot.load(Ordering::Relaxed);
+                if before == PLAIN || Self::count_in(before).is_some() {
+                    let _ = slot.compare_exchange(before, null_mut(), Ordering::Relaxed, Ordering::Relaxed);
+                }
             }
         }
     }

@@ -61,7 +61,9 @@ pub struct Promise {
 const BARE: &str = "floor";
 const STRIPE_SHM: &str = "stripe shm";
 const PARITY_SHM: &str = "parity shm";
+const ONE_NODE_TCP: &str = "one tcp";
 const NBDFUSE: &str = "nbdfuse";
+const NBDFUSE_TCP: &str = "nbdfuse tcp";
 const TMPFS: &str = "tmpfs";
 const PING_PONG: &str = "ping-pong";
 const INTERPOSED_SHM: &str = "interposed shm";
@@ -76,6 +78,11 @@ const fn spec(id: &'static str, name: &'static str, kind: Kind) -> Spec {
 
 const fn far(transport: &'static str, percent: u64, mount_args: &'static [&'static str]) -> Kind {
     Kind::Far { transport, nodes: NODES, percent, mount_args }
+}
+
+/// As many processes as the peers have.
+const fn one_node(transport: &'static str) -> Kind {
+    Kind::Far { transport, nodes: 1, percent: 100, mount_args: NONE }
 }
 
 /// One node, as a ping-pong has one other end, unless it is to be seen what a second one costs.
@@ -97,12 +104,13 @@ const VOLUMES: &[Spec] = &[
     spec(STRIPE_SHM, "far memory, shm: stripe", far("shm", 100, STRIPE)),
     spec(PARITY_SHM, "far memory, shm: parity 4+1", far("shm", PARITY_PERCENT, PARITY)),
     spec("mirror shm", "far memory, shm: mirror", far("shm", MIRROR_PERCENT, MIRROR)),
+    spec(ONE_NODE_TCP, "far memory, tcp: one node", one_node("tcp")),
     spec("none tcp", "far memory, tcp: none", far("tcp", 100, NONE)),
     spec("stripe tcp", "far memory, tcp: stripe", far("tcp", 100, STRIPE)),
     spec("parity tcp", "far memory, tcp: parity 4+1", far("tcp", PARITY_PERCENT, PARITY)),
     spec("mirror tcp", "far memory, tcp: mirror", far("tcp", MIRROR_PERCENT, MIRROR)),
     spec(NBDFUSE, "nbdfuse over nbdkit, Unix socket", Kind::NbdfuseUnix),
-    spec("nbdfuse tcp", "nbdfuse over nbdkit, TCP", Kind::NbdfuseTcp),
+    spec(NBDFUSE_TCP, "nbdfuse over nbdkit, TCP", Kind::NbdfuseTcp),
     spec(TMPFS, "tmpfs", Kind::Tmpfs),
     spec("disk", "the machine's disk", Kind::Disk),
     spec("throttled", "throttled, 3,000 IOPS, 125 MiB/s", Kind::Throttled),
@@ -149,8 +157,10 @@ pub fn operation(id: &'static str, seconds: f64) -> Result<Operation> {
 
 const BARE_FILE: &str = "a FUSE file system with one file, held in the daemon's own memory, as many threads, a device \
                          each: asked by the kernel like a mount, it only copies.";
-const FIVE_NODES: &str = "Far memory lies on five nodes, whatever the redundancy. A write of 1 MiB is a row of parity \
-                          4+1, which reads nothing; a smaller one reads what it needs for the new parity.";
+const FIVE_NODES: &str = "Far memory lies on five nodes, whatever the redundancy, unless a row says otherwise: five servers \
+                          and the mount share two processors here, so over TCP each node has to be woken. The peers \
+                          are one server; the row with one node compares with them. A write of 1 MiB is a row of \
+                          parity 4+1, which reads nothing; a smaller one reads what it needs for the new parity.";
 
 /// All of them.
 pub const STANDS: &[Stand] = &[
@@ -169,6 +179,8 @@ pub const STANDS: &[Stand] = &[
                     Promise { operation: LARGE_WRITE, volume: STRIPE_SHM, than: BARE, times: 0.7 },
                     Promise { operation: LARGE_READ, volume: STRIPE_SHM, than: NBDFUSE, times: 1.0 },
                     Promise { operation: LARGE_WRITE, volume: STRIPE_SHM, than: NBDFUSE, times: 1.0 },
+                    Promise { operation: LARGE_READ, volume: ONE_NODE_TCP, than: NBDFUSE_TCP, times: 1.0 },
+                    Promise { operation: LARGE_WRITE, volume: ONE_NODE_TCP, than: NBDFUSE_TCP, times: 1.0 },
                     Promise { operation: ROW_WRITE, volume: PARITY_SHM, than: STRIPE_SHM, times: 0.6 },
                 ],
                 remark: Some(FIVE_NODES),
@@ -185,6 +197,8 @@ pub const STANDS: &[Stand] = &[
                     Promise { operation: SMALL_WRITE, volume: STRIPE_SHM, than: BARE, times: 1.5 },
                     Promise { operation: SMALL_READ, volume: STRIPE_SHM, than: NBDFUSE, times: 0.4 },
                     Promise { operation: SMALL_WRITE, volume: STRIPE_SHM, than: NBDFUSE, times: 0.4 },
+                    Promise { operation: SMALL_READ, volume: ONE_NODE_TCP, than: BARE, times: 1.5 },
+                    Promise { operation: SMALL_READ, volume: ONE_NODE_TCP, than: NBDFUSE_TCP, times: 1.0 },
                 ],
                 remark: Some(FIVE_NODES),
             },

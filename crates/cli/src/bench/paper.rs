@@ -52,7 +52,7 @@ Examples:
   farpool bench paper files --figure all --out docs/bench
   farpool bench paper files --figure damon2,damon3 --out /tmp/bench --rounds 3 --seconds 0.2")]
 struct FilesArgs {
-    /// all, or which: damon2, damon3, damon-table1, damon4, damon5, sigmod3, sigmod4, sigmod5, sigmod6, range-scan, sigmod13, sigmod14, interposer, checksum
+    /// all, or which: damon2, damon3, damon-table1, damon4, damon5, sigmod3, sigmod4, sigmod5, sigmod6, range-scan, sigmod13, sigmod14, interposer, small-transactions, checksum
     #[arg(long, value_name = "NAME", value_delimiter = ',', required = true)]
     figure: Vec<Wanted>,
 
@@ -219,7 +219,7 @@ const SCANS_PER_FILE_SLICE: u32 = 12;
 /// What a file system takes for itself, and then some.
 const VOLUME_MIB: u64 = 256;
 /// Files that lie in memory at the same time, at most, and what their nodes keep beyond them.
-const FILES_IN_MEMORY: u64 = 22;
+const FILES_IN_MEMORY: u64 = 23;
 
 fn check_memory(footprint: ByteSize) -> Result<()> {
     let room = farpool_node::available_memory().context("cannot read how much memory there is")?;

@@ -11,14 +11,15 @@ use farpool_workload::paper::hash_sort::{self, HashSortOptions, HashSortReport, 
 use farpool_workload::paper::lending::{self, Slice, Use};
 use farpool_workload::paper::{Effort, Sample, Spot};
 
-use super::{paper_queries, paper_range_scan};
+use super::{paper_queries, paper_range_scan, paper_small_transactions};
 
 /// Tables of this size fit in the server's buffers, as figure 13 wants them.
 const LENDING_SCALE_MAX: f64 = 0.05;
 
 /// Whether [`measure`] gives this figure.
 pub fn has(figure: Figure) -> bool {
-    matches!(figure, Figure::RangeScan | Figure::Sigmod13 | Figure::Sigmod14) || paper_queries::has(figure)
+    let here = [Figure::RangeScan, Figure::Sigmod13, Figure::Sigmod14, Figure::SmallTransactions];
+    here.contains(&figure) || paper_queries::has(figure)
 }
 
 /// Measures the figures that are wanted.
@@ -29,6 +30,9 @@ pub fn measure(figures: &[Figure], effort: &Effort<'_>, stop: &StopFlag) -> Resu
     }
     if figures.contains(&Figure::RangeScan) {
         sections.push(paper_range_scan::measure(effort, stop)?);
+    }
+    if figures.contains(&Figure::SmallTransactions) {
+        sections.push(paper_small_transactions::measure(effort, stop)?);
     }
     if figures.contains(&Figure::Sigmod13) {
         let scale = effort.scale.min(LENDING_SCALE_MAX);

@@ -19,11 +19,15 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<Section> {
 fn section(report: &RangeScanReport, effort: &Effort<'_>) -> Section {
     let speed = |spot, sessions| Spread::of(report.per_second(spot, sessions));
     let paired = |spot, sessions| Spread::of(report.ratios(spot, Spot::Tmpfs, sessions));
-    let mut body = String::from("| the database on | sessions | scans/s | × tmpfs |\n|---|--:|--:|--:|\n");
+    let mut body = String::from(
+        "| the database on | sessions | scans/s | × tmpfs | page tables of a session, at most, KiB |\n|---|--:|--:|--:|--:|\n",
+    );
     for sessions in SESSIONS {
         for spot in SPOTS {
             let (speed, paired) = (speed(spot, sessions), paired(spot, sessions));
-            body += &format!("| {} | {sessions} | {} | {} |\n", spot.name(), middle(speed, 0), ratio(paired));
+            let tables = report.page_tables_kib(spot, sessions);
+            let (name, speed, paired) = (spot.name(), middle(speed, 0), ratio(paired));
+            body += &format!("| {name} | {sessions} | {speed} | {paired} | {tables} |\n");
         }
     }
     let promised = |sessions| {
@@ -91,7 +95,7 @@ mod tests {
         };
         let slice = |round, sessions, spot| {
             let per_second = per_second(spot, sessions);
-            Scanned { spot, sessions, round, per_second }
+            Scanned { spot, sessions, round, per_second, page_tables_kib: 700 }
         };
         let places = SESSIONS.into_iter().flat_map(|sessions| SPOTS.map(|spot| (sessions, spot)));
         let slices = (0..2).flat_map(|round| {
@@ -101,7 +105,10 @@ mod tests {
         let (work_dir, farpool) = (Path::new("/"), Path::new("/"));
         let effort = Effort { rounds: 2, scale: 0.01, slice: Duration::from_secs(1), work_dir, farpool };
         let tables = section(&report, &effort).tables();
-        assert!(tables.contains("| mount alone, 2 nodes, shm | 32 | 300 | 0.30 (0.30–0.30) |"), "{tables}");
+        assert!(
+            tables.contains("| mount alone, 2 nodes, shm | 32 | 300 | 0.30 (0.30–0.30) | 700 |"),
+            "{tables}"
+        );
         assert_eq!(tables.matches("| yes |").count(), 1, "{tables}");
         assert_eq!(tables.matches("| **no** |").count(), 1, "{tables}");
     }

@@ -16,7 +16,7 @@ const TPC_DS_SCALE: f64 = 0.2;
 fn spilled(ground: &Ground, benchmark: Benchmark, scale: f64) -> usize {
     let duckdb = DuckDb::find().unwrap();
     let database = ground.path(Place::Local, "database");
-    let queries = duckdb.generate(ground, benchmark, scale, &database).unwrap();
+    let queries = duckdb.generate(&ground.runner(), benchmark, scale, &database).unwrap();
     let mut spilled = 0;
     compare(&duckdb, ground, &database, &queries, 1, |query, local, far| {
         let (mb, bytes) = (far.memory_mb, far.temp_bytes);

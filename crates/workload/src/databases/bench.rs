@@ -187,7 +187,7 @@ impl<P: FnMut(String) -> Result<()>> Bench<'_, P> {
         let duckdb = DuckDb::find()?;
         let ground = self.ground()?;
         let database = ground.path(Place::Local, "database");
-        let queries = duckdb.generate(&ground, benchmark, self.options.scale, &database)?;
+        let queries = duckdb.generate(&ground.runner(), benchmark, self.options.scale, &database)?;
         duckdb::compare(&duckdb, &ground, &database, &queries, self.options.rounds, |query, local, far| {
             let what = format!("DuckDB, {} {}, {} MB", benchmark.name(), query.name, far.memory_mb);
             self.add(what, local.seconds, far.seconds, far.temp_bytes);

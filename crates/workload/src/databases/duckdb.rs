@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use super::{Digest, Ground, Job, Place};
+use super::{Digest, Ground, Job, Place, Runner};
 
 /// What a query may use, in MB, from less than any of them can do with.
 const MEMORY_LADDER_MB: [u32; 18] =
@@ -118,7 +118,7 @@ impl DuckDb {
     /// Makes a database at `file` with the benchmark's tables, and tells its queries.
     pub fn generate(
         &self,
-        ground: &Ground,
+        how: &Runner<'_>,
         benchmark: Benchmark,
         scale: f64,
         file: &Path,
@@ -132,7 +132,7 @@ impl DuckDb {
             benchmark.generator(),
             benchmark.extension()
         );
-        let said = self.job(script).arg("-bail").arg(file).run(ground.wrapper(), ground.stop())?;
+        let said = self.job(script).arg("-bail").arg(file).run(how.wrapper, how.stop)?;
         let mut queries = read_queries(&said.stdout).context("DuckDB tells no queries")?;
         if benchmark == Benchmark::TpcH {
             queries.extend(EXTRA.map(|(name, text)| Query { name: name.into(), text: text.into() }));
@@ -144,14 +144,14 @@ impl DuckDb {
     /// `memory_mb` at least.
     pub fn run(
         &self,
-        ground: &Ground,
+        how: &Runner<'_>,
         database: &Path,
         temporary: &Path,
         query: &Query,
         memory_mb: u32,
     ) -> Result<Ran> {
         for memory_mb in MEMORY_LADDER_MB.into_iter().filter(|&step| step >= memory_mb) {
-            if let Some(ran) = self.try_with(ground, database, temporary, query, memory_mb)? {
+            if let Some(ran) = self.try_with(how, database, temporary, query, memory_mb)? {
                 return Ok(ran);
             }
         }
@@ -161,7 +161,7 @@ impl DuckDb {
     /// `None`: not with so little memory.
     fn try_with(
         &self,
-        ground: &Ground,
+        how: &Runner<'_>,
         database: &Path,
         temporary: &Path,
         query: &Query,
@@ -179,9 +179,9 @@ impl DuckDb {
             query.text
         );
         let job = self.job(script).arg("-bail").arg("-readonly").arg(database);
-        let mut running = job.start(ground.wrapper(), ground.stop())?;
+        let mut running = job.start(how.wrapper, how.stop)?;
         running.end_input();
-        let done = running.wait(ground.stop())?;
+        let done = running.wait(how.stop)?;
         if done.stderr.contains(NO_MEMORY) {
             return Ok(None);
         }
@@ -252,14 +252,15 @@ pub fn compare(
 ) -> Result<()> {
     let [local, far] = Place::BOTH.map(|place| ground.dir(place, "duckdb-temporary"));
     let (local, far) = (local?, far?);
+    let how = &ground.runner();
     for query in queries {
         let mut memory_mb = 0;
         for _ in 0..rounds {
-            let mut here = duckdb.run(ground, database, &local, query, memory_mb)?;
-            let there = duckdb.run(ground, database, &far, query, here.memory_mb)?;
+            let mut here = duckdb.run(how, database, &local, query, memory_mb)?;
+            let there = duckdb.run(how, database, &far, query, here.memory_mb)?;
             // What it can be done with depends on how threads meet, a little.
             if there.memory_mb != here.memory_mb {
-                here = duckdb.run(ground, database, &local, query, there.memory_mb)?;
+                here = duckdb.run(how, database, &local, query, there.memory_mb)?;
             }
             if here.rows != there.rows {
                 let name = &query.name;

@@ -48,6 +48,15 @@ pub enum Access {
     Direct,
 }
 
+/// How programs are run.
+#[derive(Clone, Copy, Debug)]
+pub struct Runner<'a> {
+    /// Program and first arguments that run them, or nothing.
+    pub wrapper: &'a [OsString],
+    /// The wish to stop.
+    pub stop: &'a StopFlag,
+}
+
 /// What databases have read and written with the interposer, past the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectBytes {
@@ -134,6 +143,11 @@ impl Ground {
     /// A file for a log.
     pub fn log(&self, name: &str) -> PathBuf {
         self.work.path().join("logs").join(name)
+    }
+
+    /// How databases are run here.
+    pub fn runner(&self) -> Runner<'_> {
+        Runner { wrapper: &self.wrapper, stop: &self.stop }
     }
 
     /// What databases are run by; see [`Launch::wrapper`](crate::child::Launch::wrapper).

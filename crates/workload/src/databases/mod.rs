@@ -30,5 +30,5 @@ pub mod sqlite;
 
 pub use bench::{BenchOptions, Database, run_bench};
 pub use digest::Digest;
-pub use ground::{Access, DirectBytes, Ground, GroundOptions, Place};
+pub use ground::{Access, DirectBytes, Ground, GroundOptions, Place, Runner};
 pub use job::{Finished, Job, Running};

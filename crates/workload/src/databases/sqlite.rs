@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{Digest, Ground, Job, Place};
+use super::{Digest, Ground, Job, Place, Runner};
 use crate::child::run;
 
 /// The shell answers at once.
@@ -118,6 +118,11 @@ impl Sqlite {
 
     fn run(&self, ground: &Ground, database: &Path, script: &str) -> Result<Vec<u8>> {
         Ok(self.job(database, script.into()).run(ground.wrapper(), ground.stop())?.stdout)
+    }
+
+    /// How long a script takes, from the shell's start to its end.
+    pub fn seconds(&self, how: &Runner<'_>, database: &Path, script: String) -> Result<f64> {
+        Ok(self.job(database, script).run(how.wrapper, how.stop)?.seconds)
     }
 
     /// Runs statements that spill, with temporary files in `place` and the database on the local disk.

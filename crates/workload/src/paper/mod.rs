@@ -10,6 +10,7 @@ pub mod hash_sort;
 pub mod lending;
 mod process;
 pub mod range_scan;
+pub mod small_transactions;
 pub(crate) mod stage;
 pub mod tpch_queries;
 mod watch;

@@ -45,14 +45,31 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
 
 /// The child of a process whose title holds a text.
 pub fn child_titled(parent_pid: u32, text: &str) -> Option<u32> {
+    children_titled(parent_pid, text).next()
+}
+
+/// The children of a process whose titles hold a text.
+pub fn children_titled(parent_pid: u32, text: &str) -> impl Iterator<Item = u32> {
     let proc = Path::new("/proc");
-    let pids =
-        fs::read_dir(proc).ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let mut children = pids.filter(|&pid| parent(proc, pid) == Some(parent_pid));
-    children.find(|pid| {
+    let entries = fs::read_dir(proc).into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(move |&pid| parent(proc, pid) == Some(parent_pid)).filter(move |pid| {
         let title = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default(); // it has ended
         String::from_utf8_lossy(&title).contains(text)
     })
+}
+
+/// What the page tables of a process take, in KiB; `None` when it has ended.
+pub fn page_tables_kib(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmPTE:"))?
+        .trim()
+        .strip_suffix("kB")?
+        .trim()
+        .parse()
+        .ok()
 }
 
 /// Lets a process, its children and all their threads run on one processor only; those that they start will inherit it.
@@ -108,8 +125,9 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_read_something() {
+    fn this_process_has_read_something_and_has_page_tables() {
         assert!(Done::of(std::process::id()).unwrap().read_bytes > 0);
+        assert!(page_tables_kib(std::process::id()).unwrap() > 0);
         assert_eq!(Done::of(u32::MAX), None);
     }
 

@@ -11,9 +11,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::Effort;
+use super::process::{children_titled, page_tables_kib};
 use super::stage::{Spot, start_pool, subfolder};
 use crate::child::run;
 use crate::machine;
+use crate::meanwhile::looking_meanwhile;
 use crate::pool::{FarMemory, interposer};
 use crate::postgres::{Server, ServerOptions};
 use crate::progress::Progress;
@@ -35,6 +37,10 @@ const PADDING: usize = 229;
 const NODE_MIB: u64 = 1024;
 /// Threads of pgbench.
 const ASKERS: &str = "2";
+/// What the title of each session's process holds, and of no other.
+const SESSION_TITLE: &str = "[local]";
+/// How often page tables are looked at: they grow with the memory that was touched.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long pgbench may take beyond the time that it measures.
 const SURPLUS: Duration = Duration::from_secs(60);
 
@@ -49,6 +55,8 @@ pub struct Scanned {
     pub round: usize,
     /// Scans per second.
     pub per_second: f64,
+    /// What the page tables of a session's process take, in KiB: the most that was seen.
+    pub page_tables_kib: u64,
 }
 
 /// All slices.
@@ -90,8 +98,8 @@ pub fn measure(effort: &Effort<'_>, stop: &StopFlag) -> Result<RangeScanReport> 
             for turn in 0..scenes.len() {
                 stop.check()?;
                 let scene = &mut scenes[(turn + round) % SPOTS.len()];
-                let per_second = scene.scan(script, sessions, effort.slice)?;
-                slices.push(Scanned { spot: scene.spot, sessions, round, per_second });
+                let (per_second, page_tables_kib) = scene.watched_scan(script, sessions, effort.slice)?;
+                slices.push(Scanned { spot: scene.spot, sessions, round, per_second, page_tables_kib });
             }
         }
         step.done("measured");
@@ -145,6 +153,18 @@ impl Scene {
         Ok(Scene { spot, server, far })
     }
 
+    /// Scans per second of so many sessions, and their page tables.
+    fn watched_scan(&mut self, script: &Path, sessions: u32, slice: Duration) -> Result<(f64, u64)> {
+        let server = self.server.id();
+        let mut most_kib = 0;
+        let look = || {
+            let tables = children_titled(server, SESSION_TITLE).filter_map(page_tables_kib);
+            most_kib = tables.max().unwrap_or(0).max(most_kib);
+        };
+        let per_second = looking_meanwhile(LOOK_EVERY, look, || self.scan(script, sessions, slice))?;
+        Ok((per_second, most_kib))
+    }
+
     /// Scans per second of so many sessions.
     fn scan(&mut self, script: &Path, sessions: u32, slice: Duration) -> Result<f64> {
         let (program, mut args) = self.server.client_program("pgbench")?;
@@ -179,6 +199,12 @@ impl RangeScanReport {
         of_it.map(|slice| slice.per_second).collect()
     }
 
+    /// What the page tables of a session took there, at most.
+    pub fn page_tables_kib(&self, spot: Spot, sessions: u32) -> u64 {
+        let of_it = self.slices.iter().filter(|slice| slice.spot == spot && slice.sessions == sessions);
+        of_it.map(|slice| slice.page_tables_kib).max().unwrap_or(0)
+    }
+
     /// The ratio of two places' scans per second, round by round.
     pub fn ratios(&self, spot: Spot, other: Spot, sessions: u32) -> Vec<f64> {
         let pairs = self.per_second(spot, sessions).into_iter().zip(self.per_second(other, sessions));
@@ -206,7 +232,8 @@ mod tests {
 
     #[test]
     fn ratios_pair_the_slices_of_a_round() {
-        let slice = |spot, round, per_second| Scanned { spot, sessions: 8, round, per_second };
+        let slice =
+            |spot, round, per_second| Scanned { spot, sessions: 8, round, per_second, page_tables_kib: 1 };
         let slices = vec![
             slice(Spot::Tmpfs, 0, 100.0),
             slice(Spot::FarShm, 0, 80.0),

@@ -15,14 +15,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::process::child_titled;
-use super::stage::{Spot, make_volume, node_mib, noted};
+use super::stage::{Spot, make_volume, node_mib, noted, start_pool, subfolder};
 use super::watch::{Sample, Watch};
 use crate::cgroup::MemoryLimit;
 use crate::databases::duckdb::{Benchmark, DuckDb, Query, Ran};
-use crate::databases::{Access, Ground, GroundOptions, Place};
+use crate::databases::{Access, Ground, GroundOptions, Place, Runner};
 use crate::machine;
 use crate::meanwhile::looking_meanwhile;
-use crate::pool::Transport;
+use crate::pool::{Transport, interposer};
 use crate::progress::Progress;
 use crate::stop::StopFlag;
 
@@ -61,7 +61,7 @@ pub struct QueryRun {
     pub memory_mb: u32,
     /// What lay in its temporary files at most.
     pub temp_bytes: u64,
-    /// What it read and wrote meanwhile, the tables included.
+    /// What it read and wrote by system calls meanwhile, the tables included.
     pub samples: Vec<Sample>,
 }
 
@@ -99,8 +99,17 @@ pub fn measure(options: &QueriesOptions<'_>, stop: &StopFlag) -> Result<QueriesR
         },
         stop,
     )?;
+    let mut interposed = start_pool(
+        options.farpool,
+        work.path(),
+        work.path(),
+        Spot::InterposedShm,
+        node_mib(options.scale),
+        stop,
+    )?;
     let mut spots = vec![
         (Spot::Tmpfs, tmpfs.path().to_owned()),
+        (Spot::InterposedShm, subfolder(interposed.mount_point(), "temporary")?),
         (Spot::FarShm, ground.dir(Place::Far, "temporary")?),
         (Spot::Disk, ground.dir(Place::Local, "temporary")?),
     ];
@@ -111,10 +120,13 @@ pub fn measure(options: &QueriesOptions<'_>, stop: &StopFlag) -> Result<QueriesR
     }
     let step = progress.step(format!("generating TPC-H at scale factor {}", options.scale));
     let database = ground.path(Place::Local, "database");
-    let queries = duckdb.generate(&ground, Benchmark::TpcH, options.scale, &database)?;
+    let queries = duckdb.generate(&ground.runner(), Benchmark::TpcH, options.scale, &database)?;
     step.done("generated");
-    let mut bench = Bench { duckdb, ground: &ground, database, limit: limit.as_mut() };
+    let wrapper = [ground.wrapper(), &interposer(options.farpool)].concat();
+    let interposer = Runner { wrapper: &wrapper, stop };
+    let mut bench = Bench { duckdb, plain: ground.runner(), interposer, database, limit: limit.as_mut() };
     let runs = bench.rounds(&queries, &spots, options.rounds, progress)?;
+    interposed.stop()?;
     ground.tear_down()?;
     volume.as_mut().map_or(Ok(()), |volume| volume.remove())?;
     limit.as_mut().map_or(Ok(()), MemoryLimit::remove)?;
@@ -129,7 +141,8 @@ fn joining(procs_file: &Path) -> Vec<OsString> {
 
 struct Bench<'a> {
     duckdb: DuckDb,
-    ground: &'a Ground,
+    plain: Runner<'a>,
+    interposer: Runner<'a>,
     database: PathBuf,
     limit: Option<&'a mut MemoryLimit>,
 }
@@ -147,7 +160,7 @@ impl Bench<'_> {
         let step = progress.step("looking for the least memory of each query");
         for query in queries {
             self.limit_to(LOCAL_LIMIT_MIB)?;
-            known.insert(&query.name, self.duckdb.run(self.ground, &self.database, local, query, 0)?);
+            known.insert(&query.name, self.duckdb.run(&self.plain, &self.database, local, query, 0)?);
         }
         step.done("found");
         let mut runs = Vec::new();
@@ -159,7 +172,7 @@ impl Bench<'_> {
                     let (spot, dir) = &spots[(turn + round) % spots.len()];
                     let beside = u64::from(before.memory_mb) + BESIDE_QUERY_MIB;
                     self.limit_to(if *spot == Spot::Tmpfs { LOCAL_LIMIT_MIB } else { beside })?;
-                    let (ran, samples) = self.watched(query, dir, before.memory_mb)?;
+                    let (ran, samples) = self.watched(query, *spot, dir, before.memory_mb)?;
                     ensure!(ran.rows == before.rows, "query {}: other rows on {}", query.name, spot.name());
                     let Ran { seconds, memory_mb, temp_bytes, .. } = ran;
                     runs.push(QueryRun {
@@ -182,10 +195,11 @@ impl Bench<'_> {
     }
 
     /// Runs a query and looks at its process meanwhile.
-    fn watched(&self, query: &Query, dir: &Path, memory_mb: u32) -> Result<(Ran, Vec<Sample>)> {
+    fn watched(&self, query: &Query, spot: Spot, dir: &Path, memory_mb: u32) -> Result<(Ran, Vec<Sample>)> {
+        let how = if spot == Spot::InterposedShm { &self.interposer } else { &self.plain };
         let mut watch = Watch::default();
         let look = || watch.look_for(|| child_titled(std::process::id(), QUERY_TITLE));
-        let run = || self.duckdb.run(self.ground, &self.database, dir, query, memory_mb);
+        let run = || self.duckdb.run(how, &self.database, dir, query, memory_mb);
         let ran = looking_meanwhile(LOOK_EVERY, look, run)?;
         Ok((ran, watch.samples))
     }

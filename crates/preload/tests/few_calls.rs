@@ -1,0 +1,78 @@
+//! Small files that are opened for a few calls only: registering them would cost more than it gives.
+//!
+//! The hooks are linked into this test, as in `model.rs`. One test, since it counts what the process does.
+
+#[path = "../examples/double.rs"]
+#[allow(dead_code)]
+mod double;
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// How many calls registering is worth here.
+const WORTH: u32 = 5;
+/// Larger than any small file.
+const LARGE_BYTES: u64 = 1 << 20;
+
+fn open(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+}
+
+/// How many of so many reads of the first byte were served by the library.
+fn served(file: &File, reads: u32) -> u64 {
+    let before = double::farpool_double_served();
+    for _ in 0..reads {
+        let mut byte = 0_u8;
+        // SAFETY: the buffer is one byte, and alive.
+        assert_eq!(unsafe { libc::pread(file.as_raw_fd(), (&raw mut byte).cast(), 1, 0) }, 1);
+    }
+    double::farpool_double_served() - before
+}
+
+#[test]
+fn small_file_is_registered_once_it_has_seen_as_many_calls_as_that_is_worth() {
+    let folder = tempfile::TempDir::new_in("/dev/shm").unwrap();
+    let path = |name: &str| -> PathBuf { folder.path().join(name) };
+    for (name, bytes) in [("small", 100), ("large", LARGE_BYTES)] {
+        std::fs::write(path(name), vec![7; bytes as usize]).unwrap();
+    }
+    double::farpool_double_register_at(WORTH);
+
+    let small = open(&path("small"));
+    assert_eq!((served(&small, WORTH - 1), served(&small, 3)), (0, 3));
+    assert_eq!(served(&open(&path("large")), 1), 1, "a large file at once");
+
+    let number = open(&path("small"));
+    assert_eq!(served(&number, WORTH - 1), 0);
+    let fd = number.as_raw_fd();
+    drop(number);
+    let again = open(&path("small"));
+    assert_eq!(again.as_raw_fd(), fd, "the lowest number that is free");
+    assert_eq!((served(&again, WORTH - 1), served(&again, 1)), (0, 1), "counted from its own opening on");
+
+    let copied = open(&path("small"));
+    assert_eq!(served(&copied, 1), 0);
+    // SAFETY: a descriptor that nobody else owns yet.
+    let copy = unsafe { File::from_raw_fd(libc::dup(copied.as_raw_fd())) };
+    assert_eq!((served(&copied, 1), served(&copy, 1)), (1, 1), "copies know of each other");
+
+    let growing = open(&path("growing"));
+    growing.write_all_at(&[1], 0).unwrap();
+    let before = double::farpool_double_served();
+    growing.write_all_at(&[1], LARGE_BYTES).unwrap();
+    assert_eq!(double::farpool_double_served(), before + 1, "a file that a call makes large");
+
+    // SAFETY: the child reads, and leaves by `_exit`; no other thread of this process is at work.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let left_out = 3 - served(&small, 3);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(left_out as i32) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child made above; `status` is alive.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0, "a child goes on where its parent was");
+}
