@@ -26,8 +26,44 @@ pub(crate) struct Body {
     pub(crate) doors: Doors,
     /// Whether the kernel or guests make it longer.
     pub(crate) growth: Growth,
+    /// What the kernel may have of it from before guests worked on it.
+    pub(crate) pages: Pages,
     /// Locked while the kernel is told the size.
     pub(crate) telling: Mutex<()>,
+}
+
+/// Whether the kernel may have pages of a file that guests have written since: a read by the kernel may have been under way
+/// while the file was opened to them.
+#[derive(Default)]
+pub(crate) struct Pages {
+    /// How often the file was closed to guests.
+    closed: AtomicU64,
+    /// After how many of these times the kernel has forgotten its pages.
+    forgotten: AtomicU64,
+}
+
+impl Pages {
+    /// The file was closed to guests.
+    pub(crate) fn doubt(&self) {
+        // Relaxed: the lock of the doors orders it before the look of the call for which the file was closed.
+        self.closed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether the kernel may have such pages.
+    pub(crate) fn are_doubtful(&self) -> bool {
+        // Acquire pairs with the release in `forget`.
+        self.forgotten.load(Ordering::Acquire) != self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Calls `forget`, which has the kernel forget all pages, if there may be such ones.
+    pub(crate) fn forget(&self, forget: impl FnOnce()) {
+        let closed = self.closed.load(Ordering::Relaxed);
+        if self.forgotten.load(Ordering::Relaxed) != closed {
+            forget();
+            // Release: the kernel has forgotten them by then. After later times it has not.
+            self.forgotten.store(closed, Ordering::Release);
+        }
+    }
 }
 
 impl Body {
@@ -42,6 +78,7 @@ impl Body {
             writers: AtomicU32::new(0),
             doors: Doors::default(),
             growth: Growth::default(),
+            pages: Pages::default(),
             telling: Mutex::default(),
         }
     }
@@ -115,4 +152,29 @@ impl Body {
 
 fn from_ns(ns: u64) -> Option<SystemTime> {
     (ns != 0).then(|| SystemTime::UNIX_EPOCH + Duration::from_nanos(ns))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn pages_stay_doubtful_until_the_kernel_has_forgotten_them_and_if_guests_come_meanwhile_for_longer() {
+        let pages = Pages::default();
+        assert!(!pages.are_doubtful());
+        pages.forget(|| panic!("there are none"));
+        pages.doubt();
+        assert!(pages.are_doubtful());
+        let forgotten = Cell::new(0);
+        pages.forget(|| {
+            assert!(pages.are_doubtful(), "another opening has to wait for this, too");
+            pages.doubt();
+            forgotten.set(forgotten.get() + 1);
+        });
+        assert!(pages.are_doubtful(), "guests were at work while the kernel forgot");
+        pages.forget(|| forgotten.set(forgotten.get() + 1));
+        assert_eq!((pages.are_doubtful(), forgotten.get()), (false, 2));
+    }
 }

@@ -12,10 +12,10 @@
 //!
 //! F4. To tell the kernel a size, the flusher stores the file's last byte in the kernel's pages and has it
 //!     forget that page. The store raises the kernel's size at once, and makes the kernel drop older answers.
-//!     It takes the lock of one page, and not that of the inode. A process may hold a page's lock while it
-//!     waits for a worker (read-ahead, a write through the pages), so F1 holds here, too. The callers that
-//!     wait for such an answer hold no page's lock: `open`, `ioctl`, `lseek`, a read that has not begun, a
-//!     direct write.
+//! F5. Both this and forgetting all pages take locks of pages, and not that of the inode. A process may hold a
+//!     page's lock while it waits for a worker (read-ahead, a write through the pages), so F1 holds here, too.
+//!     The callers that wait for such an answer hold no page's lock: `open`, `ioctl`, `lseek`, a read that has
+//!     not begun, a direct write.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -99,7 +99,8 @@ impl Flusher {
         self.jobs.try_send(Job { node, work: Work::Flush(from), then: Box::new(then) }).map_err(|_| Crowded)
     }
 
-    /// Tells the kernel how long a file is, then calls `then`. Growth by guests must have ended before.
+    /// Has the kernel forget the pages of a file that guests have worked on, tells it how long the file is, then calls
+    /// `then`. Growth by guests must have ended before.
     pub(crate) fn tell(
         &self,
         node: INodeNo,
@@ -141,6 +142,10 @@ fn forget(device: &OwnedFd, node: INodeNo, from: i64, length: i64) {
 
 fn tell(device: &OwnedFd, node: INodeNo, body: &Body) {
     let _telling = body.telling.lock();
+    body.pages.forget(|| forget(device, node, 0, TO_THE_END));
+    if body.growth.is_known() {
+        return;
+    }
     let (end, size) = (body.growth.last_end(), body.far.size());
     if let Some(last) = size.checked_sub(1).and_then(|last| i64::try_from(last).ok()) {
         // Any byte will do: no process uses the page before it is forgotten, since a process that might use

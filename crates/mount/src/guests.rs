@@ -7,6 +7,8 @@
 //! H3. Guests share what all files of the mount lie in. So only those are let in who are trusted with all of them: root, the
 //!     user who mounted, and whom he named.
 //! H4. What a guest leaves is looked after once its process is dead, by its descriptor: a connection that ends says nothing.
+//! H5. A read by the kernel that began before its description was registered may leave pages there after H2. So when a file
+//!     was closed to guests, the kernel forgets its pages again, before the call is answered for which it was closed.
 
 mod growth;
 mod hall;
@@ -45,6 +47,8 @@ pub(crate) struct Openings {
     registered: u32,
     /// The file is open to guests.
     is_open: bool,
+    /// Some guest has asked for its layout since it was first opened: before, nobody has anything of its being open to guests.
+    is_wanted: bool,
     /// Counts openings that were ever made, to notice one.
     made: u64,
 }
@@ -53,6 +57,11 @@ impl Openings {
     /// Whether guests may work on the file (H1).
     fn all_registered(&self) -> bool {
         self.all > 0 && self.registered == self.all
+    }
+
+    /// Whether it is to be opened to them.
+    fn lacks_opening(&self) -> bool {
+        self.all_registered() && self.is_wanted && !self.is_open
     }
 }
 
@@ -86,21 +95,22 @@ impl FarFs {
             body.growth.end(&body.far, Until::Allowed);
             // Nobody waits for the guests here: what they might still be at work on is kept for them.
             let _ = self.close_to_guests(body, &mut doors);
-        } else if doors.all_registered() && !doors.is_open {
+            doors.is_wanted = false;
+        } else if doors.lacks_opening() {
             hall.wants_open(ino, body);
         }
     }
 
-    /// Calls `answer` once the kernel knows how long a file is: now if it does, else after the flusher has
-    /// told it (S2, S3). If `answer` is dropped uncalled, its reply says EIO.
-    pub(crate) fn once_size_is_known(
+    /// Calls `answer` once the kernel knows how long a file is, and has no page of it that guests have written since (H5):
+    /// now if so, else after the flusher has seen to it (S2, S3). If `answer` is dropped uncalled, its reply says EIO.
+    pub(crate) fn once_kernel_is_up_to_date(
         &self,
         node: INodeNo,
         body: &Arc<Body>,
         answer: impl FnOnce() + Send + 'static,
     ) -> Outcome<()> {
         match &self.flusher {
-            Some(flusher) if !body.growth.is_known() => {
+            Some(flusher) if !body.growth.is_known() || body.pages.are_doubtful() => {
                 flusher.tell(node, body.clone(), answer).map_err(|_| {
                     if let Some(left_out) = self.warnings.occurs(Repeating::Sizes, Instant::now()) {
                         tracing::warn!(left_out, "too many files wait for the kernel to be told their sizes");
@@ -129,6 +139,7 @@ impl FarFs {
             with_session(&self.store, |session| body.far.close_to_guests(session));
         // If not, whoever opens the file next waits once more.
         doors.is_open = closed.is_err();
+        body.pages.doubt();
         closed.map_err(|error| {
             tracing::error!(%error, "a process that works on a file directly does not end its operation");
             Failure::from(Errno::EIO)
@@ -141,7 +152,8 @@ impl FarFs {
             UNREGISTER => match self.unregister(handle) {
                 Ok(Handle { ino, body, .. }) => {
                     // An error is answered already: the reply that was not called says EIO.
-                    let _ = self.once_size_is_known(INodeNo(ino.0), &body, move || reply.ioctl(0, &[]));
+                    let _ =
+                        self.once_kernel_is_up_to_date(INodeNo(ino.0), &body, move || reply.ioctl(0, &[]));
                     return;
                 }
                 Err(failure) => Err(failure),
@@ -165,14 +177,14 @@ impl FarFs {
             return Err(Errno::EPERM.into());
         }
         // First: nothing that counts as registered goes without.
-        let ticket = hall.ticket(&handle.body)?;
+        let ticket = hall.ticket(handle.ino, &handle.body)?;
         let mut doors = handle.body.doors.lock();
         match self.handles.change_standing(number, Standing::Registered) {
             Some(Standing::Plain) => doors.registered += 1,
             Some(Standing::Registered) => {}
             Some(Standing::Barred) | None => return Err(Errno::EPERM.into()),
         }
-        if doors.all_registered() && !doors.is_open {
+        if doors.lacks_opening() {
             hall.wants_open(handle.ino, &handle.body);
         }
         let socket = hall.name().to_owned();

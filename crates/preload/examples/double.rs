@@ -21,8 +21,8 @@ static SERVED: AtomicU64 = AtomicU64::new(0);
 static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
 /// Whether the stand-in is at fault.
 static FAULTY: AtomicBool = AtomicBool::new(false);
-/// How many calls of the kernel registering is worth.
-static CALLS_WORTH_REGISTERING: AtomicU32 = AtomicU32::new(1);
+/// How many calls by the kernel cost as much as opening a file.
+static CALLS_WORTH_OPENING: AtomicU32 = AtomicU32::new(1);
 /// Whether the stand-in plays dead.
 static DEAD: AtomicBool = AtomicBool::new(false);
 
@@ -38,10 +38,10 @@ pub extern "C" fn farpool_double_given_up() -> u64 {
     GIVEN_UP.load(Ordering::Relaxed)
 }
 
-/// From now on registering costs as much as so many calls of the kernel.
+/// From now on opening a file costs as much as so many calls by the kernel.
 #[unsafe(no_mangle)]
-pub extern "C" fn farpool_double_register_at(calls: u32) {
-    CALLS_WORTH_REGISTERING.store(calls, Ordering::Relaxed);
+pub extern "C" fn farpool_double_open_at(calls: u32) {
+    CALLS_WORTH_OPENING.store(calls, Ordering::Relaxed);
 }
 
 /// From now on the mount is dead.
@@ -88,8 +88,8 @@ impl Backend for Tmpfs {
         }
     }
 
-    fn calls_worth_registering(&self) -> u32 {
-        CALLS_WORTH_REGISTERING.load(Ordering::Relaxed)
+    fn calls_worth_opening(&self) -> u32 {
+        CALLS_WORTH_OPENING.load(Ordering::Relaxed)
     }
 
     fn register(&self, fd: RawFd) -> Option<Registration> {

@@ -29,9 +29,8 @@ pub trait Backend: Sync {
     /// and change nothing.
     fn recognises(&self, fd: RawFd) -> bool;
 
-    /// How many positional calls of the kernel take as long as registering does. A small file is registered at the
-    /// last of so many, so that one that is opened for a few calls costs no more than without the library.
-    fn calls_worth_registering(&self) -> u32;
+    /// How many positional calls by the kernel cost as much as opening a file with its host.
+    fn calls_worth_opening(&self) -> u32;
 
     /// Registers the descriptor's open file description. Doing it again answers the same. `None`: not a mount, or
     /// its file is not to be accelerated.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::backend::{Backend, File, Given, Room};
 use crate::entry::within;
-use crate::hosts::{Hosts, Opened};
+use crate::hosts::Hosts;
 use crate::identity::same;
 use crate::mounts::Mounts;
 use crate::process::{Process, Right};
@@ -20,8 +20,7 @@ const CALL_BYTES_MAX: usize = 0x7fff_f000;
 const GUARDS_PART: u64 = 4;
 /// Guards lie above this number, or above half the limit if that is lower: programs expect low numbers to be theirs.
 const GUARDS_FROM: u64 = 1024;
-/// Larger files are registered at their first positional call: they are likely to see many, and an opening that is not
-/// registered keeps other processes from working on the file directly.
+/// A file that is longer is opened with its host at the first positional call: it is likely to see many.
 const SMALL_FILE_BYTES: u64 = 128 << 10;
 
 static MOUNTS: Mounts = Mounts::new();
@@ -68,8 +67,8 @@ impl Engine {
         }
         let (offset, end) = range(offset, to.iter().map(Room::len))?;
         within(|| {
-            let pin = self.usable(fd, flag::READABLE, end)?;
-            self.operate(fd, &pin, |file, session| file.read_at(session, offset, to))
+            let pin = self.usable(fd, flag::READABLE)?;
+            self.operate(fd, &pin, end, |file, session| file.read_at(session, offset, to))
         })
     }
 
@@ -80,33 +79,25 @@ impl Engine {
         }
         let (offset, end) = range(offset, from.iter().map(Given::len))?;
         within(|| {
-            let pin = self.usable(fd, flag::WRITABLE, end).filter(|pin| end <= pin.write_limit())?;
-            self.operate(fd, &pin, |file, session| file.write_at(session, offset, from))
+            let pin = self.usable(fd, flag::WRITABLE).filter(|pin| end <= pin.write_limit())?;
+            self.operate(fd, &pin, end, |file, session| file.write_at(session, offset, from))
         })
     }
 
-    /// Counts a positional call, and tells whether the descriptor is registered. For callers that must not look at
-    /// the program's memory if it is not.
-    pub fn count_call(&self, fd: RawFd, offset: i64) -> bool {
-        if self.table.is_plain(fd) {
-            return false;
-        }
-        within(|| self.pinned_for_call(fd, u64::try_from(offset).ok()?).map(drop)).is_some()
-    }
-
-    /// Registers the descriptor, unless that was done before. False: it is none of a mount's.
-    pub fn register_now(&self, fd: RawFd) -> bool {
+    /// Whether the descriptor is one of ours, found out if it is not known yet. For callers who must not look at the
+    /// program's memory if it is not.
+    pub fn is_ours(&self, fd: RawFd) -> bool {
         if self.table.is_plain(fd) {
             return false;
         }
         within(|| self.pinned(fd).map(drop)).is_some()
     }
 
-    fn usable(&self, fd: RawFd, needed: u32, end: u64) -> Option<Pin<'_>> {
-        let mut pin = self.pinned_for_call(fd, end)?;
+    fn usable(&self, fd: RawFd, needed: u32) -> Option<Pin<'_>> {
+        let mut pin = self.pinned(fd)?;
         if !self.is_still(fd, &pin) {
             self.lost(fd, &pin);
-            pin = self.pinned_for_call(fd, end).filter(|pin| self.is_still(fd, pin))?;
+            pin = self.pinned(fd).filter(|pin| self.is_still(fd, pin))?;
         }
         (pin.has(needed) && !pin.has(flag::ENDING)).then_some(pin)
     }
@@ -115,12 +106,24 @@ impl Engine {
         &self,
         fd: RawFd,
         pin: &Pin<'_>,
+        end: u64,
         operation: impl FnOnce(&dyn File, &dyn Any) -> Option<usize>,
     ) -> Option<usize> {
         if pin.opened().is_none() {
-            self.open_again(fd, pin)?;
+            if !self.is_worth_opening(fd, pin.count_call(), end) {
+                return None;
+            }
+            self.open(fd, pin)?;
         }
         pin.opened()?.operate(operation)
+    }
+
+    /// Whether a file of which so many calls were made, the last of them up to the byte `end`, is opened with its
+    /// host: a small file not before it has seen as many calls as that costs.
+    fn is_worth_opening(&self, fd: RawFd, calls: u32, end: u64) -> bool {
+        calls >= self.backend().calls_worth_opening()
+            || end > SMALL_FILE_BYTES
+            || sys::facts(fd).is_none_or(|file| file.bytes > SMALL_FILE_BYTES)
     }
 
     /// Whether the descriptor still names the description that is remembered (I1).
@@ -153,50 +156,25 @@ impl Engine {
         match self.table.look(fd) {
             Slot::Known(pin) => Some(pin),
             Slot::Plain => None,
-            Slot::Unknown | Slot::Counted(_) => self.learn(fd),
+            Slot::Unknown => self.learn(fd),
         }
     }
 
-    /// As [`pinned`](Self::pinned), for a positional call up to the byte `end`: a small file is left to the kernel
-    /// until it has seen as many calls as registering takes.
-    fn pinned_for_call(&self, fd: RawFd, end: u64) -> Option<Pin<'_>> {
-        if self.process.is_started() && !self.is_ready() {
-            return None; // before a pin is taken: a child counts its references anew
-        }
-        let calls = match self.table.look(fd) {
-            Slot::Known(pin) => return Some(pin),
-            Slot::Plain => return None,
-            Slot::Unknown => 0,
-            Slot::Counted(calls) => calls,
-        };
-        if calls == 0 && !self.is_of_a_mount(fd) {
+    /// The first positional call on a descriptor.
+    fn learn(&self, fd: RawFd) -> Option<Pin<'_>> {
+        let backend = self.backend();
+        if !backend.recognises(fd) || !self.process.start() {
+            // A number that is not open may be a mount's tomorrow.
+            if sys::ends_at_exec(fd).is_some() {
+                self.table.set_plain(fd);
+            }
             return None;
         }
-        let is_worth_it = calls + 1 >= self.backend().calls_worth_registering()
-            || end > SMALL_FILE_BYTES
-            || calls == 0 && self.is_large_or_registered(fd);
-        if is_worth_it {
-            return self.learn(fd);
-        }
-        if self.is_ready() && self.process.is_owner() {
-            self.table.count_call(fd);
-        }
-        None
-    }
-
-    fn is_large_or_registered(&self, fd: RawFd) -> bool {
-        sys::facts(fd).is_none_or(|file| file.bytes > SMALL_FILE_BYTES)
-            || self.is_ready() && self.shared(fd).is_some()
-    }
-
-    /// Registers a descriptor of which no description is known. Looks once more whether it is of a mount: a count may be
-    /// that of a descriptor that had the number before.
-    fn learn(&self, fd: RawFd) -> Option<Pin<'_>> {
-        if !self.is_of_a_mount(fd) || !self.is_ready() || !self.process.is_owner() {
+        if !self.is_ready() || !self.process.is_owner() {
             return None;
         }
         let right = self.process.right()?;
-        match self.shared(fd).or_else(|| self.register(self.backend(), fd, &right)) {
+        match self.shared(fd).or_else(|| self.register(backend, fd, &right)) {
             Some(pin) => {
                 self.table.put(fd, pin.clone());
                 Some(pin)
@@ -208,16 +186,6 @@ impl Engine {
         }
     }
 
-    /// Whether a descriptor of which nothing is known may be of a mount; remembers if not.
-    fn is_of_a_mount(&self, fd: RawFd) -> bool {
-        let is_ours = self.backend().recognises(fd) && self.process.start();
-        // A number that is not open may be a mount's tomorrow.
-        if !is_ours && sys::ends_at_exec(fd).is_some() {
-            self.table.set_plain(fd);
-        }
-        is_ours
-    }
-
     /// A description that is known by another number.
     pub(crate) fn shared(&self, fd: RawFd) -> Option<Pin<'_>> {
         if self.table.live() == 0 {
@@ -227,7 +195,7 @@ impl Engine {
         self.table.pins().find(|pin| pin.id() == id && self.is_still(fd, pin))
     }
 
-    /// Registers a description with its mount.
+    /// Registers a description with its mount. Its file is [opened](Self::open) later: that costs ten times as much.
     ///
     /// Not one with `O_APPEND`: the kernel finds the end of a file by what it remembers of its size, which goes stale
     /// where a file grows by accelerated writes.
@@ -245,40 +213,26 @@ impl Engine {
         if !wants_direct && sys::fcntl(fd, libc::F_SETFL, (status | libc::O_DIRECT) as usize) != 0 {
             return None;
         }
-        let opened = self.open(backend, fd, right);
-        let guard = opened.as_ref().and_then(|_| new_guard(fd, limit));
-        let (opened, guard) = match (opened, guard) {
-            (Some(opened), Some(guard)) => (opened, guard),
-            (opened, _) => {
-                // First with the mount: while it counts the description as registered, others may work on the file
-                // directly, and the kernel's pages of it would not hear of that.
-                if opened.is_some() {
-                    backend.unregister(fd);
-                }
-                if !wants_direct {
-                    sys::fcntl(fd, libc::F_SETFL, status as usize);
-                }
-                return None;
+        let is_registered = backend.register(fd).is_some();
+        let guard = if is_registered { new_guard(fd, limit) } else { None };
+        let Some(guard) = guard else {
+            // First with the mount: while it counts the description as registered, others may work on the file
+            // directly, and the kernel's pages of it would not hear of that.
+            if is_registered {
+                backend.unregister(fd);
             }
+            if !wants_direct {
+                sys::fcntl(fd, libc::F_SETFL, status as usize);
+            }
+            return None;
         };
         let write_limit = sys::soft_limit(libc::RLIMIT_FSIZE);
-        let pin = self.table.claim(&Found { guard, id, flags: allowed(status), write_limit }, right);
-        pin.set_opened(opened, right);
-        Some(pin)
+        Some(self.table.claim(&Found { guard, id, flags: allowed(status), write_limit }, right))
     }
 
-    /// Registers, and opens the file with its host. If the second fails, the first is undone.
-    fn open(&self, backend: &dyn Backend, fd: RawFd, right: &Right<'_>) -> Option<Opened> {
-        let answer = backend.register(fd)?;
-        let opened = self.hosts.open(backend, &answer, right);
-        if opened.is_none() {
-            backend.unregister(fd);
-        }
-        opened
-    }
-
-    /// In the child of a fork, for a description that its parent had registered.
-    fn open_again(&self, fd: RawFd, pin: &Pin<'_>) -> Option<()> {
+    /// Opens the file of a registered description with its host; in the child of a fork, which has connections of its
+    /// own, once more.
+    fn open(&self, fd: RawFd, pin: &Pin<'_>) -> Option<()> {
         let backend = self.backend();
         if !self.process.is_owner() {
             return None;

@@ -13,7 +13,7 @@ impl Engine {
     /// of earlier writes is the program's to see.
     pub fn close<T>(&self, fd: RawFd, real: impl FnOnce() -> T) -> T {
         if !self.table.is_known(fd) {
-            self.table.forget_unregistered(fd, fd);
+            self.table.forget_plain(fd, fd);
             let id = if self.may_keep() { within(|| sys::file_id(fd)) } else { None };
             let answer = real();
             if let Some(id) = id {
@@ -53,9 +53,9 @@ impl Engine {
     /// else the copies of a description would not know of each other.
     pub fn copied(&self, old: RawFd, new: RawFd) {
         if !self.table.is_known(new) {
-            self.table.forget_unregistered(new, new);
+            self.table.forget_plain(new, new);
         }
-        if !self.register_now(old) && !self.table.is_known(new) {
+        if !self.is_ours(old) && !self.table.is_known(new) {
             if self.table.is_plain(old) {
                 self.table.set_plain(new);
             }
@@ -79,7 +79,7 @@ impl Engine {
         }
         let clamp = |number: u32| RawFd::try_from(number).unwrap_or(RawFd::MAX);
         let (first, last) = (clamp(first), clamp(last));
-        self.table.forget_unregistered(first, last);
+        self.table.forget_plain(first, last);
         if self.table.live() == 0 {
             return;
         }

@@ -15,9 +15,9 @@ use crate::sys;
 const FUSE: i64 = 0x6573_5546;
 /// File systems by FUSE that let us in nowhere, as remembered; a further one takes the place of the oldest.
 const OTHERS_MAX: usize = 16;
-/// A call by the kernel takes about 20 microseconds more than a direct one; registering, opening the file with the daemon,
-/// and unmapping it at the end take about 300.
-const CALLS_WORTH_REGISTERING: u32 = 16;
+/// A call by the kernel takes about 20 microseconds more than a direct one. Opening a file with the daemon, and unmapping it
+/// at the end, takes about 300.
+const CALLS_WORTH_OPENING: u32 = 16;
 
 /// All mounts that there are.
 pub struct Mounts {
@@ -51,8 +51,8 @@ impl Backend for Mounts {
             && sys::facts(fd).is_some_and(|file| file.is_regular && !self.is_other(file.id.device))
     }
 
-    fn calls_worth_registering(&self) -> u32 {
-        CALLS_WORTH_REGISTERING
+    fn calls_worth_opening(&self) -> u32 {
+        CALLS_WORTH_OPENING
     }
 
     fn register(&self, fd: RawFd) -> Option<Registration> {

@@ -1,5 +1,4 @@
-//! What is remembered of descriptors: for each number nothing, that it is none of ours, how many calls the kernel has
-//! answered that may be ours, or its description.
+//! What is remembered of descriptors: for each number nothing, that it is none of ours, or its description.
 //!
 //! T1. A [`Description`]'s memory is never freed, only used again: a stale pointer to it can be looked at.
 //! T2. It is used again only when nobody refers to it: neither a slot nor a [`Pin`]. References are taken from a count
@@ -23,12 +22,6 @@ pub const DESCRIPTORS_MAX: usize = 1 << 16;
 const PLAIN: *mut Description = without_provenance_mut(1);
 /// The number is a guard.
 const GUARD: *mut Description = without_provenance_mut(2);
-/// From here on up to `MARKS_END`: the number may be a mount's, and is not registered after so many calls and one.
-const COUNTS: usize = 3;
-/// No mark is as large, and no description lies as low.
-const MARKS_END: usize = 4096;
-/// Most calls that are counted for one number.
-pub const CALLS_COUNTED_MAX: u32 = (MARKS_END - COUNTS) as u32;
 
 const NO_GUARD: RawFd = -1;
 
@@ -58,6 +51,8 @@ pub struct Description {
     device: AtomicU64,
     inode: AtomicU64,
     write_limit: AtomicU64,
+    /// Positional calls that the kernel has answered because the file was not opened yet.
+    calls: AtomicU32,
     opened: AtomicPtr<Opened>,
 }
 
@@ -91,7 +86,12 @@ impl Description {
         self.write_limit.load(Ordering::Relaxed)
     }
 
-    /// The file as its host serves it; not there in a child of a fork until it has asked anew.
+    /// Counts a positional call that the kernel answers; returns how many there were, this one included.
+    pub fn count_call(&self) -> u32 {
+        self.calls.fetch_add(1, Ordering::Relaxed).saturating_add(1)
+    }
+
+    /// The file as its host serves it; not there until it was opened, in a child of a fork once more.
     pub fn opened(&self) -> Option<&Opened> {
         // SAFETY: null or from `Box::into_raw`; freed only when the last reference is gone, and `self` is borrowed
         // from a holder of one. Acquire pairs with `set_opened`.
@@ -161,8 +161,6 @@ impl Drop for Pin<'_> {
 /// What is remembered of one number.
 pub enum Slot<'a> {
     Unknown,
-    /// Of a mount, as it seems, and not registered yet; the kernel has answered so many calls.
-    Counted(u32),
     /// None of ours; or it is changing just now.
     Plain,
     Known(Pin<'a>),
@@ -203,16 +201,12 @@ impl Table {
     pub fn is_known(&self, fd: RawFd) -> bool {
         self.slot(fd).is_some_and(|slot| {
             let at = slot.load(Ordering::Relaxed);
-            at == GUARD || Self::is_description(at)
+            !at.is_null() && at != PLAIN
         })
     }
 
     fn is_description(at: *mut Description) -> bool {
-        at.addr() >= MARKS_END
-    }
-
-    fn count_in(at: *mut Description) -> Option<u32> {
-        (COUNTS..MARKS_END).contains(&at.addr()).then(|| (at.addr() - COUNTS) as u32 + 1)
+        !at.is_null() && at != PLAIN && at != GUARD
     }
 
     fn borrow(&self, at: *mut Description) -> Option<&Description> {
@@ -228,9 +222,6 @@ impl Table {
         if at.is_null() {
             return Slot::Unknown;
         }
-        if let Some(calls) = Self::count_in(at) {
-            return Slot::Counted(calls);
-        }
         let pin = self.borrow(at).and_then(|description| Pin::take(self, description));
         match pin {
             // T2: it may have had another life in between; while the pin is held it has none.
@@ -239,38 +230,19 @@ impl Table {
         }
     }
 
-    /// Remembers that a number of which no description is known is none of ours.
+    /// Remembers that an unknown number is none of ours.
     pub fn set_plain(&self, fd: RawFd) {
-        self.mark(fd, PLAIN);
-    }
-
-    /// Remembers that the kernel answers one more call of a number that is not registered yet.
-    pub fn count_call(&self, fd: RawFd) {
-        let calls = match self.look(fd) {
-            Slot::Counted(calls) => calls.min(CALLS_COUNTED_MAX - 1),
-            _ => 0,
-        };
-        self.mark(fd, without_provenance_mut(COUNTS + calls as usize));
-    }
-
-    /// Puts a mark in the place of nothing or of a count. Two threads may count the same call as one.
-    fn mark(&self, fd: RawFd, mark: *mut Description) {
-        let Some(slot) = self.slot(fd) else { return };
-        self.end.fetch_max(fd as usize + 1, Ordering::Relaxed);
-        let before = slot.load(Ordering::Relaxed);
-        if before.is_null() || Self::count_in(before).is_some() {
-            let _ = slot.compare_exchange(before, mark, Ordering::Relaxed, Ordering::Relaxed);
+        if let Some(slot) = self.slot(fd) {
+            self.end.fetch_max(fd as usize + 1, Ordering::Relaxed);
+            let _ = slot.compare_exchange(null_mut(), PLAIN, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
-    /// Forgets numbers of which no description is known, of a range whose descriptors were closed.
-    pub fn forget_unregistered(&self, first: RawFd, last: RawFd) {
+    /// Forgets numbers that are none of ours, of a range whose descriptors were closed.
+    pub fn forget_plain(&self, first: RawFd, last: RawFd) {
         for fd in self.numbers(first, last) {
             if let Some(slot) = self.slot(fd) {
-                let before = slot.load(Ordering::Relaxed);
-                if before == PLAIN || Self::count_in(before).is_some() {
-                    let _ = slot.compare_exchange(before, null_mut(), Ordering::Relaxed, Ordering::Relaxed);
-                }
+                let _ = slot.compare_exchange(PLAIN, null_mut(), Ordering::Relaxed, Ordering::Relaxed);
             }
         }
     }
@@ -377,6 +349,7 @@ impl Table {
         description.device.store(found.id.device, Ordering::Relaxed);
         description.inode.store(found.id.inode, Ordering::Relaxed);
         description.write_limit.store(found.write_limit, Ordering::Relaxed);
+        description.calls.store(0, Ordering::Relaxed);
         if let Some(slot) = self.slot(found.guard) {
             self.end.fetch_max(found.guard as usize + 1, Ordering::Relaxed);
             self.gone(found.guard, slot.swap(GUARD, Ordering::AcqRel));
@@ -406,6 +379,7 @@ impl Table {
             device: AtomicU64::new(0),
             inode: AtomicU64::new(0),
             write_limit: AtomicU64::new(0),
+            calls: AtomicU32::new(0),
             opened: AtomicPtr::new(null_mut()),
         }));
         self.first.store(description, Ordering::Release);

@@ -239,8 +239,8 @@ fn every_number_reads_and_writes_the_file_that_it_means_however_it_came_to_mean_
     drop(std::panic::take_hook());
     let config = ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() };
     let guards_left = Cell::new(0);
-    proptest!(config, |(steps in prop::collection::vec(step(), 1..60), register_at in 1..4_u32)| {
-        double::farpool_double_register_at(register_at);
+    proptest!(config, |(steps in prop::collection::vec(step(), 1..60), open_at in 1..4_u32)| {
+        double::farpool_double_open_at(open_at);
         let mut world = World::new();
         for step in &steps {
             world.run(step);

@@ -157,9 +157,9 @@ pub fn operation(id: &'static str, seconds: f64) -> Result<Operation> {
 
 const BARE_FILE: &str = "a FUSE file system with one file, held in the daemon's own memory, as many threads, a device \
                          each: asked by the kernel like a mount, it only copies.";
-const FIVE_NODES: &str = "Far memory lies on five nodes, whatever the redundancy, unless a row says otherwise: five servers \
-                          and the mount share two processors here, so over TCP each node has to be woken. The peers \
-                          are one server; the row with one node compares with them. A write of 1 MiB is a row of \
+const FIVE_NODES: &str = "Far memory lies on five nodes, whatever the redundancy, unless a row says otherwise: they and \
+                          the mount share the machine's processors, so over TCP a node has often to be woken. The \
+                          peers are one server; the row with one node compares with them. A write of 1 MiB is a row of \
                           parity 4+1, which reads nothing; a smaller one reads what it needs for the new parity.";
 
 /// All of them.

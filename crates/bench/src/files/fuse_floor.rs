@@ -3,8 +3,8 @@
 //! It has what costs nothing to have (several threads, a device each, large requests) and does what cannot be left out: it
 //! is asked by the kernel, and copies. What a mount of far memory takes beyond it is far memory's.
 //!
-//! A large answer goes through a buffer of the thread's own: the kernel copies from cold memory more slowly than the two
-//! copies take, one of which prefetches and the other finds its bytes in the cache.
+//! A large answer goes through a buffer of the thread's own. The kernel copies slowly from memory that is not in the
+//! processor's cache; `memcpy` prefetches, and leaves the bytes in the cache for the kernel's copy.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -51,7 +51,7 @@ pub fn serve_fuse_floor(
     running.umount_and_join().context("cannot unmount")
 }
 
-/// Answers from this length on go through a thread's buffer.
+/// Answers from this length on go through a thread's buffer; shorter ones lose by the second copy.
 const BUFFERED_BYTES: usize = 64 << 10;
 
 thread_local! {

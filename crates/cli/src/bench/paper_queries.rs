@@ -20,9 +20,9 @@ const SPOTS: [Spot; 5] = [Spot::Tmpfs, Spot::InterposedShm, Spot::FarShm, Spot::
 /// What disks are compared with: far memory as its user would reach it.
 const FAR: Spot = Spot::InterposedShm;
 
-const ON_TWO_PROCESSORS: &str = "DuckDB uses both processors, which it shares with the mount and the nodes. By the mount alone \
-each byte is copied by the kernel twice more, and checked by the mount's threads, so a query that spills loses to a disk whose \
-files are still in the kernel's cache. With the interposer DuckDB itself moves and checks the bytes.";
+const WHO_COPIES: &str = "DuckDB, the mount and the nodes share the machine's processors. By the mount alone the kernel copies each \
+byte twice more, and the mount's threads check it. With the interposer DuckDB itself moves and checks the bytes. A disk's files \
+are in the kernel's cache as long as they fit there.";
 
 /// Whether [`measure`] gives this figure.
 pub fn has(figure: Figure) -> bool {
@@ -146,7 +146,7 @@ impl About<'_> {
             middles.map(|spread| spread.middle).sum()
         };
         let totals: String = spots.iter().map(|&spot| format!(" {:.1} |", total(spot))).collect();
-        body += &format!("| all | |{totals} | | |\n\n{ON_TWO_PROCESSORS}\n");
+        body += &format!("| all | |{totals} | | |\n\n{WHO_COPIES}\n");
         let totals = Chart {
             title: "all queries: seconds, sum of medians (less is better)".into(),
             digits: 1,

@@ -25,7 +25,8 @@ fn section(report: &RangeScanReport, effort: &Effort<'_>) -> Section {
     for sessions in SESSIONS {
         for spot in SPOTS {
             let (speed, paired) = (speed(spot, sessions), paired(spot, sessions));
-            let tables = report.page_tables_kib(spot, sessions);
+            let tables =
+                report.page_tables_kib(spot, sessions).map_or("–".to_owned(), |kib| kib.to_string());
             let (name, speed, paired) = (spot.name(), middle(speed, 0), ratio(paired));
             body += &format!("| {name} | {sessions} | {speed} | {paired} | {tables} |\n");
         }
@@ -95,7 +96,7 @@ mod tests {
         };
         let slice = |round, sessions, spot| {
             let per_second = per_second(spot, sessions);
-            Scanned { spot, sessions, round, per_second, page_tables_kib: 700 }
+            Scanned { spot, sessions, round, per_second, page_tables_kib: Some(700) }
         };
         let places = SESSIONS.into_iter().flat_map(|sessions| SPOTS.map(|spot| (sessions, spot)));
         let slices = (0..2).flat_map(|round| {

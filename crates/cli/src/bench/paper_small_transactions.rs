@@ -6,7 +6,7 @@ use farpool_bench::{
 };
 use farpool_workload::StopFlag;
 use farpool_workload::paper::Effort;
-use farpool_workload::paper::small_transactions::{self, Timed, Way, Work};
+use farpool_workload::paper::small_transactions::{self, DATABASES, INSERTS, NODE_MIB, Timed, Way, Work};
 
 /// The goal for the interposer, beside the same mount by the kernel: registering must not cost more than it gives.
 const MOUNT_AT_MOST: f64 = 1.1;
@@ -32,9 +32,8 @@ fn section(slices: &[Timed], rounds: usize) -> Section {
         });
         body += &format!("| {} |{}\n", way.name(), cells.concat());
     }
-    body += "\nAs SQLite does it by default: a journal for each transaction, synced and deleted. Between two calls of the \
-             interposer lie some fifteen that only the kernel can answer: names are looked up, files made, locked, synced \
-             and deleted.\n";
+    body += "\nSQLite keeps a journal for each transaction, syncs it and deletes it, as it does by default. Most calls are \
+             answered by the kernel in any case: names are looked up, files are made, locked, synced and deleted.\n";
     let promised = |work: Work| {
         let what = format!("SQLite, {}: {}", work.name(), Way::Interposed.name());
         let reached = paired(Way::Interposed, Way::AcceleratedMount, work)?;
@@ -62,12 +61,12 @@ fn section(slices: &[Timed], rounds: usize) -> Section {
         (
             "Method",
             format!(
-                "SQLite's shell; 1,000 inserts of a row, each a transaction, into one database; and 150 databases that are made, \
-                 given a table and a row, and closed; the shell's start is among it. {rounds} rounds, in each of which all \
+                "SQLite's shell; {INSERTS} inserts of a row, each a transaction, into one database; and {DATABASES} databases that are \
+                 made, given a table and a row, and closed; the shell's start is included. {rounds} rounds, in each of which all \
                  ways take turns; medians, ratios paired by round with the smallest and the largest."
             ),
         ),
-        conditions("two nodes of 256 MiB"),
+        conditions(&format!("two nodes of {NODE_MIB} MiB")),
     ];
     let drawing = Some(draw_all(&Work::ALL.map(chart), &[]));
     let verdicts = Work::ALL.into_iter().filter_map(promised).collect();

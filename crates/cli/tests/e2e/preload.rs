@@ -204,7 +204,7 @@ const MANY: &str = "
             fds[i] = open(name, O_RDWR | O_CREAT, 0600);
             if (fds[i] < 0 || pwrite(fds[i], &i, sizeof i, 0) != sizeof i) return 1;
         }
-        for (int round = 0; round < 3; round++)
+        for (int round = 0; round < 20; round++)
             for (int i = 0; i < 100; i++) {
                 int found;
                 if (pread(fds[i], &found, sizeof found, 0) != sizeof found || found != i) return 2;

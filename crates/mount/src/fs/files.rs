@@ -95,7 +95,7 @@ impl FarFs {
     /// Answers an `open` once the kernel knows how long the file is (S3).
     pub(super) fn once_opened(&self, node: INodeNo, handle: u64, answer: impl FnOnce() + Send + 'static) {
         let Some(body) = self.handles.get(handle) else { return };
-        if self.once_size_is_known(node, &body, answer).is_err() {
+        if self.once_kernel_is_up_to_date(node, &body, answer).is_err() {
             self.close_file(handle); // the kernel gets EIO, and never closes it
         }
     }
@@ -108,7 +108,8 @@ impl FarFs {
             Err(Failure(errno)) => return reply.error(errno),
         };
         // An error is answered already: the reply that was not called says EIO.
-        let _ = self.once_size_is_known(node, body, move || reply.attr(&stat.lifetime(), &stat.complete()));
+        let _ = self
+            .once_kernel_is_up_to_date(node, body, move || reply.attr(&stat.lifetime(), &stat.complete()));
     }
 
     /// Answers a direct write that has failed. The kernel takes what lies behind the size that it knows for
@@ -122,7 +123,7 @@ impl FarFs {
     ) {
         let Some(body) = self.handles.get(handle.0) else { return reply.error(errno) };
         self.end_growth(&body);
-        let _ = self.once_size_is_known(node, &body, move || reply.error(errno));
+        let _ = self.once_kernel_is_up_to_date(node, &body, move || reply.error(errno));
     }
 
     fn close_inode(&self, ino: Ino) {

@@ -36,7 +36,7 @@ type Wish = (Ino, Weak<Body>);
 pub(crate) struct Hall {
     name: String,
     trusted: Vec<u32>,
-    tickets: Mutex<VecDeque<(Ticket, Weak<Body>)>>,
+    tickets: Mutex<VecDeque<(Ticket, Ino, Weak<Body>)>>,
     wishes: SyncSender<Wish>,
     left_to_kernel: Throttle,
 }
@@ -81,25 +81,35 @@ impl Hall {
     }
 
     /// What opens a file's layout at the socket, once.
-    pub(super) fn ticket(&self, body: &Arc<Body>) -> Result<Ticket, Errno> {
+    pub(super) fn ticket(&self, ino: Ino, body: &Arc<Body>) -> Result<Ticket, Errno> {
         let mut ticket = [0; TICKET_BYTES];
         getrandom::fill(&mut ticket).map_err(|_| Errno::EAGAIN)?;
         let mut tickets = self.tickets.lock();
         if tickets.len() == MAX_TICKETS {
             tickets.pop_front();
         }
-        tickets.push_back((ticket, Arc::downgrade(body)));
+        tickets.push_back((ticket, ino, Arc::downgrade(body)));
         Ok(ticket)
     }
 
-    /// Takes a ticket back for what it opens.
+    /// Takes a ticket back for what it opens. From now on the file is to be open to guests while it may be.
     pub(super) fn redeem(&self, ticket: &[u8]) -> Option<Arc<Body>> {
-        let mut tickets = self.tickets.lock();
-        let place = tickets.iter().position(|(known, _)| known == ticket)?;
-        tickets.remove(place)?.1.upgrade()
+        let (ino, body) = {
+            let mut tickets = self.tickets.lock();
+            let place = tickets.iter().position(|(known, ..)| known == ticket)?;
+            let (_, ino, body) = tickets.remove(place)?;
+            (ino, body.upgrade()?)
+        };
+        let mut doors = body.doors.lock();
+        doors.is_wanted = true;
+        if doors.lacks_opening() {
+            self.wants_open(ino, &body);
+        }
+        drop(doors);
+        Some(body)
     }
 
-    /// All openings of a file are registered now.
+    /// All openings of a file are registered, and some guest wants to work on it.
     pub(super) fn wants_open(&self, ino: Ino, body: &Arc<Body>) {
         // Not waited for, since the caller holds the file's doors, which the opener wants as well. Nobody listens once the
         // mount is ending.

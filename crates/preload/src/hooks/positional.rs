@@ -93,7 +93,7 @@ impl<T: Copy> Pieces<T> {
 /// As for `preadv`: `count` entries can be read at `to`, and there is room where they say, for as long as the
 /// call lasts.
 unsafe fn readv_here(fd: c_int, to: *const iovec, count: c_int, offset: off_t) -> Option<ssize_t> {
-    if !engine().count_call(fd, offset) {
+    if !engine().is_ours(fd) {
         return None;
     }
     // SAFETY: the caller promises room where each entry says for as long as this call lasts, and the pieces
@@ -108,7 +108,7 @@ unsafe fn readv_here(fd: c_int, to: *const iovec, count: c_int, offset: off_t) -
 /// As for `pwritev`: `count` entries can be read at `from`, and the bytes that they name, for as long as the
 /// call lasts.
 unsafe fn writev_here(fd: c_int, from: *const iovec, count: c_int, offset: off_t) -> Option<ssize_t> {
-    if !engine().count_call(fd, offset) {
+    if !engine().is_ours(fd) {
         return None;
     }
     // SAFETY: the caller promises the bytes that each entry names for as long as this call lasts, and the

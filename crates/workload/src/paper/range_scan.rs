@@ -55,8 +55,8 @@ pub struct Scanned {
     pub round: usize,
     /// Scans per second.
     pub per_second: f64,
-    /// What the page tables of a session's process take, in KiB: the most that was seen.
-    pub page_tables_kib: u64,
+    /// What the page tables of a session's process take, in KiB: the most that was seen, if one was.
+    pub page_tables_kib: Option<u64>,
 }
 
 /// All slices.
@@ -154,12 +154,12 @@ impl Scene {
     }
 
     /// Scans per second of so many sessions, and their page tables.
-    fn watched_scan(&mut self, script: &Path, sessions: u32, slice: Duration) -> Result<(f64, u64)> {
+    fn watched_scan(&mut self, script: &Path, sessions: u32, slice: Duration) -> Result<(f64, Option<u64>)> {
         let server = self.server.id();
-        let mut most_kib = 0;
+        let mut most_kib = None;
         let look = || {
             let tables = children_titled(server, SESSION_TITLE).filter_map(page_tables_kib);
-            most_kib = tables.max().unwrap_or(0).max(most_kib);
+            most_kib = tables.max().max(most_kib);
         };
         let per_second = looking_meanwhile(LOOK_EVERY, look, || self.scan(script, sessions, slice))?;
         Ok((per_second, most_kib))
@@ -200,9 +200,9 @@ impl RangeScanReport {
     }
 
     /// What the page tables of a session took there, at most.
-    pub fn page_tables_kib(&self, spot: Spot, sessions: u32) -> u64 {
+    pub fn page_tables_kib(&self, spot: Spot, sessions: u32) -> Option<u64> {
         let of_it = self.slices.iter().filter(|slice| slice.spot == spot && slice.sessions == sessions);
-        of_it.map(|slice| slice.page_tables_kib).max().unwrap_or(0)
+        of_it.filter_map(|slice| slice.page_tables_kib).max()
     }
 
     /// The ratio of two places' scans per second, round by round.
@@ -232,8 +232,13 @@ mod tests {
 
     #[test]
     fn ratios_pair_the_slices_of_a_round() {
-        let slice =
-            |spot, round, per_second| Scanned { spot, sessions: 8, round, per_second, page_tables_kib: 1 };
+        let slice = |spot, round, per_second| Scanned {
+            spot,
+            sessions: 8,
+            round,
+            per_second,
+            page_tables_kib: Some(1),
+        };
         let slices = vec![
             slice(Spot::Tmpfs, 0, 100.0),
             slice(Spot::FarShm, 0, 80.0),

@@ -17,11 +17,11 @@ use crate::progress::Progress;
 use crate::stop::StopFlag;
 
 /// Transactions of a slice, each of which inserts a row.
-const INSERTS: u32 = 1000;
+pub const INSERTS: u32 = 1000;
 /// Databases of a slice, each made and given a row.
-const DATABASES: u32 = 150;
+pub const DATABASES: u32 = 150;
 /// What each of two nodes lends: databases of a few pages.
-const NODE_MIB: u64 = 256;
+pub const NODE_MIB: u64 = 256;
 
 /// Where the database lies, and how it is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
