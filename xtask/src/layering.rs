@@ -26,10 +26,10 @@ const FLOORS: [(&str, u8); 20] = [
     ("farpool-mount", 5),
     ("farpool-namdb", 5),
     ("farpool-preload", 5),
-    ("farpool-sim", 5),
-    ("farpool-workload", 5),
-    ("farpool-bench", 5),
-    ("farpool-cli", 6),
+    ("farpool-bench", 6),
+    ("farpool-sim", 6),
+    ("farpool-workload", 6),
+    ("farpool-cli", 7),
 ];
 
 /// The only dependency between crates of one floor: a transport that needs hardware is a crate of its own, so that
