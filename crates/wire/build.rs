@@ -5,7 +5,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(["proto/farpool.proto"], ["proto"])?;
     tonic_prost_build::configure()
         // They carry keys; see `src/control.rs`.
-        .skip_debug(["farpool.v1.Lease", "farpool.v1.LeaseRef", "farpool.v1.AddGrantResponse"])
+        .skip_debug([
+            "farpool.v1.Lease",
+            "farpool.v1.LeaseRef",
+            "farpool.v1.AddGrantResponse",
+            "farpool.v1.GuestRegion",
+        ])
         .build_transport(false)
         .compile_fds(descriptors)?;
     Ok(())

@@ -1,14 +1,16 @@
 //! The layering of the house: dependencies point down, and crates of one floor never import each other.
 //!
-//! A dev-dependency obeys the same rule. One that pointed up would make the tests of a lower crate build the upper
-//! ones, and cargo would accept it silently; such a test belongs to the upper crate. Build-dependencies likewise.
+//! A dev-dependency obeys the same rule. One that pointed up would make the tests of a lower crate build the
+//! upper ones, and cargo would accept it silently; such a test belongs to the upper crate. Build-dependencies
+//! likewise.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-/// Which floor each crate lives on. A crate that is not here is an error: whoever adds one decides where it lives.
+/// Which floor each crate lives on. A crate that is not here is an error: whoever adds one decides where it
+/// lives.
 const FLOORS: [(&str, u8); 20] = [
     ("farpool-throttle", 1),
     ("farpool-wire", 1),
@@ -32,8 +34,8 @@ const FLOORS: [(&str, u8); 20] = [
     ("farpool-cli", 7),
 ];
 
-/// The only dependency between crates of one floor: a transport that needs hardware is a crate of its own, so that
-/// it can stay outside the default members.
+/// The only dependency between crates of one floor: a transport that needs hardware is a crate of its own, so
+/// that it can stay outside the default members.
 const SAME_FLOOR: [(&str, &str); 1] = [("farpool-fabric-verbs", "farpool-fabric")];
 
 /// Outside the house: depends on none of its crates, and none depends on it.

@@ -1,7 +1,8 @@
-//! Checks of the house that cargo does not do: `cargo xtask tidy`, and `cargo xtask ci`, which is all of CI's linting.
+//! Checks of the house that cargo does not do: `cargo xtask tidy`, and `cargo xtask ci`, which is all of CI's
+//! linting.
 //!
-//! `ci` runs clippy, the formatter, cargo-deny and `tidy`, each without stopping at the first that fails, so that
-//! one run shows everything there is to mend.
+//! `ci` runs clippy, the formatter, cargo-deny and `tidy`, each without stopping at the first that fails, so
+//! that one run shows everything there is to mend.
 
 mod layering;
 mod rules;
@@ -47,7 +48,8 @@ fn ci() -> Result<()> {
         eprintln!("xtask: cargo {}", lint.join(" "));
         let mut command = Command::new(cargo());
         command.args(lint).current_dir(root());
-        // What cargo told this program of its own package: build scripts that look at it would run again at the next build.
+        // What cargo told this program of its own package: build scripts that look at it would run again at
+        // the next build.
         for (name, _) in std::env::vars()
             .filter(|(name, _)| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
         {

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+/// Columns of a line with a comment, as of code (`rustfmt.toml`), which leaves comments alone.
+const COLUMNS_MAX: usize = 110;
+
 /// Lines of a source file: beyond it, a file holds more than one idea.
 const FILE_LINES_MAX: usize = 700;
 
@@ -55,12 +58,25 @@ fn check_source(name: &Path, text: &str) -> Vec<String> {
             complaints.push(format!("{}:{}: {word} in a finished file", name.display(), index + 1));
         }
     }
+    for (index, _) in text.lines().enumerate().filter(|(_, line)| has_long_comment(line)) {
+        let place = format!("{}:{}", name.display(), index + 1);
+        complaints.push(format!("{place}: a comment beyond column {COLUMNS_MAX}: wrap it"));
+    }
     let lines = text.lines().count();
     let in_src = name.starts_with("crates") && name.components().any(|part| part.as_os_str() == "src");
     if in_src && lines > FILE_LINES_MAX {
         complaints.push(format!("{}: {lines} lines, {FILE_LINES_MAX} at most: split it", name.display()));
     }
     complaints
+}
+
+/// Diagrams, tables and addresses may be longer: they cannot be wrapped.
+fn has_long_comment(line: &str) -> bool {
+    let code = line.trim_start();
+    let comment =
+        if code.starts_with("//") { Some(code) } else { code.split_once(" // ").map(|(_, text)| text) };
+    let cannot_be_wrapped = |text: &str| text.contains("://") || text.contains("   ") || text.contains("| ");
+    line.chars().count() > COLUMNS_MAX && comment.is_some_and(|text| !cannot_be_wrapped(text))
 }
 
 /// Each dependency owes a sentence, on its own line: what it does for us that we should not do ourselves.
@@ -99,6 +115,18 @@ mod tests {
         assert_eq!(check_source(Path::new("crates/wire/src/lib.rs"), &text).len(), 1);
         assert!(check_source(Path::new("crates/wire/tests/t.rs"), &text).is_empty());
         assert!(check_source(Path::new("crates/wire/src/lib.rs"), &text[1..]).is_empty());
+    }
+
+    #[test]
+    fn comments_that_are_too_long_are_reported_unless_they_cannot_be_wrapped() {
+        let words = "word ".repeat(30);
+        let long = [format!("    /// {words}"), format!("let x = 1; // {words}")];
+        assert!(long.iter().all(|line| has_long_comment(line)));
+        let url = format!("// https://{}", "x".repeat(200));
+        let table = format!("//! | {words} | {words} |");
+        let fine = [url, table, format!("let x = \"{words}\";"), "// short".into()];
+        assert!(!fine.iter().any(|line| has_long_comment(line)));
+        assert_eq!(check_source(Path::new("crates/wire/src/lib.rs"), &long.join("\n")).len(), 2);
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Child processes that never outlive a measurement.
 //!
-//! C1. A [`Child`] is ended when it is dropped: politely, and after a deadline by SIGKILL; by the id that the kernel
-//!     gave us and holds until we reap it, never by name.
-//! C2. It has a process group of its own: Ctrl-C reaches the benchmark alone, which ends its children in order.
-//! C3. One made from this very program ends with us, however we end (option `--end-with`); start it on the main
-//!     thread, since the kernel ties it to the thread.
+//! C1. A [`Child`] is ended when it is dropped: politely, and after a deadline by SIGKILL; by the id that the
+//!     kernel gave us and holds until we reap it, never by name.
+//! C2. It has a process group of its own: Ctrl-C reaches the benchmark alone, which ends its children in
+//!     order.
+//! C3. One made from this very program ends with us, however we end (option `--end-with`); start it on the
+//!     main thread, since the kernel ties it to the thread.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -96,8 +97,8 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts `program ARGS` of ours, tied to this thread's life, and waits until it says `ready`. Returns what it said
-    /// with that. Its complaints go to the screen.
+    /// Starts `program ARGS` of ours, tied to this thread's life, and waits until it says `ready`. Returns
+    /// what it said with that. Its complaints go to the screen.
     pub fn of_this_program(
         program: &Path,
         name: impl Into<String>,
@@ -168,7 +169,8 @@ impl Child {
         }
     }
 
-    /// Runs a command to its end and returns what it printed; an error when it fails, or `stop` is raised meanwhile.
+    /// Runs a command to its end and returns what it printed; an error when it fails, or `stop` is raised
+    /// meanwhile.
     pub fn output(name: &str, mut command: Command, stop: &AtomicBool) -> Result<String> {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = Self::start(name, command)?;

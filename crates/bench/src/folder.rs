@@ -1,7 +1,8 @@
-//! The folder of a measurement's own pool: gone with the value, and if that was killed, with the next of this user.
+//! The folder of a measurement's own pool: gone with the value, and if that was killed, with the next of this
+//! user.
 //!
-//! F1. A folder is locked (flock) while its run lives, whatever process ids mean in which container; only one that is
-//!     not, and is this user's, is removed as a leftover.
+//! F1. A folder is locked (flock) while its run lives, whatever process ids mean in which container; only one
+//!     that is not, and is this user's, is removed as a leftover.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

@@ -11,8 +11,8 @@ use farpool_pool::{EXTENT_BYTES, Extent, LeasedRegion, NoSpace, Pool, PoolConfig
 
 use crate::child::check_stop;
 
-/// How long a full pool is asked again: what an earlier measurement has given back is made clean before it is lent, at
-/// some gigabytes per second.
+/// How long a full pool is asked again: what an earlier measurement has given back is made clean before it is
+/// lent, at some gigabytes per second.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How often.
 const ASK_EVERY: Duration = Duration::from_millis(100);
@@ -43,7 +43,8 @@ impl Footprint {
         let started = Instant::now();
         let mut extents: Vec<Extent> = Vec::new();
         let mut regions: Vec<Arc<LeasedRegion>> = Vec::new();
-        // The pool lends extents; who holds one of a region and has no other use for the pool has the whole region.
+        // The pool lends extents; who holds one of a region and has no other use for the pool has the whole
+        // region.
         for place in 0..bytes.div_ceil(EXTENT_BYTES) {
             let extent = loop {
                 let taken = session.lock().block_on(pool.take_extent(place));

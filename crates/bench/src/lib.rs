@@ -5,9 +5,9 @@
 //! Method: operation and floor in short slices by turns, ratios as medians over the pairs.
 //! Check: every atomic, and transfers from time to time; one wrong byte fails the measurement.
 //!
-//! [`run_io`] is one measurement, [`run_table`] all that are published, beside peers; [`run_oracle`] measures the oracle of
-//! transactions, [`run_kv`] transactions on records, [`run_txn_table`] all
-//! that is published of both. Not here: the command line.
+//! [`run_io`] is one measurement, [`run_table`] all that are published, beside peers; [`run_oracle`] measures
+//! the oracle of transactions, [`run_kv`] transactions on records, [`run_txn_table`] all that is published of
+//! both. Not here: the command line.
 
 // They panic when the stream is closed or full; see `child::complain`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]

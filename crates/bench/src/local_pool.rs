@@ -39,8 +39,8 @@ pub struct LocalPool {
 }
 
 impl LocalPool {
-    /// Starts a broker and a node from `farpool`, this program's file. The node lends `footprint_bytes`, rounded up to
-    /// whole regions; over a network card as well where that is what is measured.
+    /// Starts a broker and a node from `farpool`, this program's file. The node lends `footprint_bytes`,
+    /// rounded up to whole regions; over a network card as well where that is what is measured.
     pub fn start(farpool: &Path, footprint_bytes: u64, transport: TransportChoice) -> Result<Self> {
         let lend =
             Lend { nodes: 1, bytes_each: footprint_bytes, region_bytes: region_bytes(footprint_bytes) };

@@ -101,7 +101,8 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// How the fabric is reached: the choices of [`TransportChoice`] but for `auto`, since a figure needs to say of what.
+/// How the fabric is reached: the choices of [`TransportChoice`] but for `auto`, since a figure needs to say
+/// of what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IoTransport(pub TransportChoice);
 

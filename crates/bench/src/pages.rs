@@ -1,7 +1,7 @@
 //! Pages: of what size those of some mapping are, and memory of our own with the same.
 //!
-//! A random access to 4 KiB pages misses the translation cache as well as the data cache, so a floor on other pages
-//! than what it is compared with would compare nothing.
+//! A random access to 4 KiB pages misses the translation cache as well as the data cache, so a floor on other
+//! pages than what it is compared with would compare nothing.
 
 use std::fmt;
 use std::fs;
@@ -50,7 +50,8 @@ impl Pages {
         if self == Pages::Small { SMALL_KIB } else { HUGE_KIB }
     }
 
-    /// Of the memory files with `name` (as given to memfd_create(2)) that process `id` maps; `None` when it maps none.
+    /// Of the memory files with `name` (as given to memfd_create(2)) that process `id` maps; `None` when it
+    /// maps none.
     pub fn of_process(id: u32, name: &str) -> Result<Option<Self>> {
         let path = format!("/proc/{id}/smaps");
         let smaps = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;

@@ -26,8 +26,8 @@ pub struct Places {
 }
 
 impl Places {
-    /// Blocks of `block_bytes` in `regions` regions of `region_bytes`. Each seed gives another series; sequential
-    /// ones start at another place each.
+    /// Blocks of `block_bytes` in `regions` regions of `region_bytes`. Each seed gives another series;
+    /// sequential ones start at another place each.
     ///
     /// # Panics
     /// When a region holds no block.

@@ -13,8 +13,8 @@ use crate::tally::{Tally, median};
 
 /// Facts of a measurement. Names and meanings of the fields are stable; new ones may join.
 ///
-/// A latency is that of a doorbell: of an operation, or of a batch where there are batches. What is short is timed
-/// `timed_together` doorbells at a time, and then a latency is their mean.
+/// A latency is that of a doorbell: of an operation, or of a batch where there are batches. What is short is
+/// timed `timed_together` doorbells at a time, and then a latency is their mean.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct IoReport {
     /// Operations per second of all threads; the median over the slices.

@@ -1,7 +1,7 @@
 //! Whether a measurement fits the limit on its address space (`ulimit -v`).
 //!
-//! Small allocations end the process when they fail, and children and folders would be left behind by that; so what a
-//! measurement takes is added up before it starts.
+//! Small allocations end the process when they fail, and children and folders would be left behind by that;
+//! so what a measurement takes is added up before it starts.
 
 use std::fs;
 
@@ -15,7 +15,8 @@ use crate::run::{Plan, arena_bytes};
 const THREAD_BYTES: u64 = 4 << 20;
 /// Threads beside those that measure: the pool's keeper and watch, and readers of the children's output.
 const OTHER_THREADS: u64 = 8;
-/// What the allocator sets aside for a thread's allocations, and for how many of them per processor (mallopt(3)).
+/// What the allocator sets aside for a thread's allocations, and for how many of them per processor
+/// (mallopt(3)).
 const HEAP_BYTES: u64 = 64 << 20;
 const HEAPS_PER_PROCESSOR: u64 = 8;
 /// A [`Tally`](crate::tally::Tally): one histogram.

@@ -1,9 +1,9 @@
 //! A measurement: threads, slices, and what comes of them.
 //!
-//! R1. Operation and floor take turns in short slices of one process, so that both see the same machine; ratios are
-//!     medians over the pairs.
-//! R2. All threads are in the same slice at the same time. A thread that fails goes on meeting the others, and one
-//!     that ends gives up its seat, so that none waits for it for ever.
+//! R1. Operation and floor take turns in short slices of one process, so that both see the same machine;
+//!     ratios are medians over the pairs.
+//! R2. All threads are in the same slice at the same time. A thread that fails goes on meeting the others,
+//!     and one that ends gives up its seat, so that none waits for it for ever.
 //! R3. What was measured was checked: a wrong byte, a wrong word or a lost lease fails the measurement.
 
 use std::cell::RefCell;
@@ -55,7 +55,8 @@ pub enum Source<'a> {
 }
 
 /// Measures; over network cards if `card` brings their transport. `farpool` is this program's file, for child
-/// processes; call it on the main thread, to which they are tied. Once `stop` is raised it ends soon, with an error.
+/// processes; call it on the main thread, to which they are tied. Once `stop` is raised it ends soon, with an
+/// error.
 pub fn run_io(
     options: &IoOptions,
     card: Option<CardTransport>,
@@ -98,7 +99,8 @@ fn pages(options: &IoOptions, own: Option<&LocalPool>) -> Result<Option<Pages>> 
     process.map_or(Ok(None), |id| Pages::of_process(id, REGION_MEMORY))
 }
 
-/// After fetch-and-adds the footprint's sum has grown by their number. Returns how many operations were checked.
+/// After fetch-and-adds the footprint's sum has grown by their number. Returns how many operations were
+/// checked.
 fn check_sum(reach: &Reach, options: &IoOptions, footprint: &Footprint, threads: &[Thread]) -> Result<u64> {
     let operations: u64 = threads.iter().map(|thread| thread.counts.operations).sum();
     match options.op {
@@ -217,7 +219,8 @@ impl Run<'_> {
     fn reach(&self, number: usize) -> Result<Reach> {
         let &IoOptions { transport, threads, .. } = self.options;
         let reach = Reach::open(self.footprint, self.transports, arena_bytes(self.options))?;
-        // Mapped memory is filled by each thread: it has a mapping of its own, whose pages are all touched by that.
+        // Mapped memory is filled by each thread: it has a mapping of its own, whose pages are all touched by
+        // that.
         let shared = transport.0 == TransportChoice::Shm;
         let (first, step) = if shared { (0, 1) } else { (number, threads) };
         reach.fill(first, step)?;

@@ -19,7 +19,8 @@ pub enum Service {
     Publisher(OracleAt, Duration),
     /// Fetches what is published, for a compute server, with a pause after each look.
     Fetcher(Oracle, Arc<Fetched>, Duration),
-    /// Publishes which cut all snapshots reach, of tables without overflow regions, with a pause after each look.
+    /// Publishes which cut all snapshots reach, of tables without overflow regions, with a pause after each
+    /// look.
     Collector(Oracle, HorizonAt, Duration),
     /// Moves the read timestamp.
     Advancer(NaiveAt),

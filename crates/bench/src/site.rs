@@ -21,7 +21,8 @@ pub struct Site {
 }
 
 impl Site {
-    /// Starts nodes, and leases all that they lend: as many regions of each. A thread has `arena_bytes` for its transfers.
+    /// Starts nodes, and leases all that they lend: as many regions of each. A thread has `arena_bytes` for
+    /// its transfers.
     pub fn start(
         transports: Transports,
         lend: Lend,

@@ -28,13 +28,15 @@ impl Plan {
         Plan { warm_up, slices, slice: duration / slices as u32 }
     }
 
-    /// Which slice it is at `now`, where the first began at `began`. `None`: it has not; there may be none of that number any more.
+    /// Which slice it is at `now`, where the first began at `began`. `None`: it has not; there may be none of
+    /// that number any more.
     pub fn slice_at(&self, began: Instant, now: Instant) -> Option<usize> {
         let since = now.checked_duration_since(began)?;
         Some((since.as_nanos() / self.slice.as_nanos()) as usize)
     }
 
-    /// How many a second there were of what each of several threads has counted in each slice; `None` of no thread.
+    /// How many a second there were of what each of several threads has counted in each slice; `None` of no
+    /// thread.
     pub fn rates<'a>(&self, threads: impl Iterator<Item = &'a [u64]>) -> Option<Spread> {
         let mut counts = vec![0; self.slices];
         for thread in threads {

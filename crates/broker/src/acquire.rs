@@ -13,8 +13,8 @@ use crate::peers::{InVain, MAX_ASKED_AT_ONCE, Peers};
 use crate::placing::{Placing, TakingBack, Wish};
 use crate::state::Pool;
 
-/// Longest time for one request: two nodes may stall, one after the other, and there is still time for a third.
-/// Half of a lease's default time, so that what was granted first is still worth having.
+/// Longest time for one request: two nodes may stall, one after the other, and there is still time for a
+/// third. Half of a lease's default time, so that what was granted first is still worth having.
 pub const ACQUIRE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Places a wish and has the nodes grant it.

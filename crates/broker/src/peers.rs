@@ -1,5 +1,5 @@
-//! What the broker asks of nodes. One connection per question: questions are rare, and a connection that is made
-//! for one cannot be stale.
+//! What the broker asks of nodes. One connection per question: questions are rare, and a connection that is
+//! made for one cannot be stale.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -17,7 +17,8 @@ use tonic::transport::Channel;
 
 use crate::placing::are_sound;
 
-/// Longest wait for a grant or a revocation. A node answers from memory, so only a lost or stalled one needs longer.
+/// Longest wait for a grant or a revocation. A node answers from memory, so only a lost or stalled one needs
+/// longer.
 pub const GRANT_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Longest wait for a node's table.

@@ -16,8 +16,9 @@ pub struct Candidate {
 
 /// How many regions to ask of which node, `count` in all or as many as are free.
 ///
-/// Region by region from the node of which the owner holds least, so that files stripe over as many nodes as there
-/// are and the loss of one costs least; among equals from the one with most room, so that nodes fill evenly.
+/// Region by region from the node of which the owner holds least, so that files stripe over as many nodes as
+/// there are and the loss of one costs least; among equals from the one with most room, so that nodes fill
+/// evenly.
 pub fn place(candidates: &[Candidate], count: u32) -> Vec<(NodeId, u32)> {
     // Ordered by who is next; the last field makes the order total, so that equal pools give equal answers.
     let next = |c: &Candidate, given: u32| (Reverse(c.held + given), c.free - given, Reverse(c.node));

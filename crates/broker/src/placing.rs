@@ -1,4 +1,5 @@
-//! One request from its first plan to its answer, without asking anybody: whom to ask next, and what an answer means.
+//! One request from its first plan to its answer, without asking anybody: whom to ask next, and what an
+//! answer means.
 //!
 //! What one node does not give is asked of the others; a node that fails is not asked again.
 

@@ -35,8 +35,9 @@ pub enum BrokerError {
     Store(#[from] StoreError),
 }
 
-/// Runs a broker until `shutdown`, then ends within [`farpool_control::SHUTDOWN_GRACE`]. Nodes of an earlier run are
-/// asked for their tables before the first request is answered; then `on_ready` is told the real address.
+/// Runs a broker until `shutdown`, then ends within [`farpool_control::SHUTDOWN_GRACE`]. Nodes of an earlier
+/// run are asked for their tables before the first request is answered; then `on_ready` is told the real
+/// address.
 pub async fn run(
     config: BrokerConfig,
     on_ready: impl FnOnce(SocketAddr),

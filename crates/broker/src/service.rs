@@ -27,7 +27,8 @@ use crate::placing::Wish;
 use crate::state::{MAX_NODES, Pool, ReportRefusal};
 use crate::store::{Store, StoreError};
 
-/// Most requests that need nodes at a time; each may hold [`MAX_ASKED_AT_ONCE`] connections. Later ones wait their turn.
+/// Most requests that need nodes at a time; each may hold [`MAX_ASKED_AT_ONCE`] connections. Later ones wait
+/// their turn.
 const MAX_ACQUIRES: usize = 16;
 
 /// Longest wait for that turn: with [`ACQUIRE_DEADLINE`] less than a request may take.
@@ -118,7 +119,8 @@ impl BrokerService {
         Ok(answer)
     }
 
-    /// Drops nodes that have been silent for long, here and in the store, and names of owners that hold nothing.
+    /// Drops nodes that have been silent for long, here and in the store, and names of owners that hold
+    /// nothing.
     pub async fn forget_silent(&self) {
         let forgotten = self.pool.lock().forget(self.now());
         let holding = self.pool.lock().owners();

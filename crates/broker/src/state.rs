@@ -14,7 +14,8 @@ use crate::placement::{Candidate, place};
 
 mod status;
 
-/// How often a node says that it lives: rare enough to cost nothing, often enough to notice a death in seconds.
+/// How often a node says that it lives: rare enough to cost nothing, often enough to notice a death in
+/// seconds.
 pub const HEARTBEAT_INTERVAL: Millis = Millis(1_000);
 
 /// Silence after which nothing is placed on a node: one heartbeat may be lost and one late.
@@ -23,8 +24,8 @@ pub const DEAD_AFTER: Millis = Millis(3_000);
 /// Silence after which a node is forgotten: a machine that reboots is still known when it comes back.
 pub const FORGET_AFTER: Millis = Millis(10 * 60 * 1_000);
 
-/// A node that failed to answer a grant is left alone for so long, so that a node whose heartbeats arrive but which
-/// cannot be reached delays one request and not every request.
+/// A node that failed to answer a grant is left alone for so long, so that a node whose heartbeats arrive but
+/// which cannot be reached delays one request and not every request.
 pub const SHUN_AFTER_FAILURE: Millis = Millis(3_000);
 
 /// Most nodes of a pool. A rack or three; what is kept per node is small, but a request may ask each of them.
@@ -138,8 +139,9 @@ impl Pool {
             return Err(ReportRefusal::RegionSize { pool: other.region_bytes, node: report.region_bytes });
         }
         match self.nodes.get(&node) {
-            // Only while the later one is heard: who claimed a name for a moment, with the last incarnation there is,
-            // must not keep it from its node for ever. (State folders see to it that no two have one name by mistake.)
+            // Only while the later one is heard: who claimed a name for a moment, with the last incarnation
+            // there is, must not keep it from its node for ever. (State folders see to it that no two have
+            // one name by mistake.)
             Some(known) if known.is_alive(now) && known.address.incarnation > address.incarnation => {
                 return Err(ReportRefusal::OlderIncarnation);
             }
@@ -153,7 +155,8 @@ impl Pool {
         Ok(RegisterResponse { heartbeat_interval_ms: HEARTBEAT_INTERVAL.0 })
     }
 
-    /// Notes a sign of life. `false`: the node shall report, since it is not known, or other leases are held than believed.
+    /// Notes a sign of life. `false`: the node shall report, since it is not known, or other leases are held
+    /// than believed.
     #[must_use]
     pub fn heartbeat(&mut self, now: Millis, beat: &HeartbeatRequest) -> bool {
         let known = self.nodes.get_mut(&NodeId(beat.node));
@@ -164,8 +167,8 @@ impl Pool {
         known.last_seen = now;
         known.free = beat.regions_free.min(known.regions_total);
         known.frames_rejected = beat.frames_rejected;
-        // Numbers alone may agree by accident: one lease has ended, and an answer with another was lost; or an old
-        // report came late.
+        // Numbers alone may agree by accident: one lease has ended, and an answer with another was lost; or
+        // an old report came late.
         known.held() == beat.regions_lent && known.table == beat.table
     }
 
@@ -211,8 +214,8 @@ impl Pool {
         }
     }
 
-    /// Chooses whom to ask to take `count` revocable leases of an owner back, and counts these as being taken back.
-    /// From the nodes on which the owner holds most, so that what it keeps stays spread.
+    /// Chooses whom to ask to take `count` revocable leases of an owner back, and counts these as being taken
+    /// back. From the nodes on which the owner holds most, so that what it keeps stays spread.
     pub fn plan_revocation(
         &mut self,
         now: Millis,
@@ -267,7 +270,8 @@ impl Pool {
         held.fold(0, |sum, held| sum.saturating_add(held.pinned))
     }
 
-    /// A node did not answer: whether it lent anything is not known. Its table will say, or its leases will end.
+    /// A node did not answer: whether it lent anything is not known. Its table will say, or its leases will
+    /// end.
     pub fn failed(&mut self, now: Millis, node: NodeId) {
         if let Some(known) = self.nodes.get_mut(&node) {
             known.shunned_until = now.plus(SHUN_AFTER_FAILURE);

@@ -81,8 +81,8 @@ impl Drop for Store {
 }
 
 impl Store {
-    /// Opens the file, or makes a new one. Only its owner can open it: another user could otherwise lock it, and
-    /// then no broker would start again.
+    /// Opens the file, or makes a new one. Only its owner can open it: another user could otherwise lock it,
+    /// and then no broker would start again.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let unusable = |source| StoreError::Io { path: path.to_owned(), source };
         let file = own::open_file(path).map_err(unusable)?;

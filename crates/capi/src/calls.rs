@@ -1,7 +1,7 @@
 //! The functions of `farpool.h`. What each does is said there.
 //!
-//! Pointers that come from C are as the header demands: strings that end with a zero byte, buffers as long as said. That is
-//! the `# Safety` of all of them. Handles are numbers that are looked up.
+//! Pointers that come from C are as the header demands: strings that end with a zero byte, buffers as long as
+//! said. That is the `# Safety` of all of them. Handles are numbers that are looked up.
 
 // One contract for all, above.
 #![allow(clippy::missing_safety_doc)]
@@ -169,7 +169,8 @@ pub unsafe extern "C" fn farpool_write_async(
 }
 
 /// # Safety
-/// The bytes at `data` are for the operation alone until `done` is called, as `farpool.h` asks of the program.
+/// The bytes at `data` are for the operation alone until `done` is called, as `farpool.h` asks of the
+/// program.
 unsafe fn start(
     file: FileHandle,
     kind: Kind,

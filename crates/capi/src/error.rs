@@ -70,7 +70,8 @@ thread_local! {
 
 /// Runs a call's body: its number, or the negative error number, with the words kept for this thread (C2).
 pub(crate) fn answer(body: impl FnOnce() -> Result<i64, Failure>) -> i64 {
-    // Nothing of a call is looked at after it has panicked but what other threads share under locks that do not poison.
+    // Nothing of a call is looked at after it has panicked but what other threads share under locks that do
+    // not poison.
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         Err(Failure::new(libc::EIO, "a fault of the library; its standard error has the details"))
     });

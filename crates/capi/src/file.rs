@@ -27,13 +27,14 @@ pub(crate) struct Memory {
     bytes: usize,
 }
 
-// SAFETY: an address and a length; who made it has promised that the bytes are the operation's alone, on any thread.
+// SAFETY: an address and a length; who made it has promised that the bytes are the operation's alone, on any
+// thread.
 unsafe impl Send for Memory {}
 
 impl Memory {
     /// # Safety
-    /// Until the operation ends, `bytes` bytes at `start` are valid for what it does (writes of a read, reads of a write), and
-    /// nobody else changes them, nor looks at those of a read.
+    /// Until the operation ends, `bytes` bytes at `start` are valid for what it does (writes of a read, reads
+    /// of a write), and nobody else changes them, nor looks at those of a read.
     pub(crate) unsafe fn new(start: *mut u8, bytes: usize) -> Result<Self, Failure> {
         match () {
             () if start.is_null() && bytes > 0 => Err(Failure::invalid("the buffer is a null pointer")),
@@ -68,8 +69,8 @@ impl OpenFile {
                     Err(error) if read == 0 => return Err(error.into()),
                     Err(_) => break, // the next call will say so
                 };
-                // SAFETY: `read + bytes.len()` is at most `to.bytes`; the memory is valid for writes and ours (`Memory::new`);
-                // the bytes lie in an arena of the library.
+                // SAFETY: `read + bytes.len()` is at most `to.bytes`; the memory is valid for writes and ours
+                // (`Memory::new`); the bytes lie in an arena of the library.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.start.add(read), bytes.len()) };
                 read += bytes.len();
                 if bytes.len() < wanted {
@@ -87,7 +88,8 @@ impl OpenFile {
             while written < from.bytes {
                 let bytes = (from.bytes - written).min(MAX_TRANSFER_BYTES);
                 let at = offset.checked_add(written as u64).ok_or(FileError::TooLarge)?;
-                // SAFETY: in bounds; valid for reads and changed by nobody until the operation ends (`Memory::new`).
+                // SAFETY: in bounds; valid for reads and changed by nobody until the operation ends
+                // (`Memory::new`).
                 let data = unsafe { std::slice::from_raw_parts(from.start.add(written), bytes) };
                 match self.file.write(session, at, data) {
                     Ok(()) => written += bytes,

@@ -1,6 +1,7 @@
 //! Handles: what C holds. They look like pointers and are numbers.
 //!
-//! H1. A number is given out once: a handle that was closed, or that the library never gave, is refused and never followed.
+//! H1. A number is given out once: a handle that was closed, or that the library never gave, is refused and
+//!     never followed.
 //! H2. A child made by fork(2) begins with no handles: those of its parent are refused there.
 
 use std::collections::HashMap;
@@ -36,7 +37,8 @@ static HANDLES: AtomicPtr<RwLock<Handles>> = AtomicPtr::new(std::ptr::null_mut()
 static NEXT: AtomicUsize = AtomicUsize::new(1);
 static MINDS_FORKS: AtomicBool = AtomicBool::new(false);
 
-/// A lock that a thread of the parent held stays locked in the child for ever, so the child leaves the parent's alone.
+/// A lock that a thread of the parent held stays locked in the child for ever, so the child leaves the
+/// parent's alone.
 extern "C" fn begin_anew() {
     // Relaxed: the child has one thread.
     HANDLES.store(std::ptr::null_mut(), Ordering::Relaxed);

@@ -66,10 +66,10 @@ enum What {
 
 /// Measure one operation of the fabric, beside the least that it could cost on this machine
 ///
-/// Starts a broker and a node of its own unless --broker names a pool, leases the footprint, fills it, and then measures
-/// in short slices. With --floor each slice is followed by one of bare accesses: memcpy, loads or locked instructions at
-/// such places for shm, a bare request and response between two polling processes for tcp. Every atomic is checked, and
-/// reads and writes from time to time.
+/// Starts a broker and a node of its own unless --broker names a pool, leases the footprint, fills it, and
+/// then measures in short slices. With --floor each slice is followed by one of bare accesses: memcpy, loads
+/// or locked instructions at such places for shm, a bare request and response between two polling processes
+/// for tcp. Every atomic is checked, and reads and writes from time to time.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -133,9 +133,9 @@ struct IoArgs {
 
 /// Measure the fabric's operations beside their floors and peers, and write it down
 ///
-/// What `make bench-io` runs: each line is an invocation of `farpool bench io`; nbdkit, memcached and redis are started
-/// on free ports of loopback and ended again. Needs some six times the footprint of memory and, with five rounds, some
-/// six minutes.
+/// What `make bench-io` runs: each line is an invocation of `farpool bench io`; nbdkit, memcached and redis
+/// are started on free ports of loopback and ended again. Needs some six times the footprint of memory and,
+/// with five rounds, some six minutes.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -16,8 +16,9 @@ use crate::tether::{self, Tether};
 
 /// Run a broker: it knows who has room and places leases
 ///
-/// Runs in the foreground and prints `ready ADDRESS` once it takes requests. Clients and nodes go on without it; only
-/// new leases need it. After a restart at the same address it learns from the nodes what they have lent.
+/// Runs in the foreground and prints `ready ADDRESS` once it takes requests. Clients and nodes go on without
+/// it; only new leases need it. After a restart at the same address it learns from the nodes what they have
+/// lent.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -28,7 +29,8 @@ pub struct BrokerArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7117")]
     listen: SocketAddr,
 
-    /// The file in which it keeps the nodes it knows; made if it is not there. In a folder that no other user may change
+    /// The file in which it keeps the nodes it knows; made if it is not there. In a folder that no other user
+    /// may change
     #[arg(long, value_name = "FILE")]
     store: PathBuf,
 

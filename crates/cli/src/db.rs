@@ -18,9 +18,9 @@ use crate::reach::BrokerAt;
 
 /// Make databases in far memory, look at them, and try them
 ///
-/// A database lies in the memory of the pool's nodes. Processes that open it are its compute servers: they run transactions with
-/// snapshot isolation by reading and writing far memory directly, and look after each other. The database lasts as long as one of them
-/// does.
+/// A database lies in the memory of the pool's nodes. Processes that open it are its compute servers: they
+/// run transactions with snapshot isolation by reading and writing far memory directly, and look after each
+/// other. The database lasts as long as one of them does.
 #[derive(Debug, clap::Args)]
 #[command(
     subcommand_required = true,
@@ -76,7 +76,8 @@ struct DatabaseAt {
 /// How transactions begin.
 #[derive(Debug, clap::Args)]
 struct Beginning {
-    /// Read what is published on a thread of its own, which never stops: transactions begin without asking far memory
+    /// Read what is published on a thread of its own, which never stops: transactions begin without asking
+    /// far memory
     #[arg(long)]
     fetch_thread: bool,
 }

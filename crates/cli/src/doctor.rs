@@ -10,8 +10,8 @@ use crate::reach::{BrokerAt, runtime};
 
 /// Say what this machine lacks for lending and mounting far memory, and how to mend it
 ///
-/// Each line is ok, warn (it works, but not well or not for everybody) or fail (something does not work). Exit status
-/// 0 when nothing fails, else 1.
+/// Each line is ok, warn (it works, but not well or not for everybody) or fail (something does not work).
+/// Exit status 0 when nothing fails, else 1.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -41,8 +41,8 @@ pub fn describe(error: &anyhow::Error) -> String {
     text
 }
 
-/// Prints the help that was asked for, or what the parser did not understand. `subcommand` is the one that was named,
-/// if there is one of that name.
+/// Prints the help that was asked for, or what the parser did not understand. `subcommand` is the one that
+/// was named, if there is one of that name.
 pub fn report_usage(error: &clap::Error, subcommand: Option<&str>) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => match unless_unwanted(error.print()) {
@@ -60,8 +60,8 @@ pub fn report_usage(error: &clap::Error, subcommand: Option<&str>) -> ExitCode {
     }
 }
 
-/// The parser's message has several paragraphs; what is wrong and a tip make the first line, the way to the help the
-/// second.
+/// The parser's message has several paragraphs; what is wrong and a tip make the first line, the way to the
+/// help the second.
 fn in_two_lines(rendered: &str, subcommand: Option<&str>) -> String {
     let mut paragraphs = rendered.split("\n\n").map(one_line);
     let what = paragraphs.next().unwrap_or_default();

@@ -1,4 +1,5 @@
-//! `farpool generate`: manual pages and shell completions, from the very definitions that the command line is parsed by.
+//! `farpool generate`: manual pages and shell completions, from the very definitions that the command line is
+//! parsed by.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,8 +12,8 @@ use crate::output::say;
 
 /// Write the manual pages and the shell completions into a folder
 ///
-/// `make install` puts them where man and the shells look. The folder gets man1/farpool.1, a page for each subcommand, and
-/// completions for bash, zsh, fish, elvish and PowerShell.
+/// `make install` puts them where man and the shells look. The folder gets man1/farpool.1, a page for each
+/// subcommand, and completions for bash, zsh, fish, elvish and PowerShell.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -98,7 +98,8 @@ impl Command {
         }
     }
 
-    /// What is logged unless [`LOG_VARIABLE`] says otherwise. Losses are what a simulation is about: nobody has to be told.
+    /// What is logged unless [`LOG_VARIABLE`] says otherwise. Losses are what a simulation is about: nobody
+    /// has to be told.
     fn usual_log(&self) -> &'static str {
         if matches!(self, Command::Sim(_)) { "off" } else { "warn" }
     }

@@ -21,9 +21,10 @@ mod keep;
 
 /// Mount far memory as a directory
 ///
-/// Files written there lie in the memory of the pool's nodes, striped over them. They are temporary: they are gone
-/// when the mount ends unless --keep says otherwise, and those on a node that dies are lost at once unless --redundancy does. Runs in the
-/// foreground, prints `ready` once mounted, and unmounts on SIGTERM or Ctrl-C.
+/// Files written there lie in the memory of the pool's nodes, striped over them. They are temporary: they are
+/// gone when the mount ends unless --keep says otherwise, and those on a node that dies are lost at once
+/// unless --redundancy does. Runs in the foreground, prints `ready` once mounted, and unmounts on SIGTERM or
+/// Ctrl-C.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -52,13 +53,13 @@ pub struct MountArgs {
     #[arg(long)]
     allow_other: bool,
 
-    /// Let processes started by `farpool run` read and write files without asking the kernel. Other processes are slower
-    /// for it: the kernel keeps nothing back for them
+    /// Let processes started by `farpool run` read and write files without asking the kernel. Other processes
+    /// are slower for it: the kernel keeps nothing back for them
     #[arg(long)]
     accelerate: bool,
 
-    /// As --accelerate, for processes of this user, too; they are trusted with all files of the mount, besides root and
-    /// the user who mounts. May be given several times
+    /// As --accelerate, for processes of this user, too; they are trusted with all files of the mount,
+    /// besides root and the user who mounts. May be given several times
     #[arg(long, value_name = "USER", value_parser = user_id)]
     accelerate_for: Vec<u32>,
 
@@ -66,9 +67,10 @@ pub struct MountArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_THREADS as i64))]
     threads: Option<u16>,
 
-    /// How files bear the loss of a node: none and stripe (not at all), mirror (two copies on two nodes), parity:K (K
-    /// extents of data and one of parity on K + 1 nodes; parity alone is parity:4). Another can be chosen for an empty
-    /// file, or for what is made in a directory: setfattr -n user.farpool.redundancy -v parity:4 DIR
+    /// How files bear the loss of a node: none and stripe (not at all), mirror (two copies on two nodes),
+    /// parity:K (K extents of data and one of parity on K + 1 nodes; parity alone is parity:4). Another can
+    /// be chosen for an empty file, or for what is made in a directory: setfattr -n user.farpool.redundancy
+    /// -v parity:4 DIR
     #[arg(long, value_name = "KIND", default_value = "stripe")]
     redundancy: Redundancy,
 
@@ -76,13 +78,15 @@ pub struct MountArgs {
     #[arg(long, value_name = "SIZE", default_value = "200MiB")]
     rebuild_rate: ByteSize,
 
-    /// Keep the mount's state in this directory, best one on a tmpfs: a mount that is killed, or ended, and started again with
-    /// it within seconds finds its files again. Only this user may read it, and one mount at a time may use it
+    /// Keep the mount's state in this directory, best one on a tmpfs: a mount that is killed, or ended, and
+    /// started again with it within seconds finds its files again. Only this user may read it, and one mount
+    /// at a time may use it
     #[arg(long, value_name = "DIR", conflicts_with_all = ["accelerate", "accelerate_for"])]
     keep: Option<PathBuf>,
 
-    /// Most memory to take from the pool [default: all there is]. Names and attributes take up to an
-    /// eighth of the limit in addition, of this process's memory; each user let in by --allow-other gets a quarter of that
+    /// Most memory to take from the pool [default: all there is]. Names and attributes take up to an eighth
+    /// of the limit in addition, of this process's memory; each user let in by --allow-other gets a quarter
+    /// of that
     #[arg(long, value_name = "SIZE")]
     limit: Option<ByteSize>,
 }

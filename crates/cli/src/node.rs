@@ -19,8 +19,8 @@ use crate::tether::{self, Tether};
 
 /// Lend this machine's memory to a pool
 ///
-/// Takes the memory, locks it so that it is never swapped out, registers with the broker and serves it until SIGTERM.
-/// Prints `ready` once it has registered. The broker may come and go from then on.
+/// Takes the memory, locks it so that it is never swapped out, registers with the broker and serves it until
+/// SIGTERM. Prints `ready` once it has registered. The broker may come and go from then on.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -32,8 +32,8 @@ pub struct NodeArgs {
     #[arg(long, value_name = "HOST:PORT", env = "FARPOOL_BROKER", hide_env_values = true, value_parser = parse_address)]
     broker: String,
 
-    /// What to lend; auto is what is available now, less a reserve. With --shm-socket the node keeps one region more,
-    /// to which a region moves when one of its sharers is shut out
+    /// What to lend; auto is what is available now, less a reserve. With --shm-socket the node keeps one
+    /// region more, to which a region moves when one of its sharers is shut out
     #[arg(long, value_name = "SIZE|auto", default_value = "auto")]
     memory: Memory,
 
@@ -53,28 +53,28 @@ pub struct NodeArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     data_listen: SocketAddr,
 
-    /// Name or address by which other machines reach --listen and --data-listen, if it is not the one given there: behind
-    /// address translation (NAT), or where those are 0.0.0.0
+    /// Name or address by which other machines reach --listen and --data-listen, if it is not the one given
+    /// there: behind address translation (NAT), or where those are 0.0.0.0
     #[arg(long, value_name = "HOST", value_parser = parse_host)]
     advertise: Option<String>,
 
-    /// Socket by which processes of this machine get at the memory; without it they use TCP. In a folder that no other user
-    /// may change
+    /// Socket by which processes of this machine get at the memory; without it they use TCP. In a folder that
+    /// no other user may change
     #[arg(long, value_name = "PATH")]
     shm_socket: Option<PathBuf>,
 
-    /// Serve the memory by RDMA as well: an address of the network card, or auto for the first card's. Port 0 takes any
-    /// free one
+    /// Serve the memory by RDMA as well: an address of the network card, or auto for the first card's. Port 0
+    /// takes any free one
     #[arg(long, value_name = "ADDR|auto")]
     listen_rdma: Option<RdmaListen>,
 
-    /// Let network cards do compare-and-swap and fetch-and-add by themselves. Right only while all clients that use
-    /// these come by RDMA: a card's and a processor's are not atomic with respect to each other
+    /// Let network cards do compare-and-swap and fetch-and-add by themselves. Right only while all clients
+    /// that use these come by RDMA: a card's and a processor's are not atomic with respect to each other
     #[arg(long, requires = "listen_rdma")]
     card_atomics: bool,
 
-    /// Folder that keeps the node's identity across restarts; without it each start makes a new node. No other user may
-    /// change it
+    /// Folder that keeps the node's identity across restarts; without it each start makes a new node. No
+    /// other user may change it
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
 

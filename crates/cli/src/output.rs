@@ -1,5 +1,5 @@
-//! What is written for people and programs. A stream that is closed or full never ends the process half-way: what it
-//! would have said is lost, and only results that are lost are an error.
+//! What is written for people and programs. A stream that is closed or full never ends the process half-way:
+//! what it would have said is lost, and only results that are lost are an error.
 
 use std::io::{self, ErrorKind, Write};
 
@@ -16,8 +16,8 @@ pub fn complain(line: impl AsRef<str>) {
     let _ = write_line(std::io::stderr().lock(), line.as_ref());
 }
 
-/// Prints results: what the command was run for. A reader that has gone away (`farpool status | head -1`) has read what
-/// it wanted; that they cannot be written is an error.
+/// Prints results: what the command was run for. A reader that has gone away (`farpool status | head -1`) has
+/// read what it wanted; that they cannot be written is an error.
 pub fn tell(line: impl AsRef<str>) -> Result<()> {
     unless_unwanted(write_line(std::io::stdout().lock(), line.as_ref()))
 }

@@ -23,7 +23,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long a command waits for a pool.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Wait {
-    /// How long to wait for a broker and its first node, in seconds; with it, a pool and its users may be started in any order
+    /// How long to wait for a broker and its first node, in seconds; with it, a pool and its users may be
+    /// started in any order
     #[arg(long = "wait", value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=LONGEST_WAIT_S))]
     seconds: u64,
 }
@@ -64,7 +65,8 @@ pub fn parse_host(text: &str) -> Result<String, String> {
 }
 
 impl BrokerAt {
-    /// What was said, completed by what a running `farpool up` has published; `None` when neither names a broker.
+    /// What was said, completed by what a running `farpool up` has published; `None` when neither names a
+    /// broker.
     pub fn find(&self) -> Result<Option<Located>> {
         Ok(locate(self.broker.as_deref(), self.tls_dir.as_deref())?)
     }

@@ -18,18 +18,20 @@ use crate::output::complain;
 const LIBRARY: &str = "libfarpool_preload.so";
 /// Says where the library is, if it is nowhere near the binary.
 const LIBRARY_VARIABLE: &str = "FARPOOL_PRELOAD";
-/// What the dynamic linker loads before the libraries of a program; separated by colons or blanks, without quoting.
+/// What the dynamic linker loads before the libraries of a program; separated by colons or blanks, without
+/// quoting.
 const LINKER_VARIABLE: &str = "LD_PRELOAD";
 
 /// Run a program that reads and writes files of a mount without asking the mount
 ///
-/// The program sees the files as before. Positional reads and writes (pread, pwrite and their relatives), which
-/// databases use most, are served within the process, from far memory itself, after one cheap system call that makes sure
-/// which file the descriptor is; all other calls go to the kernel and the mount as ever. Programs that it starts get the same. Files elsewhere, and programs that never use the mount, are
-/// left alone.
+/// The program sees the files as before. Positional reads and writes (pread, pwrite and their relatives),
+/// which databases use most, are served within the process, from far memory itself, after one cheap system
+/// call that makes sure which file the descriptor is; all other calls go to the kernel and the mount as ever.
+/// Programs that it starts get the same. Files elsewhere, and programs that never use the mount, are left
+/// alone.
 ///
-/// Statically linked programs (many in Go) and programs with set-user-id bits cannot be served like this: they work,
-/// through the mount.
+/// Statically linked programs (many in Go) and programs with set-user-id bits cannot be served like this:
+/// they work, through the mount.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -9,9 +9,10 @@
 //!   state/           the broker's store, the nodes' state and sockets
 //! ```
 //!
-//! D1. A folder that belongs to somebody else, or that others may write to, is not used: it would let them choose
-//!     our broker and our certificates.
-//! D2. Nothing of an earlier pool survives the start of a new one: its memory is gone, so its leases mean nothing.
+//! D1. A folder that belongs to somebody else, or that others may write to, is not used: it would let them
+//!     choose our broker and our certificates.
+//! D2. Nothing of an earlier pool survives the start of a new one: its memory is gone, so its leases mean
+//!     nothing.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -26,7 +27,8 @@ const PID: &str = "up.pid";
 const LOG: &str = "up.log";
 const STATE: &str = "state";
 
-/// How often the folder may vanish between being made and being locked: once per `up` that ends at this moment.
+/// How often the folder may vanish between being made and being locked: once per `up` that ends at this
+/// moment.
 const CLAIM_ATTEMPTS: u32 = 16;
 
 /// The folder, held by this process. Dropping it removes what was put there.
@@ -197,7 +199,8 @@ mod tests {
         std::mem::forget(RunDir::claim(&path).unwrap());
         fs::write(path.join("state/broker.redb"), "old").unwrap();
         fs::write(path.join("letter"), "mine").unwrap();
-        // The forgotten lock belongs to an open file of this very process, so look at the folder from outside.
+        // The forgotten lock belongs to an open file of this very process, so look at the folder from
+        // outside.
         let copy = parent.path().join("copy");
         fs::rename(&path, &copy).unwrap();
         fs::create_dir(&path).unwrap();

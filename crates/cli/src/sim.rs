@@ -46,7 +46,8 @@ Mutations:
   fence-flag-ignored                 a node lets fenced operations pass reads and atomics
   reader-trusts-torn-copy            a reader takes a record without looking at its checksum")]
     Fabric(SeedArgs),
-    /// Brokers, nodes, owners and clients: leases, grants, renewals, crashes, partitions, lost messages, wrong clocks
+    /// Brokers, nodes, owners and clients: leases, grants, renewals, crashes, partitions, lost messages,
+    /// wrong clocks
     #[command(after_help = "\
 Mutations:
   client-trusts-its-lease-past-its-own-clock  a client goes on until its node refuses it
@@ -122,7 +123,8 @@ Mutations:
   hash-taken-for-the-key          what fits the hash is the key
   number-in-doubt-used-again      a number of which nobody knows whether it was named is used for another key")]
     Hash(SeedArgs),
-    /// Compute servers of a database: seats taken and freed, the dead looked after, cuts published, while all of them fail
+    /// Compute servers of a database: seats taken and freed, the dead looked after, cuts published, while all
+    /// of them fail
     #[command(after_help = "\
 Mutations:
   list-after-other-grants              a member uses other regions before it has said which grants it has
@@ -154,7 +156,8 @@ struct SeedArgs {
     #[arg(long, value_name = "NAME|all")]
     mutation: Option<String>,
 
-    /// With --seed, write the history of transactions there, in Elle's JSON form of list-append: `adya check -c snapshot-isolation FILE`
+    /// With --seed, write the history of transactions there, in Elle's JSON form of list-append: `adya check
+    /// -c snapshot-isolation FILE`
     #[arg(long, value_name = "FILE", requires = "seed")]
     history: Option<PathBuf>,
 

@@ -11,8 +11,8 @@ use crate::size::ByteSize;
 
 /// Say who lends memory and who has borrowed it
 ///
-/// Asks the broker, which knows what the nodes last told it. Nodes that have been silent for more than a minute are left out
-/// unless --all is given; after ten the broker has forgotten them.
+/// Asks the broker, which knows what the nodes last told it. Nodes that have been silent for more than a
+/// minute are left out unless --all is given; after ten the broker has forgotten them.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

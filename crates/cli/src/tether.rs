@@ -1,7 +1,7 @@
 //! A child of `farpool up` ends with it, however that ends.
 //!
-//! The kernel kills it (`PR_SET_PDEATHSIG`) once its parent is gone. It asks for that itself, so that no code runs
-//! between fork and exec; for the moment before, it looks who its parent is.
+//! The kernel kills it (`PR_SET_PDEATHSIG`) once its parent is gone. It asks for that itself, so that no code
+//! runs between fork and exec; for the moment before, it looks who its parent is.
 
 use anyhow::{Result, bail};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};

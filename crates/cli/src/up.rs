@@ -1,10 +1,11 @@
 //! `farpool up`: a whole pool on this machine, as child processes.
 //!
 //! U1. Nothing is left running, however `up` ends: children die with their parent.
-//! U2. A broker that ends is started again, at the same address and with the same store: leases go on meanwhile, and
-//!     the nodes tell the new one what they have lent.
-//! U3. A node that ends is reported and stays away. Its memory is gone, and with it what lay there; a new node in its
-//!     place would hide that. When the last one has gone there is no pool any more, and `up` ends with an error.
+//! U2. A broker that ends is started again, at the same address and with the same store: leases go on
+//!     meanwhile, and the nodes tell the new one what they have lent.
+//! U3. A node that ends is reported and stays away. Its memory is gone, and with it what lay there; a new
+//!     node in its place would hide that. When the last one has gone there is no pool any more, and `up` ends
+//!     with an error.
 
 mod certificates;
 mod child;
@@ -48,10 +49,10 @@ const SOCKET_PATH_MAX: usize = 107;
 
 /// Start a pool on this machine: a broker and some nodes
 ///
-/// Runs in the foreground until Ctrl-C or SIGTERM (with --detach in the background), and leaves nothing behind. All
-/// processes talk over loopback with certificates made for the occasion; `farpool mount` and `farpool status` of the same
-/// user find the pool by themselves. A broker that dies is started again; a node that dies is reported, since its memory is
-/// gone.
+/// Runs in the foreground until Ctrl-C or SIGTERM (with --detach in the background), and leaves nothing
+/// behind. All processes talk over loopback with certificates made for the occasion; `farpool mount` and
+/// `farpool status` of the same user find the pool by themselves. A broker that dies is started again; a node
+/// that dies is reported, since its memory is gone.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -81,13 +82,13 @@ pub struct UpArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7117")]
     listen: SocketAddr,
 
-    /// Do not lock the nodes' memory, which is locked as far as the limit allows otherwise (ulimit -l). Memory that is not locked
-    /// may be swapped out, and is then no faster than the disk
+    /// Do not lock the nodes' memory, which is locked as far as the limit allows otherwise (ulimit -l).
+    /// Memory that is not locked may be swapped out, and is then no faster than the disk
     #[arg(long)]
     no_lock: bool,
 
-    /// Return once the pool is ready, and leave it running in the background; its standard error then goes to up.log in its
-    /// folder
+    /// Return once the pool is ready, and leave it running in the background; its standard error then goes to
+    /// up.log in its folder
     #[arg(long)]
     detach: bool,
 

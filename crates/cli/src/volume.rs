@@ -1,5 +1,5 @@
-//! `farpool volume`: what of a mount bears the loss of a node, what was lost, what is made anew. The mount's daemon answers
-//! by attributes of the mount's root, so nothing but the mount has to be reached.
+//! `farpool volume`: what of a mount bears the loss of a node, what was lost, what is made anew. The mount's
+//! daemon answers by attributes of the mount's root, so nothing but the mount has to be reached.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -21,7 +21,8 @@ const SCRUB: &str = "user.farpool.scrub";
 const MAX_STATE_BYTES: usize = 4 << 10;
 /// How often progress is asked for.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long the mount may take to begin with what it was asked for: another rebuild or scrub of its thread has to end first.
+/// How long the mount may take to begin with what it was asked for: another rebuild or scrub of its thread
+/// has to end first.
 const NO_NEWS_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Look after a mount: state, redundancy, rebuild, scrub

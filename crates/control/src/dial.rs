@@ -27,8 +27,9 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 /// A peer that does not answer this question in time is gone.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A channel to `host:port`. It connects at the first request, and again whenever the connection was lost, so that
-/// only a wrong address or unusable certificates are errors here. [`explain`](crate::explain) says why a request failed.
+/// A channel to `host:port`. It connects at the first request, and again whenever the connection was lost, so
+/// that only a wrong address or unusable certificates are errors here. [`explain`](crate::explain) says why a
+/// request failed.
 pub fn dial(address: &str, tls: Option<&Tls>) -> Result<Channel, ControlError> {
     let malformed = || ControlError::Address { address: address.to_owned() };
     let host = host_of(address).ok_or_else(malformed)?;
@@ -120,7 +121,8 @@ fn host_of(address: &str) -> Option<&str> {
     (named && reachable).then_some(host)
 }
 
-/// Whether a host is this machine. A name other than `localhost` may resolve to anything, so it does not count.
+/// Whether a host is this machine. A name other than `localhost` may resolve to anything, so it does not
+/// count.
 fn is_loopback_host(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     host.eq_ignore_ascii_case("localhost") || bare.parse().is_ok_and(is_loopback_ip)

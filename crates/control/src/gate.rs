@@ -20,19 +20,20 @@ use parking_lot::Mutex;
 use crate::dial::is_loopback_ip;
 use crate::fault::Fault;
 
-/// Most connections at a time that have not greeted yet. At 1,400 new ones a second each has 0.7 s, ten times what a handshake to the
-/// far side of the world takes.
+/// Most connections at a time that have not greeted yet. At 1,400 new ones a second each has 0.7 s, ten times
+/// what a handshake to the far side of the world takes.
 pub const MAX_NEWCOMERS: usize = 1_024;
 
-/// A peer must have greeted within this time: several round trips to the far side of the world, and a lost packet.
+/// A peer must have greeted within this time: several round trips to the far side of the world, and a lost
+/// packet.
 pub const GREETING_DEADLINE: Duration = Duration::from_secs(3);
 
-/// Most connections at a time that have greeted: the largest pool's nodes and as many clients, and with the newcomers well below the
-/// usual 4,096 descriptors.
+/// Most connections at a time that have greeted: the largest pool's nodes and as many clients, and with the
+/// newcomers well below the usual 4,096 descriptors.
 pub const MAX_CONNECTIONS: usize = 2_048;
 
-/// Most of them from one machine, or one network of IPv6 (RFC 6177: a site has a /64 at least). A machine's own processes are not
-/// bounded by this: a whole pool may run on one machine.
+/// Most of them from one machine, or one network of IPv6 (RFC 6177: a site has a /64 at least). A machine's
+/// own processes are not bounded by this: a whole pool may run on one machine.
 pub const MAX_PLACES_PER_NETWORK: usize = MAX_CONNECTIONS / 2;
 
 /// The connections that have not greeted yet.
@@ -44,8 +45,8 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Adds a newcomer, which `handle` closes; returns its number, and the network of another newcomer that was
-    /// closed to make room for it.
+    /// Adds a newcomer, which `handle` closes; returns its number, and the network of another newcomer that
+    /// was closed to make room for it.
     pub(crate) fn arrives(&mut self, address: IpAddr, handle: AbortHandle) -> (u64, Option<IpAddr>) {
         let made_room = if self.newcomers.len() >= MAX_NEWCOMERS { self.make_room() } else { None };
         let network = network_of(address);

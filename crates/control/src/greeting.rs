@@ -15,7 +15,8 @@ use crate::fault::Fault;
 /// HTTP/2's connection preface (RFC 9113, section 3.4).
 pub(crate) const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// A frame's header (RFC 9113, section 4.1): length, type, flags, stream. The first frame of either side is of type SETTINGS.
+/// A frame's header (RFC 9113, section 4.1): length, type, flags, stream. The first frame of either side is
+/// of type SETTINGS.
 const FRAME_HEADER_BYTES: usize = 9;
 const TYPE_AT: usize = 3;
 const SETTINGS: u8 = 4;

@@ -1,4 +1,5 @@
-//! How the control plane's processes listen, dial and prove who they are: what broker, node and pool share of gRPC.
+//! How the control plane's processes listen, dial and prove who they are: what broker, node and pool share of
+//! gRPC.
 //!
 //! C1. Without TLS nothing leaves the machine: only loopback addresses are listened on or dialled.
 //! C2. With TLS both sides prove themselves by a certificate of the pool's own authority.

@@ -1,6 +1,7 @@
 //! Sizes that both ends of the control plane must agree on.
 
-/// Most regions of one node: 4 TiB of 64 MiB regions; their states fit a message of 4 MiB, gRPC's default limit.
+/// Most regions of one node: 4 TiB of 64 MiB regions; their states fit a message of 4 MiB, gRPC's default
+/// limit.
 pub const MAX_REGIONS_PER_NODE: u32 = 65_536;
 
 /// Sizes of regions are multiples of this, one at least: some extents of a file.
@@ -12,6 +13,6 @@ pub const MAX_REGIONS_PER_ACQUIRE: u32 = 4_096;
 /// Most leases named in one renewal or release: an owner with more at one node sends several.
 pub const MAX_LEASES_PER_REQUEST: usize = 4_096;
 
-/// Longest `host:port`, socket path or host name that a node may announce: the kernel's limit on paths of Unix
-/// sockets is 108 bytes, that on DNS names 253.
+/// Longest `host:port`, socket path or host name that a node may announce: the kernel's limit on paths of
+/// Unix sockets is 108 bytes, that on DNS names 253.
 pub const MAX_ADDRESS_BYTES: usize = 300;

@@ -72,8 +72,8 @@ impl Listener {
         Ok(Listener { socket, address, tls, version: CONTROL_VERSION, on_rejected: Arc::new(|| {}) })
     }
 
-    /// Calls `count` for each connection that is closed since its peer speaks neither HTTP/2 nor, where it must,
-    /// TLS; for a counter.
+    /// Calls `count` for each connection that is closed since its peer speaks neither HTTP/2 nor, where it
+    /// must, TLS; for a counter.
     pub fn on_rejected(self, count: impl Fn() + Send + Sync + 'static) -> Self {
         Listener { on_rejected: Arc::new(count), ..self }
     }

@@ -5,10 +5,10 @@
 //! O2. A folder is our own if no other user can change it or any folder above it: a user that can rename a
 //!     folder on the way decides what the path means. A sticky bit makes folders above it harmless, since
 //!     only owners rename and remove what lies there.
-//! O3. Directly in a folder with the sticky bit, such as `/tmp`, a file is ours as soon as it exists, since no
-//!     other user can open, rename or remove it. But another user may have made a file of that name first. So
-//!     what was opened there is checked by its descriptor: it must be a regular file and no link, belong to
-//!     us, have no other name (another user may link to a file that we have elsewhere), and be closed to
+//! O3. Directly in a folder with the sticky bit, such as `/tmp`, a file is ours as soon as it exists, since
+//!     no other user can open, rename or remove it. But another user may have made a file of that name first.
+//!     So what was opened there is checked by its descriptor: it must be a regular file and no link, belong
+//!     to us, have no other name (another user may link to a file that we have elsewhere), and be closed to
 //!     other users.
 //! O4. O3 does not hold for a socket. A socket ends with its process, and another user may then bind one of
 //!     the same name, to which the clients of the ended process connect. Nor does O3 hold for a folder that

@@ -6,8 +6,9 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
-/// A connection that never raises `SIGPIPE`, which would end a C program that this library is part of. `TcpStream` writes a single
-/// buffer with `MSG_NOSIGNAL`, but several buffers by `writev`, which has no flags.
+/// A connection that never raises `SIGPIPE`, which would end a C program that this library is part of.
+/// `TcpStream` writes a single buffer with `MSG_NOSIGNAL`, but several buffers by `writev`, which has no
+/// flags.
 #[derive(Debug)]
 pub(crate) struct Quiet(pub(crate) TcpStream);
 
@@ -26,7 +27,8 @@ impl AsyncWrite for Quiet {
         Pin::new(&mut self.0).poll_write(cx, bytes)
     }
 
-    // Together in one call, as TLS has it: when a handshake fails, its alert is written once, behind other records.
+    // Together in one call, as TLS has it: when a handshake fails, its alert is written once, behind other
+    // records.
     fn poll_write_vectored(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -36,7 +38,8 @@ impl AsyncWrite for Quiet {
         loop {
             ready!(self.0.poll_write_ready(cx))?;
             match self.0.try_io(Interest::WRITABLE, send) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {} // and so it is not ready any more
+                // And so it is not ready any more.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 sent => return Poll::Ready(sent),
             }
         }

@@ -11,8 +11,8 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::ControlError;
 
-/// The name that every certificate of a pool must carry as a DNS name: peers prove that they belong to the pool,
-/// not which machine they run on. `.internal` is reserved for private use.
+/// The name that every certificate of a pool must carry as a DNS name: peers prove that they belong to the
+/// pool, not which machine they run on. `.internal` is reserved for private use.
 pub const SERVER_NAME: &str = "farpool.internal";
 
 /// The protocol within TLS, as both sides name it (RFC 7301).

@@ -1,9 +1,10 @@
 //! Where a user's pool is, for programs that were not told.
 //!
-//! W1. What the caller says comes first, then the environment (`FARPOOL_BROKER`, `FARPOOL_TLS_DIR`), then what this user's
-//!     `farpool up` has published in its run directory. Its certificates are used for its own broker only.
-//! W2. A run directory that belongs to another user, or that others may write to, is an error: it would let them choose
-//!     our broker and our certificates.
+//! W1. What the caller says comes first, then the environment (`FARPOOL_BROKER`, `FARPOOL_TLS_DIR`), then
+//!     what this user's `farpool up` has published in its run directory. Its certificates are used for its
+//!     own broker only.
+//! W2. A run directory that belongs to another user, or that others may write to, is an error: it would let
+//!     them choose our broker and our certificates.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -35,8 +36,8 @@ pub struct Located {
     pub tls: Option<Tls>,
 }
 
-/// Finds the broker by what the caller says, the environment, and this user's `farpool up` (W1). `None` when none of them names
-/// a broker.
+/// Finds the broker by what the caller says, the environment, and this user's `farpool up` (W1). `None` when
+/// none of them names a broker.
 ///
 /// # Errors
 /// When certificates cannot be read, or the run directory is not this user's own.

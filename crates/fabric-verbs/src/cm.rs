@@ -1,6 +1,7 @@
 //! The connection manager: identifiers, their queue pairs, and events.
 //!
-//! Events are copied and acknowledged as soon as they are taken, so that destroying an identifier never waits.
+//! Events are copied and acknowledged as soon as they are taken, so that destroying an identifier never
+//! waits.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -17,11 +18,11 @@ use crate::memory::Domain;
 
 /// Retransmissions before a queue pair gives up: the most that the field can hold.
 const RETRIES: u8 = 7;
-/// Attempts when the receiver has no buffer ready (seven would mean for ever). Receivers post one per message that
-/// may come, so this only bridges a moment.
+/// Attempts when the receiver has no buffer ready (seven would mean for ever). Receivers post one per message
+/// that may come, so this only bridges a moment.
 const RECEIVER_RETRIES: u8 = 6;
-/// Bounds of the exponent of the time for one attempt, 4.096 us times two to its power: 4 ms, below which a busy
-/// peer looks dead; half a second, above which one lost packet costs too much.
+/// Bounds of the exponent of the time for one attempt, 4.096 us times two to its power: 4 ms, below which a
+/// busy peer looks dead; half a second, above which one lost packet costs too much.
 const ACK_TIMEOUT_EXPONENTS: (u8, u8) = (10, 17);
 
 /// Where events of identifiers arrive.
@@ -191,7 +192,8 @@ impl CmId {
         if failed == 0 { Ok(()) } else { Err(VerbsError::last(what)) }
     }
 
-    /// Spreads a queue pair's retransmissions over about half of an operation's deadline; the rest is for the node.
+    /// Spreads a queue pair's retransmissions over about half of an operation's deadline; the rest is for the
+    /// node.
     pub(crate) fn follow_deadline(&self, deadline: Duration) {
         let exponent = ack_timeout_exponent(deadline);
         if let Err(error) = self.set(ffi::RDMA_OPTION_ID_ACK_TIMEOUT, &[exponent], "setting a timeout") {
@@ -219,7 +221,8 @@ impl CmId {
     /// Makes the queue pair. Returns how many bytes it sends inline.
     ///
     /// # Safety
-    /// `completions` outlives the queue pair, which lives until [`CmId::destroy_queue_pair`] or drop; so does `domain`.
+    /// `completions` outlives the queue pair, which lives until [`CmId::destroy_queue_pair`] or drop; so does
+    /// `domain`.
     pub(crate) unsafe fn create_queue_pair(
         &self,
         domain: &Domain,
@@ -312,8 +315,8 @@ impl CmId {
     /// Hands a chain of work requests to the card: one doorbell.
     ///
     /// # Safety
-    /// The chain is well formed, and the memory it names stays what it is until each request has completed or the
-    /// queue pair is destroyed.
+    /// The chain is well formed, and the memory it names stays what it is until each request has completed or
+    /// the queue pair is destroyed.
     pub(crate) unsafe fn post_send(&self, first: *mut ffi::SendWr) -> io::Result<()> {
         let qp = self.queue_pair()?;
         let mut bad = null_mut();
@@ -350,7 +353,8 @@ impl CmId {
 impl Drop for CmId {
     fn drop(&mut self) {
         self.destroy_queue_pair();
-        // SAFETY: made by the connection manager, destroyed once; its events are acknowledged as they are taken.
+        // SAFETY: made by the connection manager, destroyed once; its events are acknowledged as they are
+        // taken.
         unsafe { (self.library.cm.rdma_destroy_id)(self.raw.as_ptr()) };
     }
 }

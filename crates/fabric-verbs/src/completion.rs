@@ -88,8 +88,8 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: all events were acknowledged when taken; queue pairs that complete here are gone before (their
-        // owners drop them first), and the channel is destroyed after its only queue.
+        // SAFETY: all events were acknowledged when taken; queue pairs that complete here are gone before
+        // (their owners drop them first), and the channel is destroyed after its only queue.
         unsafe {
             let failed = (self.library.verbs.ibv_destroy_cq)(self.raw());
             debug_assert_eq!(failed, 0, "a completion queue is still in use");

@@ -1,7 +1,7 @@
 //! RDMA devices of this machine: what they can do, and whether they are set up.
 //!
-//! Ports and GIDs are read from sysfs: the connection manager chooses the GID by address, and what matters here is
-//! only whether its choice is one of RoCE version 2, which alone crosses routers.
+//! Ports and GIDs are read from sysfs: the connection manager chooses the GID by address, and what matters
+//! here is only whether its choice is one of RoCE version 2, which alone crosses routers.
 
 use std::ffi::CStr;
 use std::fs;

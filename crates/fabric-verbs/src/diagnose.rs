@@ -50,8 +50,8 @@ impl Finding {
     }
 }
 
-/// Looks at the libraries, the connection manager, every port of every device, and the limit on locked memory.
-/// Without libraries or devices there is one finding, which says so.
+/// Looks at the libraries, the connection manager, every port of every device, and the limit on locked
+/// memory. Without libraries or devices there is one finding, which says so.
 pub fn diagnose() -> Vec<Finding> {
     let Ok(library) = Library::get() else {
         let mend = "install rdma-core (Debian: libibverbs1 librdmacm1 ibverbs-providers)";

@@ -1,8 +1,9 @@
-//! What we use of rdma-core's C interface: layouts of `infiniband/verbs.h` and `rdma/rdma_cma.h`, written down by
-//! hand from the headers' BSD-licensed side. The interface has been stable since rdma-core 13 (2017).
+//! What we use of rdma-core's C interface: layouts of `infiniband/verbs.h` and `rdma/rdma_cma.h`, written
+//! down by hand from the headers' BSD-licensed side. The interface has been stable since rdma-core 13 (2017).
 //!
-//! Fields that are never looked at are summed up as padding. Sizes and places are those of the 64-bit ABI, checked
-//! at the end of this file; structures that only the libraries make are cut off behind the last field in use.
+//! Fields that are never looked at are summed up as padding. Sizes and places are those of the 64-bit ABI,
+//! checked at the end of this file; structures that only the libraries make are cut off behind the last field
+//! in use.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

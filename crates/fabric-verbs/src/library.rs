@@ -1,4 +1,5 @@
-//! libibverbs and librdmacm, loaded once per process and kept: a process without them only lacks this transport.
+//! libibverbs and librdmacm, loaded once per process and kept: a process without them only lacks this
+//! transport.
 
 use std::sync::OnceLock;
 
@@ -36,6 +37,7 @@ impl Library {
 fn open(name: &'static str) -> Result<&'static libloading::Library, (&'static str, String)> {
     // SAFETY: rdma-core's libraries do nothing at load time but register themselves.
     let library = unsafe { libloading::Library::new(name) }.map_err(|error| (name, error.to_string()))?;
-    // Never unloaded: devices stay open for as long as they are loaded, and drivers have threads of their own.
+    // Never unloaded: devices stay open for as long as they are loaded, and drivers have threads of their
+    // own.
     Ok(Box::leak(Box::new(library)))
 }

@@ -57,12 +57,13 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// Registers `bytes` bytes from `start`. The kernel pins the pages, so that the card never meets a page of
-    /// somebody else; who may reach them through the card is said by `access`.
+    /// Registers `bytes` bytes from `start`. The kernel pins the pages, so that the card never meets a page
+    /// of somebody else; who may reach them through the card is said by `access`.
     ///
     /// # Safety
-    /// The range is mapped. Until this value is dropped, nobody relies on a Rust reference into the range while the
-    /// card writes there, which it does only for work requests posted here and for peers that know a remote key.
+    /// The range is mapped. Until this value is dropped, nobody relies on a Rust reference into the range
+    /// while the card writes there, which it does only for work requests posted here and for peers that know
+    /// a remote key.
     pub(crate) unsafe fn new(
         domain: &Arc<Domain>,
         start: *mut u8,
@@ -142,9 +143,11 @@ impl Window {
         &self.registration
     }
 
-    /// The key that the window gets when it is bound: the device gives 24 bits, its owner counts the lowest byte.
+    /// The key that the window gets when it is bound: the device gives 24 bits, its owner counts the lowest
+    /// byte.
     pub(crate) fn next_key(&self) -> u32 {
-        // SAFETY: alive until drop; nobody changes the field for windows of type 2 but their owner, who does not.
+        // SAFETY: alive until drop; nobody changes the field for windows of type 2 but their owner, who does
+        // not.
         let key = unsafe { self.raw.as_ref() }.rkey;
         key & !0xFF | (key.wrapping_add(1) & 0xFF)
     }
@@ -164,7 +167,8 @@ impl Drop for Window {
     }
 }
 
-/// Memory of our own that the card may read and write for work requests posted here: messages, headers, old words.
+/// Memory of our own that the card may read and write for work requests posted here: messages, headers, old
+/// words.
 ///
 /// Only ever reached through raw pointers and copies: the card writes it behind the language's back.
 pub(crate) struct Block {
@@ -225,8 +229,8 @@ impl Block {
     /// Copies in what the card is to send.
     pub(crate) fn write(&mut self, at: usize, from: &[u8]) {
         let to = self.piece(at, from.len()).addr as *mut u8;
-        // SAFETY: in bounds by `piece`; nothing else writes here: `self` is borrowed mutably and callers post no
-        // work request that fills a place whose contents they still set.
+        // SAFETY: in bounds by `piece`; nothing else writes here: `self` is borrowed mutably and callers post
+        // no work request that fills a place whose contents they still set.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
     }
 }

@@ -1,9 +1,10 @@
-//! The node's side: one thread that answers connection requests and messages. READs, WRITEs and atomics pass it by.
+//! The node's side: one thread that answers connection requests and messages. READs, WRITEs and atomics pass
+//! it by.
 //!
-//! N1. A connection's queue pair is destroyed before anything that it could reach is used otherwise: a fence cuts it
-//!     ([`farpool_fabric::Cut`]), a newer incarnation of its session does, its end does.
-//! N2. A client reaches a region only by a memory window bound to its queue pair, or, where the device has none, by
-//!     a registration in a protection domain that holds its queue pair alone.
+//! N1. A connection's queue pair is destroyed before anything that it could reach is used otherwise: a fence
+//!     cuts it ([`farpool_fabric::Cut`]), a newer incarnation of its session does, its end does.
+//! N2. A client reaches a region only by a memory window bound to its queue pair, or, where the device has
+//!     none, by a registration in a protection domain that holds its queue pair alone.
 //! N3. Malformed messages close their connection, count as rejected, and change nothing else.
 //! N4. Memory is bounded: connections, messages in flight on each and regions attached on each have limits.
 
@@ -27,8 +28,9 @@ use rustix::event::EventfdFlags;
 pub struct ServeOptions {
     /// Use memory windows where the device has them.
     pub windows: bool,
-    /// Let cards do atomics where the device can. Right only while nobody reaches the same words by a path on which
-    /// the processor does them (other transports): the two kinds are not atomic with respect to each other.
+    /// Let cards do atomics where the device can. Right only while nobody reaches the same words by a path on
+    /// which the processor does them (other transports): the two kinds are not atomic with respect to each
+    /// other.
     pub card_atomics: bool,
 }
 
@@ -70,8 +72,8 @@ impl Drop for VerbsServer {
     }
 }
 
-/// Serves `host` on the device that has the address `listen`, on a thread of its own, until the result is dropped.
-/// Port zero takes a free one.
+/// Serves `host` on the device that has the address `listen`, on a thread of its own, until the result is
+/// dropped. Port zero takes a free one.
 ///
 /// # Errors
 /// Without rdma-core or a device at that address; [`crate::VerbsError`] says what to do.

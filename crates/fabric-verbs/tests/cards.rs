@@ -1,5 +1,5 @@
-//! What is special to network cards: doorbells and completions counted, limits of what a card may be asked, and that
-//! a client that is gone reaches nothing.
+//! What is special to network cards: doorbells and completions counted, limits of what a card may be asked,
+//! and that a client that is gone reaches nothing.
 
 mod support;
 

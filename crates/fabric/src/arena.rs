@@ -102,7 +102,8 @@ impl Drop for Block {
 
 /// A piece of an arena, owned like a `Vec`; dropping it gives the piece back.
 ///
-/// Two words, which processors and compilers move in registers: a buffer goes through all futures of its operation, and back.
+/// Two words, which processors and compilers move in registers: a buffer goes through all futures of its
+/// operation, and back.
 pub struct ArenaBuf {
     block: Rc<Block>,
     place: Place,
@@ -182,7 +183,8 @@ impl Deref for ArenaBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: in bounds: the bytes fit the place's granules. Exclusive: A1; in flight, the operation owns the buffer. Alive: `block` is counted.
+        // SAFETY: in bounds: the bytes fit the place's granules. Exclusive: A1; in flight, the operation owns
+        // the buffer. Alive: `block` is counted.
         unsafe { std::slice::from_raw_parts(self.start(), self.place.bytes()) }
     }
 }

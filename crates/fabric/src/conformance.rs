@@ -1,7 +1,7 @@
 //! The contract, as tests that every transport passes unchanged.
 //!
-//! A transport's test file implements [`Carrier`] and makes tests of all checks with [`conformance_tests!`]. A check
-//! panics when the transport breaks its promise. What is promised is written in `docs/src/fabric.md`.
+//! A transport's test file implements [`Carrier`] and makes tests of all checks with [`conformance_tests!`].
+//! A check panics when the transport breaks its promise. What is promised is written in `docs/src/fabric.md`.
 
 // The checks' names say what they claim.
 #[allow(missing_docs)]
@@ -43,24 +43,25 @@ pub use transfers::*;
 
 /// How the suite gets at a transport.
 pub trait Carrier: Sync {
-    /// Serves `host` until the guard is dropped; dropping it stands for the death of the node. With `at`, where
-    /// an earlier node that is dead by now was reached.
+    /// Serves `host` until the guard is dropped; dropping it stands for the death of the node. With `at`,
+    /// where an earlier node that is dead by now was reached.
     fn serve(&self, host: Arc<SuiteHost>, at: Option<&Peer>) -> (Peer, Box<dyn Any>);
 
     /// Opens links to peers that [`Carrier::serve`] returned.
     fn transport(&self) -> Rc<dyn Transport>;
 
-    /// Whether another process can open links to the peers. The simulator's cannot: some checks then make do with
-    /// this process, or have nothing to check.
+    /// Whether another process can open links to the peers. The simulator's cannot: some checks then make do
+    /// with this process, or have nothing to check.
     fn reaches_other_processes(&self) -> bool {
         true
     }
 
-    /// Holds back what clients send on the connections that are open now, or delivers it at last. For networks that
-    /// can; elsewhere only a node that does not get round to its requests delays them.
+    /// Holds back what clients send on the connections that are open now, or delivers it at last. For
+    /// networks that can; elsewhere only a node that does not get round to its requests delays them.
     fn hold_back(&self, _held: bool) {}
 
-    /// How many queues the suite opens and closes when it looks for leaks. Fewer where opening one takes long.
+    /// How many queues the suite opens and closes when it looks for leaks. Fewer where opening one takes
+    /// long.
     fn queues_to_open(&self) -> usize {
         10_000
     }
@@ -71,8 +72,8 @@ pub trait Carrier: Sync {
     }
 }
 
-/// Makes a `#[test]` of each check of the suite, for the carrier that an expression gives: a transport cannot leave
-/// one out.
+/// Makes a `#[test]` of each check of the suite, for the carrier that an expression gives: a transport cannot
+/// leave one out.
 #[macro_export]
 macro_rules! conformance_tests {
     ($carrier:expr $(,)?) => {

@@ -2,8 +2,9 @@
 //!
 //! C1. Far bytes are touched only by atomics and by one machine instruction (`rep movsq` / `rep stosq`) that
 //!     the compiler treats as a black box: a peer's concurrent stores are no data race of the language.
-//! C2. An aligned far word is moved by one 8-byte access, whatever the alignment of the private side. The string
-//!     instruction is used only where that is aligned as well: nothing says how it splits its accesses otherwise.
+//! C2. An aligned far word is moved by one 8-byte access, whatever the alignment of the private side. The
+//!     string instruction is used only where that is aligned as well: nothing says how it splits its accesses
+//!     otherwise.
 //! C3. Nothing is said about the order of words: anything above a word may tear.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};

@@ -1,8 +1,9 @@
-//! Descriptors: how many a process of ours may have, and those in processes that are not ours (databases by the C library or
-//! the interposer).
+//! Descriptors: how many a process of ours may have, and those in processes that are not ours (databases by
+//! the C library or the interposer).
 //!
-//! Such programs count on low numbers for their own, and some close all that they do not know and go on. A descriptor of ours that
-//! was replaced by one of theirs would have us read what is meant for them, or close it.
+//! Such programs count on low numbers for their own, and some close all that they do not know and go on. A
+//! descriptor of ours that was replaced by one of theirs would have us read what is meant for them, or close
+//! it.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
@@ -12,10 +13,12 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 /// Lowest number of a descriptor that stays open, or half the limit on open files if that is lower.
 const FROM: u64 = 1024;
 
-/// Most descriptors of one kind, each with memory mapped: half of how many maps Linux gives a process (`vm.max_map_count`).
+/// Most descriptors of one kind, each with memory mapped: half of how many maps Linux gives a process
+/// (`vm.max_map_count`).
 const MOST_OF_A_KIND: u64 = 32_767;
 
-/// Lets this process have as many descriptors as it may. The usual limit of 1,024 is there for programs that use `select`.
+/// Lets this process have as many descriptors as it may. The usual limit of 1,024 is there for programs that
+/// use `select`.
 pub fn raise_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -24,18 +27,18 @@ pub fn raise_limit() {
     }
 }
 
-/// Whether a descriptor just made leaves enough of them for what this process cannot do without, such as connections. One that
-/// others ask for, one after another, should else be closed again. Numbers are given out from the lowest, so this one's says
-/// how many there are.
+/// Whether a descriptor just made leaves enough of them for what this process cannot do without, such as
+/// connections. One that others ask for, one after another, should else be closed again. Numbers are given
+/// out from the lowest, so this one's says how many there are.
 pub fn leaves_room(descriptor: BorrowedFd<'_>) -> bool {
     let most =
         getrlimit(Resource::Nofile).current.map_or(MOST_OF_A_KIND, |limit| MOST_OF_A_KIND.min(limit / 2));
     u64::try_from(descriptor.as_raw_fd()).is_ok_and(|number| number < most)
 }
 
-/// A descriptor that stays open for long in a process which may close it behind our back. Dropping it closes the number only
-/// while that still means what was opened: of sockets that is certain, since each has an inode of its own; of an
-/// `eventfd` it is that some such thing is there.
+/// A descriptor that stays open for long in a process which may close it behind our back. Dropping it closes
+/// the number only while that still means what was opened: of sockets that is certain, since each has an
+/// inode of its own; of an `eventfd` it is that some such thing is there.
 #[derive(Debug)]
 pub struct Descriptor {
     fd: ManuallyDrop<OwnedFd>,

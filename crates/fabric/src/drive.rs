@@ -17,14 +17,15 @@ use crate::spin::{Spinner, may_spin};
 /// Longest sleep in one go: a bound on how late a deadline can be noticed if all else fails.
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 
-/// The kernel wakes a sleeper some fifty microseconds later than asked (prctl(2), timer slack): what is due within this is looked
-/// for instead, while whoever else wants the processor has it.
+/// The kernel wakes a sleeper some fifty microseconds later than asked (prctl(2), timer slack): what is due
+/// within this is looked for instead, while whoever else wants the processor has it.
 const TOO_SHORT_TO_SLEEP: Duration = Duration::from_micros(10);
 
 /// Runs `future` to its end, polling `endpoint`, spinning a little and then sleeping while nothing happens.
 ///
-/// Wakers may be called from any thread: a sleeping `block_on` is woken through its [`Parker`]. That is the thread's: a
-/// `block_on` inside of another may take a wake that is meant for the outer one, which therefore looks again.
+/// Wakers may be called from any thread: a sleeping `block_on` is woken through its [`Parker`]. That is the
+/// thread's: a `block_on` inside of another may take a wake that is meant for the outer one, which therefore
+/// looks again.
 pub fn block_on<F: Future>(endpoint: &Endpoint, future: F) -> F::Output {
     let mut future = pin!(future);
     let parker = PARKER.with(Arc::clone);
@@ -112,7 +113,8 @@ fn wait_for_descriptors(endpoint: &Endpoint, parker: &Parker) {
     let longest = until_deadline.unwrap_or(LONGEST_SLEEP).min(LONGEST_SLEEP);
     let mut waits = Vec::new();
     let all_can_wait = endpoint.for_each_busy_link(|readiness| {
-        // A number, since the borrow of the link ends here; the descriptor stays open: only this thread closes it.
+        // A number, since the borrow of the link ends here; the descriptor stays open: only this thread
+        // closes it.
         use std::os::fd::AsRawFd;
         waits.push((readiness.fd.as_raw_fd(), readiness.writable));
     });

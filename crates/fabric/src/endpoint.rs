@@ -147,7 +147,8 @@ impl Endpoint {
         self.shared.turns.clone()
     }
 
-    /// When [`Endpoint::poll`] has something to do even if nothing arrives: the earliest deadline or end of a sleep.
+    /// When [`Endpoint::poll`] has something to do even if nothing arrives: the earliest deadline or end of a
+    /// sleep.
     pub fn next_deadline_ns(&self) -> Option<u64> {
         self.shared.table.borrow().next_deadline_ns()
     }

@@ -1,9 +1,9 @@
 //! The client's side of a framed connection: pipelined requests out, responses in (`docs/wire.md`).
 //!
 //! F1. Requests leave in the order posted; large payloads leave from the caller's buffer without a copy.
-//! F2. Responses come in the order of the requests. A response's payload goes only to the buffer of the operation
-//!     it answers, and only as many bytes as that operation asked for, while it is in flight; anything else from
-//!     the peer closes the connection.
+//! F2. Responses come in the order of the requests. A response's payload goes only to the buffer of the
+//!     operation it answers, and only as many bytes as that operation asked for, while it is in flight;
+//!     anything else from the peer closes the connection.
 //! F3. Nothing touches a buffer after the connection value is dropped.
 
 mod incoming;

@@ -41,9 +41,9 @@ pub enum AccessKind {
 pub trait Cut: Send + Sync {
     /// When this returns, nothing of the access takes effect any more.
     ///
-    /// It may come before the access was established: then it must not come about. It may come again, and from
-    /// several threads; each call returns only when the access is cut. It may wait for the transport's own
-    /// threads, since no lock of the regions is held; it must not itself ask for a fence.
+    /// It may come before the access was established: then it must not come about. It may come again, and
+    /// from several threads; each call returns only when the access is cut. It may wait for the transport's
+    /// own threads, since no lock of the regions is held; it must not itself ask for a fence.
     fn cut(&self);
 }
 
@@ -68,8 +68,8 @@ pub trait Host: Send + Sync + 'static {
     /// Checks a key once, when a queue opens a region.
     fn attach(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<(), Refusal>;
 
-    /// Runs `access`, which does what `kind` says, on a region's memory, during which the grant cannot be fenced:
-    /// a fence that starts meanwhile takes effect only after it.
+    /// Runs `access`, which does what `kind` says, on a region's memory, during which the grant cannot be
+    /// fenced: a fence that starts meanwhile takes effect only after it.
     fn with_region(
         &self,
         region: u32,
@@ -81,8 +81,8 @@ pub trait Host: Send + Sync + 'static {
     /// Hands a region's memory to a process of this host, after checking the key.
     fn share(&self, region: u32, epoch: Epoch, key: &AccessKey) -> Result<SharedRegion, Refusal>;
 
-    /// Lends a region's memory to a transport, after checking the key. `cut` is called before a fence of the grant
-    /// returns, and before the memory moves because another grant of the region was fenced.
+    /// Lends a region's memory to a transport, after checking the key. `cut` is called before a fence of the
+    /// grant returns, and before the memory moves because another grant of the region was fenced.
     fn lend(
         &self,
         region: u32,

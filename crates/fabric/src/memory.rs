@@ -31,18 +31,20 @@ pub enum AccessError {
 /// Size of a large page: one entry of the processor's table of translations instead of 512.
 const LARGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Anonymous memory with a descriptor that can be handed to other processes; its size is sealed. Who was handed a
-/// read-only descriptor cannot open it anew for writing, unless it runs as the same user or as root.
+/// Anonymous memory with a descriptor that can be handed to other processes; its size is sealed. Who was
+/// handed a read-only descriptor cannot open it anew for writing, unless it runs as the same user or as root.
 pub fn create_sealed(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, bytes)?;
-    // Memory files are born open to all: through /proc a read-only descriptor would be as good as a writable one.
+    // Memory files are born open to all: through /proc a read-only descriptor would be as good as a writable
+    // one.
     rustix::fs::fchmod(&fd, Mode::RUSR)?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(fd)
 }
 
-/// Whether memory that came from a peer can never become shorter: touching what was cut off would kill the process.
+/// Whether memory that came from a peer can never become shorter: touching what was cut off would kill the
+/// process.
 pub(crate) fn is_sealed_against_shrinking(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
 }
@@ -133,12 +135,14 @@ impl Mapping {
         self.base.as_ptr()
     }
 
-    /// Allocates every page now, so that no later access has to find memory, unless somebody gives pages back: large pages where the kernel has
-    /// them (Linux 6.1, and memory that is not in crumbs), small ones elsewhere. They are pages like any others, not from
-    /// a reserve: whoever punches holes into them finds zeros, and nobody is killed.
+    /// Allocates every page now, so that no later access has to find memory, unless somebody gives pages
+    /// back: large pages where the kernel has them (Linux 6.1, and memory that is not in crumbs), small ones
+    /// elsewhere. They are pages like any others, not from a reserve: whoever punches holes into them finds
+    /// zeros, and nobody is killed.
     pub fn prefault(&self) -> io::Result<LargePages> {
         let large = self.bytes / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES;
-        // A large page is made of what is there: of one small page, and nothing else that would have to be copied.
+        // A large page is made of what is there: of one small page, and nothing else that would have to be
+        // copied.
         for start in (0..large).step_by(LARGE_PAGE_BYTES) {
             self.advise(start, 1, libc::MADV_POPULATE_WRITE)?;
         }
@@ -147,10 +151,12 @@ impl Mapping {
         Ok(if collapsed { LargePages::AsFarAsTheyFit } else { LargePages::NotAll })
     }
 
-    /// Gives the kernel advice that changes no contents, on `bytes` bytes at `start`, a multiple of the page size.
+    /// Gives the kernel advice that changes no contents, on `bytes` bytes at `start`, a multiple of the page
+    /// size.
     fn advise(&self, start: usize, bytes: usize, advice: libc::c_int) -> io::Result<()> {
         assert!(start <= self.bytes && bytes <= self.bytes - start, "advice past the mapping's end");
-        // SAFETY: the range is within the mapping, which is ours until drop; the callers' advice changes no contents.
+        // SAFETY: the range is within the mapping, which is ours until drop; the callers' advice changes no
+        // contents.
         let result = unsafe { libc::madvise(self.base.as_ptr().add(start).cast(), bytes, advice) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
@@ -168,7 +174,8 @@ impl Mapping {
     /// `to` is valid for writes of `length` bytes that nobody else accesses meanwhile.
     pub unsafe fn read_to(&self, offset: u64, to: *mut u8, length: usize) -> Result<(), AccessError> {
         let from = self.place(offset, length)?;
-        // SAFETY: in bounds and alive by `place`; `to` is the caller's promise; far bytes may change under the copy.
+        // SAFETY: in bounds and alive by `place`; `to` is the caller's promise; far bytes may change under
+        // the copy.
         unsafe { copy::from_shared(to, from, length) };
         Ok(())
     }
@@ -209,12 +216,13 @@ impl Mapping {
         self.writable()?;
         // SAFETY: the range is ours until drop; it is written as raw memory, never as a Rust object.
         unsafe { copy::zero_shared(self.base.as_ptr(), self.bytes) };
-        fence(Ordering::SeqCst); // pairs with the fences of whoever is told afterwards that the region is clean
+        // Pairs with the fences of whoever is told afterwards that the region is clean.
+        fence(Ordering::SeqCst);
         Ok(())
     }
 
-    /// Copies all that is in `from`, an equally long mapping; what others store there meanwhile may or may not be
-    /// in it, word by word.
+    /// Copies all that is in `from`, an equally long mapping; what others store there meanwhile may or may
+    /// not be in it, word by word.
     pub(crate) fn copy_all(&self, from: &Mapping) -> Result<(), AccessError> {
         self.writable()?;
         if from.bytes != self.bytes {
@@ -282,7 +290,8 @@ impl Mapping {
     }
 }
 
-/// Maps the first `length` bytes of a descriptor: at an address where large pages stay large, if one is found.
+/// Maps the first `length` bytes of a descriptor: at an address where large pages stay large, if one is
+/// found.
 fn map_shared(fd: BorrowedFd<'_>, length: usize, access: ProtFlags) -> io::Result<NonNull<u8>> {
     let place = if length < LARGE_PAGE_BYTES { None } else { aligned_place(length) };
     let at_place = place.and_then(|place| {
@@ -302,7 +311,8 @@ fn map_shared(fd: BorrowedFd<'_>, length: usize, access: ProtFlags) -> io::Resul
 fn aligned_place(length: usize) -> Option<*mut std::ffi::c_void> {
     let room = length.checked_add(LARGE_PAGE_BYTES)?;
     let unused = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: a new mapping at an address the kernel chooses aliases nothing of ours, and it goes before anybody knows of it.
+    // SAFETY: a new mapping at an address the kernel chooses aliases nothing of ours, and it goes before
+    // anybody knows of it.
     unsafe {
         let start =
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), room, ProtFlags::empty(), unused).ok()?;
@@ -313,7 +323,8 @@ fn aligned_place(length: usize) -> Option<*mut std::ffi::c_void> {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new` and nothing can refer to it any more: accessors borrow `self`.
+        // SAFETY: the range was mapped by `new` and nothing can refer to it any more: accessors borrow
+        // `self`.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "munmap of an own mapping: {unmapped:?}");
     }

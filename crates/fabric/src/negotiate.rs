@@ -1,7 +1,9 @@
-//! Which transport carries a queue: shared memory on the same host, else a network card, else TCP (design, section 3).
+//! Which transport carries a queue: shared memory on the same host, else a network card, else TCP (design,
+//! section 3).
 //!
-//! The incarnations of one session all go by the same server of the node, since only that one knows the older ones it
-//! has to bury: shared memory and TCP have one, network cards another. So an endpoint decides once per node.
+//! The incarnations of one session all go by the same server of the node, since only that one knows the older
+//! ones it has to bury: shared memory and TCP have one, network cards another. So an endpoint decides once
+//! per node.
 
 use std::cell::{OnceCell, RefCell};
 use std::io;
@@ -43,8 +45,8 @@ impl FromStr for TransportChoice {
     }
 }
 
-/// Makes the transport of one endpoint over network cards, for operations with this deadline. It lives in a crate of
-/// its own, and whoever makes a program of the crates brings it.
+/// Makes the transport of one endpoint over network cards, for operations with this deadline. It lives in a
+/// crate of its own, and whoever makes a program of the crates brings it.
 pub type CardTransport = fn(Duration) -> io::Result<Rc<dyn Transport>>;
 
 /// The transports of a program: what may be used, and what there is besides shared memory and TCP.
@@ -104,7 +106,8 @@ impl Negotiated {
         opened
     }
 
-    /// By network card, if the node has one, this machine has one, and the first try of this endpoint went well.
+    /// By network card, if the node has one, this machine has one, and the first try of this endpoint went
+    /// well.
     fn try_card(&self, peer: &Peer, hello: Hello) -> Option<io::Result<Box<dyn Link>>> {
         if self.transports.card.is_none() || peer.verbs.is_none() {
             return None;

@@ -9,13 +9,15 @@ pub enum OpError {
     /// The node said no: nothing happened.
     #[error("refused: {0}")]
     Refused(Refusal),
-    /// The queue was closed before the operation was handed over: nothing happened. Reconnect, then post again.
+    /// The queue was closed before the operation was handed over: nothing happened. Reconnect, then post
+    /// again.
     #[error("node {node} is not connected; nothing was sent")]
     NotSent {
         /// The queue's node.
         node: NodeId,
     },
-    /// It may have happened or not. Reconnect if the queue is closed; once the node has answered, reading tells.
+    /// It may have happened or not. Reconnect if the queue is closed; once the node has answered, reading
+    /// tells.
     #[error("node {node}: unknown whether the operation happened: {cause}")]
     Unknown {
         /// The queue's node.
@@ -38,7 +40,8 @@ pub enum Uncertain {
     /// No completion in time; the queue is closed.
     #[error("no answer before the deadline")]
     Deadline,
-    /// The grant was fenced while the operation ran, or the memory moved because another was: attaching again tells.
+    /// The grant was fenced while the operation ran, or the memory moved because another was: attaching again
+    /// tells.
     #[error("the grant ended or its memory moved meanwhile")]
     EpochMoved,
     /// The peer broke the protocol; the queue is closed.

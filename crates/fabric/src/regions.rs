@@ -1,19 +1,20 @@
 //! A node's memory: regions that are opened for leases and their grants, fenced, and made clean again.
 //!
-//! R1. An access takes effect only while its grant is open; a fence returns only when no access of the grant through
-//!     this process is under way and every later one is refused.
-//! R2. Accesses by shared memory are not stopped but found out: the grant's word changes before the fence returns,
-//!     so that they end as *unknown* (`docs/src/fabric.md`, shared memory).
-//! R3. Memory that was handed to other processes is never lent again: the next lease gets new memory, and the old
-//!     one's pages go back to the system before, whoever still maps them. Memory that was not handed out is
-//!     overwritten with zeros.
-//! R4. When one of several grants is fenced whose process was handed the memory, the contents *move* to new memory
-//!     before the fence returns: what that process still stores, it stores where nobody reads. Everything that was
-//!     acknowledged is in the copy; the other grants attach again. Nobody waits for the copying but who asked for the
-//!     fence: meanwhile accesses are refused as busy. The spare memory makes that a fence needs none that could be refused.
-//! R5. Access that no check per operation guards (a network card's) is cut before a fence of its grant returns, and
-//!     before the contents move. Cuts run without the lock of the region, since they may have to wait for threads
-//!     that are waiting for it; meanwhile nobody is given the memory anew.
+//! R1. An access takes effect only while its grant is open; a fence returns only when no access of the grant
+//!     through this process is under way and every later one is refused.
+//! R2. Accesses by shared memory are not stopped but found out: the grant's word changes before the fence
+//!     returns, so that they end as *unknown* (`docs/src/fabric.md`, shared memory).
+//! R3. Memory that was handed to other processes is never lent again: the next lease gets new memory, and the
+//!     old one's pages go back to the system before, whoever still maps them. Memory that was not handed out
+//!     is overwritten with zeros.
+//! R4. When one of several grants is fenced whose process was handed the memory, the contents *move* to new
+//!     memory before the fence returns: what that process still stores, it stores where nobody reads.
+//!     Everything that was acknowledged is in the copy; the other grants attach again. Nobody waits for the
+//!     copying but who asked for the fence: meanwhile accesses are refused as busy. The spare memory makes
+//!     that a fence needs none that could be refused.
+//! R5. Access that no check per operation guards (a network card's) is cut before a fence of its grant
+//!     returns, and before the contents move. Cuts run without the lock of the region, since they may have to
+//!     wait for threads that are waiting for it; meanwhile nobody is given the memory anew.
 //! Not here: who gets a region and for how long (crate `lease`).
 
 mod slot;
@@ -34,7 +35,8 @@ use crate::memory::{AccessError, Mapping, SharedMemory};
 use slot::{Move, Slot};
 use words::Words;
 
-/// Accesses of one region by transports that were lent its memory: one for each connection that a node serves at once.
+/// Accesses of one region by transports that were lent its memory: one for each connection that a node serves
+/// at once.
 const MAX_LENT_PER_REGION: usize = 1024;
 
 /// Whether regions are kept out of swap.
@@ -55,8 +57,8 @@ pub struct RegionSet {
     locking: Locking,
     slots: Vec<RwLock<Slot>>,
     words: Words,
-    /// Held while one grant is fenced: one region moves at a time, so that moving takes one region's memory at most. Lies
-    /// there ready, if it is kept.
+    /// Held while one grant is fenced: one region moves at a time, so that moving takes one region's memory
+    /// at most. Lies there ready, if it is kept.
     spare: Mutex<Option<SharedMemory>>,
     keeps_spare: bool,
     /// Descriptors that were not to be had.
@@ -99,15 +101,15 @@ impl RegionSet {
         Ok(set)
     }
 
-    /// Takes memory for one more region, to which the next fence of a grant can move contents; else the fence asks the
-    /// system for it.
+    /// Takes memory for one more region, to which the next fence of a grant can move contents; else the fence
+    /// asks the system for it.
     pub fn keep_spare(&mut self) -> io::Result<()> {
         self.keeps_spare = true;
         self.restore_spare()
     }
 
-    /// Takes memory again in the place of the [spare](Self::keep_spare) that a fence has used. Not while one is under
-    /// way.
+    /// Takes memory again in the place of the [spare](Self::keep_spare) that a fence has used. Not while one
+    /// is under way.
     pub fn restore_spare(&self) -> io::Result<()> {
         let is_there = || self.spare.try_lock().is_none_or(|spare| spare.is_some());
         if !self.keeps_spare || is_there() {
@@ -143,7 +145,8 @@ impl RegionSet {
     ///
     /// # Panics
     /// When the region is not open, the epoch is in use, or all
-    /// [`MAX_GRANTS_PER_REGION`](farpool_wire::MAX_GRANTS_PER_REGION) places are taken: bugs of the lease table.
+    /// [`MAX_GRANTS_PER_REGION`](farpool_wire::MAX_GRANTS_PER_REGION) places are taken: bugs of the lease
+    /// table.
     pub fn open_grant(&self, region: u32, epoch: Epoch, key: AccessKey, mode: GrantMode) {
         let mut slot = self.slots[region as usize].write();
         assert!(!slot.grants.is_empty(), "region {region} is not lent");
@@ -166,24 +169,24 @@ impl RegionSet {
         cuts.iter().for_each(|cut| cut.cut());
     }
 
-    /// From now on one grant is refused everything through this process, and its place may be another's. Its fence is
-    /// not done by that: [`fence_grant`](Self::fence_grant) has to follow.
+    /// From now on one grant is refused everything through this process, and its place may be another's. Its
+    /// fence is not done by that: [`fence_grant`](Self::fence_grant) has to follow.
     pub fn close_grant(&self, region: u32, epoch: Epoch) {
         if let Some(place) = self.slots.get(region as usize) {
             place.write().end(epoch, region, &self.words);
         }
     }
 
-    /// From now on nothing of one grant takes effect that another could see (R1, R2, R4, R5). A grant that was fenced
-    /// before is left so.
+    /// From now on nothing of one grant takes effect that another could see (R1, R2, R4, R5). A grant that
+    /// was fenced before is left so.
     ///
     /// May take as long as copying a region's length of memory, and as allocating it without a
-    /// [spare](Self::keep_spare); while it is copied, accesses are refused as [`Busy`](Refusal::Busy). Waits for cuts as
-    /// [`fence`](Self::fence) does.
+    /// [spare](Self::keep_spare); while it is copied, accesses are refused as [`Busy`](Refusal::Busy). Waits
+    /// for cuts as [`fence`](Self::fence) does.
     ///
     /// # Errors
-    /// When there is no memory to move to. The grant is refused everything then, but a process that was handed the
-    /// memory may still store there: ask again.
+    /// When there is no memory to move to. The grant is refused everything then, but a process that was
+    /// handed the memory may still store there: ask again.
     pub fn fence_grant(&self, region: u32, epoch: Epoch) -> io::Result<()> {
         let Some(place) = self.slots.get(region as usize) else { return Ok(()) };
         let (may_move, cuts) = {
@@ -261,7 +264,8 @@ impl RegionSet {
                 memory
             }
             old => {
-                // Before there is new memory, so that the two never count together, whoever keeps the old one.
+                // Before there is new memory, so that the two never count together, whoever keeps the old
+                // one.
                 old.iter().for_each(SharedMemory::discard);
                 drop(old);
                 self.new_memory()?
@@ -312,7 +316,8 @@ impl RegionSet {
         Ok(SharedRegion { memory, words, attached })
     }
 
-    /// Lends the region's memory to a transport, after checking the key; `cut` is kept until the holder is gone.
+    /// Lends the region's memory to a transport, after checking the key; `cut` is kept until the holder is
+    /// gone.
     pub fn lend(
         &self,
         region: u32,

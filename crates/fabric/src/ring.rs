@@ -1,15 +1,18 @@
-//! The ring by which a client of the same host calls its node: slots in memory that both map (`docs/wire.md`).
+//! The ring by which a client of the same host calls its node: slots in memory that both map
+//! (`docs/wire.md`).
 //!
-//! G1. Calls are numbered, and call *n* has request slot and answer slot *n* modulo [`SLOTS`]. A slot's first word
-//!     names the lap that filled it, so the two sides share no index: a slot is full when it names the lap that its
-//!     reader waits for.
-//! G2. At most [`SLOTS`] calls are under way. So a slot is filled again only after its reader has done with it.
-//! G3. The bytes first, then the word that names the lap (release); its reader takes the word first (acquire), then
-//!     the bytes.
-//! G4. Nobody sleeps over a message. Who goes to sleep says so, passes a full barrier and looks once more; who has
-//!     filled a slot passes a full barrier and looks whether the other sleeps. One of the two sees the other.
-//! G5. Nobody trusts: a slot's first word is loaded once, its length is checked, and the bytes are copied out before
-//!     anybody looks at them. Whatever the other side scribbles, nothing outside the ring is touched.
+//! G1. Calls are numbered, and call *n* has request slot and answer slot *n* modulo [`SLOTS`]. A slot's first
+//!     word names the lap that filled it, so the two sides share no index: a slot is full when it names the
+//!     lap that its reader waits for.
+//! G2. At most [`SLOTS`] calls are under way. So a slot is filled again only after its reader has done with
+//!     it.
+//! G3. The bytes first, then the word that names the lap (release); its reader takes the word first
+//!     (acquire), then the bytes.
+//! G4. Nobody sleeps over a message. Who goes to sleep says so, passes a full barrier and looks once more;
+//!     who has filled a slot passes a full barrier and looks whether the other sleeps. One of the two sees
+//!     the other.
+//! G5. Nobody trusts: a slot's first word is loaded once, its length is checked, and the bytes are copied out
+//!     before anybody looks at them. Whatever the other side scribbles, nothing outside the ring is touched.
 //! Not here: how a sleeper is woken (frames on the socket), and what the messages mean.
 
 mod memory;
@@ -24,7 +27,8 @@ use farpool_wire::{MAX_CALL_BYTES, Refusal};
 
 pub(crate) use memory::RingMemory;
 
-/// Calls under way at once; the next ones wait at the client. Enough to keep a node busy while answers travel.
+/// Calls under way at once; the next ones wait at the client. Enough to keep a node busy while answers
+/// travel.
 pub(crate) const SLOTS: u64 = 8;
 /// What travels from one processor to another in one piece.
 const LINE_BYTES: usize = 64;
@@ -44,8 +48,8 @@ const ANSWERS: usize = REQUESTS + SLOTS as usize * SLOT_BYTES;
 /// Length of the ring's memory, in whole pages.
 pub(crate) const RING_BYTES: usize = (ANSWERS + SLOTS as usize * SLOT_BYTES).next_multiple_of(4096);
 
-/// Shared words, addressed in bytes from the start. The code of the ring is generic over them, so that models of
-/// all interleavings run the very same code.
+/// Shared words, addressed in bytes from the start. The code of the ring is generic over them, so that models
+/// of all interleavings run the very same code.
 pub(crate) trait Words {
     /// Calls under way at once.
     const SLOTS: u64 = SLOTS;
@@ -128,8 +132,8 @@ impl<W: Words> ClientEnd<W> {
         if self.posted == self.taken { Ok(None) } else { look(&self.words, ANSWERS, self.taken) }
     }
 
-    /// Takes the answer that [`ClientEnd::answer`] has shown. False: the node has let go of the ring meanwhile, and what
-    /// was copied may be the zeros that it left.
+    /// Takes the answer that [`ClientEnd::answer`] has shown. False: the node has let go of the ring
+    /// meanwhile, and what was copied may be the zeros that it left.
     ///
     /// # Safety
     /// `to` is valid for writes of the answer's length that nobody else accesses meanwhile.
@@ -186,7 +190,8 @@ impl<W: Words> NodeEnd<W> {
     pub(crate) fn copy_request(&self, request: Message, to: &mut Vec<u8>) {
         let start = to.len();
         to.reserve(request.bytes);
-        // SAFETY: so many bytes were reserved behind the vector's end, nobody else has them, and all are written.
+        // SAFETY: so many bytes were reserved behind the vector's end, nobody else has them, and all are
+        // written.
         unsafe {
             let room = to.as_mut_ptr().add(start);
             self.words.copy_out(payload::<W>(REQUESTS, self.served), room, request.bytes);
@@ -231,7 +236,8 @@ fn payload<W: Words>(slots: usize, number: u64) -> usize {
     slot::<W>(slots, number) + HEADER_BYTES
 }
 
-/// How call `number` marks its slots. Comes back after 2^32 laps, between which every slot is filled with others.
+/// How call `number` marks its slots. Comes back after 2^32 laps, between which every slot is filled with
+/// others.
 #[inline]
 fn lap<W: Words>(number: u64) -> u32 {
     (number / W::SLOTS + 1) as u32
@@ -248,11 +254,12 @@ fn fill<W: Words>(words: &W, slots: usize, number: u64, status: u8, bytes: &[u8]
 #[inline]
 fn look<W: Words>(words: &W, slots: usize, number: u64) -> Result<Option<Message>, Broken> {
     words.prefetch(slot::<W>(slots, number) + LINE_BYTES);
-    let header = words.load(slot::<W>(slots, number), Ordering::Acquire); // G3; pairs with the store in `fill`
+    // G3; pairs with the store in `fill`.
+    let header = words.load(slot::<W>(slots, number), Ordering::Acquire);
     let awaited = lap::<W>(number);
     if header as u32 != awaited {
-        // Until it is filled, a slot holds what the lap before has left, or nothing: before the first lap, and when the node
-        // has let go of the ring.
+        // Until it is filled, a slot holds what the lap before has left, or nothing: before the first lap,
+        // and when the node has let go of the ring.
         let is_empty = header == 0 || header as u32 == awaited.wrapping_sub(1);
         return if is_empty { Ok(None) } else { Err(Broken) };
     }
@@ -271,7 +278,8 @@ fn look<W: Words>(words: &W, slots: usize, number: u64) -> Result<Option<Message
 #[inline]
 fn peer<W: Words>(words: &W, asleep: usize) -> Peer {
     words.barrier(); // G4; pairs with the barrier in `fall_asleep`
-    // Relaxed: the barriers order it. Only the sleeper changes its word, so it may be woken more often than once.
+    // Relaxed: the barriers order it. Only the sleeper changes its word, so it may be woken more often than
+    // once.
     match words.load(asleep, Ordering::Relaxed) {
         0 => Peer::Awake,
         _ => Peer::Asleep,

@@ -26,14 +26,15 @@ pub struct Peer {
 
 /// One way to carry the fabric.
 pub trait Transport {
-    /// Starts a connection; it may still be under way when this returns, and operations may be posted at once.
+    /// Starts a connection; it may still be under way when this returns, and operations may be posted at
+    /// once.
     ///
     /// # Errors
     /// When this transport cannot reach the peer at all (no address for it, no such socket, refused at once).
     fn open(&self, peer: &Peer, hello: Hello) -> std::io::Result<Box<dyn Link>>;
 
-    /// Names the memory in which the buffers of all operations will lie, once, before the first link is opened.
-    /// It outlives every link of this transport. Network cards register it; others need not know.
+    /// Names the memory in which the buffers of all operations will lie, once, before the first link is
+    /// opened. It outlives every link of this transport. Network cards register it; others need not know.
     fn local_memory(&self, _arena: LocalSlice) {}
 }
 
@@ -44,12 +45,13 @@ pub trait Transport {
 pub trait Link {
     /// Hands over an operation. It may complete at once; else it completes in a later [`Link::poll`].
     ///
-    /// Operations take effect in the order posted, as far as the contract promises it. `posted.local` stays valid and untouched by others until
-    /// the operation completes or the link is dropped.
+    /// Operations take effect in the order posted, as far as the contract promises it. `posted.local` stays
+    /// valid and untouched by others until the operation completes or the link is dropped.
     fn post(&mut self, posted: Posted) -> Option<Outcome>;
 
     /// Hands over several operations, with the effect of [`Link::post`] for one after the other; those that
-    /// complete at once go to `done`, in their order. For transports that do many together faster than one by one.
+    /// complete at once go to `done`, in their order. For transports that do many together faster than one by
+    /// one.
     fn post_batch(&mut self, batch: &[Posted], done: &mut Vec<Done>) {
         for posted in batch {
             if let Some(outcome) = self.post(*posted) {

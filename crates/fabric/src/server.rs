@@ -1,15 +1,17 @@
 //! The node's side of framed connections: one thread, all connections, TCP and Unix sockets alike.
 //!
-//! V1. Operations of a connection take effect in the order received, one at a time: the fence flag needs nothing.
+//! V1. Operations of a connection take effect in the order received, one at a time: the fence flag needs
+//!     nothing.
 //! V2. A greeting of a newer incarnation buries older connections of its session before it is answered; since
 //!     one thread serves all, nothing of them is under way then (design, section 3: incarnations).
 //! V3. Malformed bytes close their connection, count as rejected, and change nothing else.
-//! V4. Memory is bounded. Between its turns each connection keeps at most [`SMALL_BYTES`] of what it has received and of
-//!     answers, but for [`SHARES`] of them, which have regions attached and are in the middle of something larger: two
-//!     large buffers each. With those of the turn under way and the spare ones that is [`MAX_KEPT_BYTES`] in all. The
-//!     payload of a WRITE that is refused in any case is thrown away as it comes. Not counted: tables of
-//!     attachments (2 KiB for each of them at the most, less where regions are neighbours, and a word for every 64
-//!     regions of the node), and rings, of which clients and calls touch a megabyte each at the most.
+//! V4. Memory is bounded. Between its turns each connection keeps at most [`SMALL_BYTES`] of what it has
+//!     received and of answers, but for [`SHARES`] of them, which have regions attached and are in the middle
+//!     of something larger: two large buffers each. With those of the turn under way and the spare ones that
+//!     is [`MAX_KEPT_BYTES`] in all. The payload of a WRITE that is refused in any case is thrown away as it
+//!     comes. Not counted: tables of attachments (2 KiB for each of them at the most, less where regions are
+//!     neighbours, and a word for every 64 regions of the node), and rings, of which clients and calls touch
+//!     a megabyte each at the most.
 //! V5. While there are places, every connection gets one. Connections without a key never displace one that
 //!     has shown a key (`newcomers.rs`). Users and hosts come to have equal shares, and so do the owners of
 //!     each (`room.rs`).
@@ -72,21 +74,23 @@ const _: () = assert!(
 const LEAST_CONNECTIONS: usize = 16;
 /// A connection that has not greeted by then is closed.
 const GREETING_DEADLINE: Duration = Duration::from_secs(5);
-/// A greeted connection that has had nothing attached for so long is closed, whatever it sends: its place may be wanted.
+/// A greeted connection that has had nothing attached for so long is closed, whatever it sends: its place may
+/// be wanted.
 const UNATTACHED_DEADLINE: Duration = Duration::from_secs(60);
 /// How often an idle server looks for overdue greetings.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 
 /// Connections asked directly while they are busy: beyond, one call to epoll costs less than asking each.
 const MAX_HOT: usize = 4;
-/// Turns in which only the hot connections and rings are asked: how long, in turns of some microseconds or requests,
-/// others may wait.
+/// Turns in which only the hot connections and rings are asked: how long, in turns of some microseconds or
+/// requests, others may wait.
 const TURNS_WITHOUT_EPOLL: u32 = 16;
 
 /// Events taken in one call.
 const EVENTS: usize = 64;
 
-/// Descriptors that the node needs for other things than connections and regions: its store, its control plane, logs.
+/// Descriptors that the node needs for other things than connections and regions: its store, its control
+/// plane, logs.
 const OTHER_DESCRIPTORS: u64 = 256;
 /// Descriptors of a connection, most of the time: its socket, its ring, and some on their way to the client.
 const DESCRIPTORS_PER_CONNECTION: u64 = 4;
@@ -263,7 +267,8 @@ impl Server {
         }
     }
 
-    /// Waits for events, for so long at most and not at all if there is something to do, and serves whom they are about.
+    /// Waits for events, for so long at most and not at all if there is something to do, and serves whom they
+    /// are about.
     fn serve_events(&mut self, events: &mut Vec<Event>, longest: Duration) -> Result<(), Errno> {
         events.clear();
         let longest = if self.shares.can_go_on() { Duration::ZERO } else { longest };
@@ -363,8 +368,8 @@ impl Server {
         self.serve_within(allowance, token);
     }
 
-    /// Goes on with some of those that wait for a share of the memory, as long as there is one; true if there was one.
-    /// Others have their turn between these.
+    /// Goes on with some of those that wait for a share of the memory, as long as there is one; true if there
+    /// was one. Others have their turn between these.
     fn serve_waiting(&mut self) -> bool {
         let mut served = 0;
         while served < SHARES {
@@ -419,7 +424,8 @@ impl Server {
     fn greeted(&mut self, token: u64, hello: Hello) {
         let identity = self.host.identity();
         let mut in_force = hello.incarnation;
-        // A greeting meant for another node is answered, so that the client learns who is here, and enters no table.
+        // A greeting meant for another node is answered, so that the client learns who is here, and enters no
+        // table.
         if hello.node == identity.node {
             let (incarnation, older) = self.sessions.greet(hello, token);
             in_force = incarnation;
@@ -442,7 +448,8 @@ impl Server {
         }
     }
 
-    /// Asks for room to send while answers wait, for nothing while it waits for others, and for input otherwise.
+    /// Asks for room to send while answers wait, for nothing while it waits for others, and for input
+    /// otherwise.
     fn watch(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
         let interest = connection.interest();

@@ -1,17 +1,18 @@
 //! Shared memory: same host. The node hands out a region's memory over a Unix socket after checking the key;
 //! then operations are loads and stores of this thread (design, section 3).
 //!
-//! S1. Nobody can refuse a store. So an operation counts as done only if the grant's word, loaded after the access
-//!     and a full barrier, still holds the stamp that came with the memory; else its outcome is *unknown*.
-//! S2. The node changes the word and passes a barrier before it copies or reuses the memory; the barriers pair.
-//!     Stamps never repeat, so a word that has changed never looks as before.
+//! S1. Nobody can refuse a store. So an operation counts as done only if the grant's word, loaded after the
+//!     access and a full barrier, still holds the stamp that came with the memory; else its outcome is
+//!     *unknown*.
+//! S2. The node changes the word and passes a barrier before it copies or reuses the memory; the barriers
+//!     pair. Stamps never repeat, so a word that has changed never looks as before.
 //! S3. Atomics are the processor's, as those of every other path to the region.
-//! S4. Once the word has changed the memory is let go of. Whether the grant is over or its memory another, only the
-//!     node knows: operations are refused as *not attached* until the region was attached again.
-//! S5. What the node has to do goes two ways: calls by the ring, attachments by frames. Only one of the two is in use
-//!     at any time and the rest is held back, so that the node does all of it in the order posted.
-//! S6. A node that has died refuses nothing. So the connection is looked at now and then, and what finds it ended is
-//!     not carried out.
+//! S4. Once the word has changed the memory is let go of. Whether the grant is over or its memory another,
+//!     only the node knows: operations are refused as *not attached* until the region was attached again.
+//! S5. What the node has to do goes two ways: calls by the ring, attachments by frames. Only one of the two
+//!     is in use at any time and the rest is held back, so that the node does all of it in the order posted.
+//! S6. A node that has died refuses nothing. So the connection is looked at now and then, and what finds it
+//!     ended is not carried out.
 
 mod attached;
 mod calls;
@@ -35,8 +36,8 @@ use calls::Calls;
 /// Most regions of one node that a link maps: 64 Ki regions of 64 MiB are 4 TiB.
 const MAX_REGIONS: u32 = 1 << 16;
 
-/// Operations between two looks at the connection, which take a millisecond or a few; a look costs as much as several
-/// small operations.
+/// Operations between two looks at the connection, which take a millisecond or a few; a look costs as much as
+/// several small operations.
 const OPERATIONS_PER_LOOK: u32 = 4096;
 
 /// Carries the fabric by shared memory.

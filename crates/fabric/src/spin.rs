@@ -1,20 +1,22 @@
 //! How long to spin before sleeping.
 //!
 //! Answers come within microseconds, a sleep costs tens of them (paper 1, section 4.1.3); but a spinner on a
-//! busy machine takes the processor from the very peer it waits for. So a spinner yields to whoever is runnable,
-//! spins as long as waits of late were worth it, less and less while they were not, and not at all on one processor.
+//! busy machine takes the processor from the very peer it waits for. So a spinner yields to whoever is
+//! runnable, spins as long as waits of late were worth it, less and less while they were not, and not at all
+//! on one processor.
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// Longest spin: the round trip of a full queue of 8 KiB reads over loopback, with some reserve.
 const LONGEST_SPIN: Duration = Duration::from_micros(100);
-/// A wait of up to this would have been, or was, worth spinning through: the longest spin, and what it takes to be
-/// woken up, which is part of what was waited after a sleep.
+/// A wait of up to this would have been, or was, worth spinning through: the longest spin, and what it takes
+/// to be woken up, which is part of what was waited after a sleep.
 const WORTH_SPINNING: Duration = Duration::from_micros(200);
 /// Shortest budget kept: a turn or two, in case the next answer comes at once.
 const SHORTEST_SPIN: Duration = Duration::from_micros(4);
-/// Looks from one yield to the next while nobody else wants the processor: a yield costs as much as two looks at a socket.
+/// Looks from one yield to the next while nobody else wants the processor: a yield costs as much as two looks
+/// at a socket.
 const LOOKS_PER_YIELD: u32 = 4;
 /// A yield that takes longer has let somebody else run; one that has not takes a quarter of it.
 const SHARED_YIELD: Duration = Duration::from_micros(1);
@@ -81,7 +83,8 @@ impl Spinner {
     }
 }
 
-/// Looks until the next yield, by how long the last one took. Whoever else ran may well be the peer that is waited for.
+/// Looks until the next yield, by how long the last one took. Whoever else ran may well be the peer that is
+/// waited for.
 fn looks_until_next(took: Duration) -> u32 {
     if took > SHARED_YIELD { 1 } else { LOOKS_PER_YIELD }
 }

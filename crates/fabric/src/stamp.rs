@@ -1,11 +1,12 @@
-//! The rule by which accesses that nobody can refuse are found out: a word beside the memory, and who looks at it when.
+//! The rule by which accesses that nobody can refuse are found out: a word beside the memory, and who looks
+//! at it when.
 //!
-//! P1. An access counts only if the word, loaded after it and a barrier, still holds the stamp that was told with the
-//!     memory.
-//! P2. Who takes the memory away changes the word, passes a full barrier, and only then looks at the memory, copies it
-//!     or lets others store there.
-//! P3. So of an access that counts, everything is in what is looked at after P2 (a store), or nothing of what is stored
-//!     after P2 (a load). The barriers pair.
+//! P1. An access counts only if the word, loaded after it and a barrier, still holds the stamp that was told
+//!     with the memory.
+//! P2. Who takes the memory away changes the word, passes a full barrier, and only then looks at the memory,
+//!     copies it or lets others store there.
+//! P3. So of an access that counts, everything is in what is looked at after P2 (a store), or nothing of what
+//!     is stored after P2 (a load). The barriers pair.
 //! The code is generic over the word, so that models of all interleavings run the very same code.
 
 #[cfg(test)]
@@ -52,8 +53,9 @@ pub(crate) fn guarded<W: Word, T, E>(
         Ok(value) => value,
         Err(error) => return Ok(Err(error)),
     };
-    // P3; pairs with the full barrier of `barrier`. Loads before a load need no more than an acquire; a store before a
-    // load needs the full barrier; atomics are sequentially consistent, as is the load of the word behind them.
+    // P3; pairs with the full barrier of `barrier`. Loads before a load need no more than an acquire; a store
+    // before a load needs the full barrier; atomics are sequentially consistent, as is the load of the word
+    // behind them.
     W::barrier(match touch {
         Touch::LoadOrAtomic => Ordering::Acquire,
         Touch::Store => Ordering::SeqCst,

@@ -14,9 +14,9 @@ use crate::seam::{Done, Link, LinkClosed, Outcome, Peer, Posted, Readiness, Tran
 /// Paces nothing, and every kernel has it.
 const UNPACED: &str = "reno";
 
-/// Between processes of one host there is nothing that could be congested, but a congestion control that paces by its
-/// model of the path (BBR) misjudges one of microseconds and holds large transfers back by half. Between hosts the
-/// operator's choice stays.
+/// Between processes of one host there is nothing that could be congested, but a congestion control that
+/// paces by its model of the path (BBR) misjudges one of microseconds and holds large transfers back by half.
+/// Between hosts the operator's choice stays.
 pub(crate) fn calm_loopback(stream: impl AsFd, peer: SocketAddr) {
     let local = rustix::net::getsockname(&stream).ok().and_then(|local| SocketAddr::try_from(local).ok());
     if local.is_some_and(|local| local.ip() == peer.ip()) {

@@ -1,5 +1,5 @@
-//! One region by several transports at once: what is completed by one path is seen by every other, and atomics of all
-//! paths count together.
+//! One region by several transports at once: what is completed by one path is seen by every other, and
+//! atomics of all paths count together.
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
@@ -91,7 +91,8 @@ impl Served {
         let endpoint = Endpoint::new(EndpointConfig {
             transport,
             clock: Rc::new(MonotonicClock),
-            session_ids: Box::new(|| SessionId(NEXT_SESSION.fetch_add(1, Ordering::Relaxed))), // only has to differ
+            // Only has to differ.
+            session_ids: Box::new(|| SessionId(NEXT_SESSION.fetch_add(1, Ordering::Relaxed))),
             arena_bytes: 64 << 10,
             deadline: DEADLINE,
         });

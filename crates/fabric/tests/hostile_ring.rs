@@ -1,5 +1,5 @@
-//! Clients that do with their ring what they like: they lose their connection, and nobody else notices anything.
-//! Written from the wire format alone.
+//! Clients that do with their ring what they like: they lose their connection, and nobody else notices
+//! anything. Written from the wire format alone.
 
 use std::io::{IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;

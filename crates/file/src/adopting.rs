@@ -1,15 +1,18 @@
-//! Taking over the files of an earlier process that was killed, from what it wrote down and the words that it left.
+//! Taking over the files of an earlier process that was killed, from what it recorded and the words that it
+//! left.
 //!
-//! D1. Whatever of the earlier process may still land, lands on blocks whose words it left locked, or on extents in doubt:
-//!     a store is posted under the lock, or on an extent marked before. All of these are in doubt from here on: nothing
-//!     new is written there, and nobody else gets them.
-//! D2. A lock that it left is settled before anybody works on the file: the block is what lies there now, old words of eight bytes,
-//!     new ones, or both, and the next read finds the same. One that was never written is empty still.
-//! D3. A parity whose word was locked is right if it is the sum of its column as it is now; or if a member is missing,
-//!     nothing else in the column was being written, and it is what its word says. Else it is lost, and made anew.
-//! D4. A file that was being cut off is cut off.
-//! D5. Damage to kept memory costs contents, and never yields wrong bytes: words are believed only beside
-//!     their witness (`blocks/witness.rs`), and a file whose end is unknown is not read until it is emptied.
+//! D1. A late write of the earlier process lands on blocks whose words it left locked, or on extents in
+//!     doubt: a store is posted under the lock, or to an extent marked before. All of these are in doubt from
+//!     here on: nothing new is written there, and nobody else gets them.
+//! D2. A lock that it left is settled before any operation on the file: the block is what lies there now, in
+//!     units of eight bytes old, new, or both, and the next read finds the same. A block that was never
+//!     written stays empty.
+//! D3. A parity whose word was locked is right in two cases: it is the sum of its column as it is now; or a
+//!     member is missing, nothing else in the column was being written, and the parity is what its word says.
+//!     Otherwise it is lost, and is rebuilt.
+//! D4. A file that was being truncated is truncated.
+//! D5. Damage to kept memory costs contents, and never yields wrong bytes: words are believed only if their
+//!     witness agrees (`blocks/witness.rs`), and a file whose end is unknown is not read until it is emptied.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,14 +33,14 @@ use crate::rules::Rules;
 use crate::store::StoreCore;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Behind all that a file's list may name: a damaged one must not make numbers overflow.
+/// Comes after every stripe that a file's list may name: a damaged list must not make numbers overflow.
 const MAX_STRIPES: u64 = 1 << 42;
 
-/// Files that were taken over, by the numbers that they are kept under.
+/// Files that were taken over, by the numbers under which they are kept.
 pub type Adopted<R> = BTreeMap<u64, Arc<FileCore<R>>>;
 
 impl<R: Rules> StoreCore<R> {
-    /// Takes over the files that are wanted. Until [`settle`](Self::settle) has ended nobody works on them.
+    /// Takes over the wanted files. Nobody may work on them until [`settle`](Self::settle) has ended.
     pub fn adopt(
         self: &Arc<Self>,
         kept: &Kept,
@@ -54,7 +57,7 @@ impl<R: Rules> StoreCore<R> {
             (id, file)
         });
         let adopted: Adopted<R> = adopted.collect();
-        // What was being copied there, or written when the file gave it up (D1).
+        // Extents that were being filled, or written when a file gave them up (D1).
         let rest: Vec<u64> = adoption.extents_held().filter(|extent| !adoption.is_taken(*extent)).collect();
         for extent in rest.into_iter().filter(|extent| self.is_left_in_doubt(*extent)) {
             self.stock.shun_extent(&adoption, extent);
@@ -86,7 +89,7 @@ impl<R: Rules> StoreCore<R> {
                     }
                     map.found_extent(stripe, extent);
                 }
-                // The lease has ended, or the state contradicts itself: what lies there is, or will be, somebody else's.
+                // The lease has ended, or the state contradicts itself: the memory is, or will be, another's.
                 None => {
                     if !is_parity(stripe) {
                         map.lose(stripe * EXTENT_BYTES, EXTENT_BYTES, Loss::Gone);
@@ -105,7 +108,7 @@ impl<R: Rules> StoreCore<R> {
         }
     }
 
-    /// Ends what the earlier process had begun (D2 to D4).
+    /// Completes what the earlier process had begun (D2 to D4).
     pub async fn settle(&self, core: &SessionCore, adopted: &Adopted<R>) {
         for file in adopted.values() {
             match file.rows() {
@@ -129,7 +132,7 @@ impl<R: Rules> StoreCore<R> {
 }
 
 impl<R: Rules> FileCore<R> {
-    /// Stripes in which the earlier process has left a lock, members of one row one after the other.
+    /// Stripes in which the earlier process has left a lock; members of one row follow each other.
     fn locked_stripes(&self) -> Vec<u64> {
         if !R::settles_locks() {
             return Vec::new();
@@ -143,8 +146,8 @@ impl<R: Rules> FileCore<R> {
         stripes
     }
 
-    /// Settles the locks of an extent of a file without rows, and moves it: what is read once is what is found from then on,
-    /// whatever lands in the old place later.
+    /// Settles the locks of an extent of a file without rows, and moves the extent: what is read once is what
+    /// is found from then on, whatever lands in the old place later.
     async fn settle_extent(&self, core: &SessionCore, stripe: u64) {
         let Some(old) = self.extent_at(stripe * EXTENT_BYTES) else { return };
         let words = &self.store.words;
@@ -166,7 +169,7 @@ impl<R: Rules> FileCore<R> {
             _ => false,
         };
         if !moved {
-            // It is in doubt, so it moves when there is room.
+            // The extent is in doubt, so it moves when there is room.
             for (block, word) in (0..).zip(settled) {
                 words.store(words.place(&old, block), word);
             }
@@ -189,7 +192,7 @@ impl<R: Rules> FileCore<R> {
     ) -> Result<(), FileError> {
         let fresh = self.take_extent(stripe).await?;
         let words = &self.store.words;
-        words.doubt(&fresh); // as in `copy`
+        words.doubt(&fresh); // until it is filled, a successor hands it to nobody
         let (_, written) = core.write(&fresh, 0, data).await;
         written.map_err(|error| FileError::from_access(error, stripe * EXTENT_BYTES))?;
         words.clear(&fresh);
@@ -219,7 +222,7 @@ impl<R: Rules> FileCore<R> {
                 continue;
             }
             if extent.region().is_over() {
-                words.store(place, left.unlocked()); // what the others make
+                words.store(place, left.unlocked()); // the block is what the others yield
                 continue;
             }
             is_torn = true;
@@ -229,7 +232,7 @@ impl<R: Rules> FileCore<R> {
         let parity = &row.parity.1;
         let place = words.place(parity, block);
         let left = words.load(place);
-        // Without its lock nothing was stored in the column.
+        // Without the parity's lock, nothing was stored in the column.
         if left.is_locked() {
             let word = self.settled_parity(core, row, block, left.unlocked(), is_torn).await;
             words.store(place, word);
@@ -257,7 +260,7 @@ impl<R: Rules> FileCore<R> {
             (Ok(sum), Some(parity)) if sum[..] == parity[..] => {
                 BlockWord::EMPTY.written(0).written(R::checksum(&parity))
             }
-            // A member is missing, and this is what it is made from.
+            // A member is missing, and the parity is what it is reconstructed from.
             (Err(_), Some(parity)) if !is_torn && !left.is_lost() && left.matches(R::checksum(&parity)) => {
                 left
             }
@@ -271,16 +274,16 @@ impl<R: Rules> FileCore<R> {
         read.is_ok().then_some(buffer)
     }
 
-    /// Cuts the file off where it ends, if that was under way.
+    /// Completes a truncation that was under way.
     async fn end_cut(&self, core: &SessionCore) {
         let Some(size) = self.map.write().take_cut() else { return };
-        // What cannot be cleared is lost, and does not show either.
+        // What cannot be cleared becomes lost, and does not appear either.
         let _ = self.clear_behind(core, size).await;
         self.map.write().cut_ends();
     }
 
-    /// Bytes of the file that cannot be had: lost blocks, and what lies nowhere any more and cannot be made from the rest
-    /// of its row.
+    /// Bytes of the file that cannot be had: lost blocks, and blocks that lie nowhere any more and cannot be
+    /// reconstructed from the rest of their row.
     pub fn lost_bytes(&self) -> u64 {
         let words = &self.store.words;
         let rows = self.rows();
@@ -307,10 +310,10 @@ impl<R: Rules> FileCore<R> {
     }
 }
 
-/// The word of a block whose writer died: `None`: what lies there cannot be had.
+/// The word of a block whose writer died. `contents`: what lies there; `None`: it cannot be had.
 fn settled_word<R: Rules>(left: BlockWord, contents: Option<&[u8]>) -> BlockWord {
     if left.was_empty() {
-        return BlockWord::EMPTY; // what lies there may be in part another's
+        return BlockWord::EMPTY; // what lies there may partly be another file's
     }
     match contents {
         Some(data) if !left.is_lost() => BlockWord::EMPTY.written(0).written(R::checksum(data)),

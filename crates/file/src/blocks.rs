@@ -21,32 +21,34 @@ use witness::WITNESS_BYTES;
 
 /// Blocks of an extent.
 pub(crate) const BLOCKS_PER_EXTENT: u64 = EXTENT_BYTES / BLOCK_BYTES as u64;
-/// Far memory that one store can describe: 4 TiB. The table is sparse: a word takes memory once it is touched.
+/// Far memory that one store can describe: 4 TiB. The table is sparse: a word takes memory once it is
+/// touched.
 const MAX_EXTENTS: u64 = (4 << 40) / EXTENT_BYTES;
 const WORD_BYTES: u64 = 8;
-/// The words of blocks, and behind them one for each extent.
+/// The words of blocks, and after them one for each extent.
 const TABLE_BYTES: u64 = MAX_EXTENTS * (BLOCKS_PER_EXTENT + 1) * WORD_BYTES;
-/// Files whose sizes and times have a place behind that, where they are kept: as many as a mount has inodes.
+/// Kept files whose sizes and times have a place after that: as many as a mount has inodes.
 pub(crate) const KEPT_FILES: u64 = 1 << 20;
-/// Where the sizes and times of kept files begin,
+/// Where the sizes and times of kept files begin.
 pub(crate) const SLOTS: u64 = TABLE_BYTES;
-/// their sizes a second time,
+/// Where the second copies of these sizes begin.
 pub(crate) const ECHOES: u64 = SLOTS + KEPT_FILES * SLOT_BYTES;
-/// and the witnesses, against which the words of blocks are checked.
+/// Where the witnesses begin, against which the words of blocks are checked.
 pub(crate) const WITNESSES: u64 = ECHOES + KEPT_FILES * WORD_BYTES;
-/// Bytes of the table where it outlives the process that made it.
+/// Bytes of the table if it outlives the process that made it.
 pub const KEPT_WORDS_BYTES: u64 = WITNESSES + MAX_EXTENTS * WITNESS_BYTES;
 const EXTENT_WORDS: u64 = MAX_EXTENTS * BLOCKS_PER_EXTENT * WORD_BYTES;
-/// Of an extent's word: a dead write may still land there.
+/// In an extent's word: a late write may still land on the extent.
 const DOUBTED: u64 = 1;
-/// The owner, beside the numbers of guests.
+/// The owner's number as a holder of locks; the others are direct clients (called *guests* in the code).
 pub(crate) const OWNER: u16 = 0;
-/// How long a block may stay locked before others give up: a writer ends within its node's deadline, or a little later when
-/// it first has to reconnect; the locks of one that died are taken over at once.
+/// How long a block may stay locked before others give up. A writer finishes within its node's deadline, or a
+/// little later if it first has to reconnect. The locks of a writer that died are taken over at once.
 const LOCK_PATIENCE: Duration = Duration::from_secs(12);
-/// As the above, for a guest: it has the owner to ask, who waits for it meanwhile.
+/// As [`LOCK_PATIENCE`], for a direct client: it can ask the owner, which may be waiting for its operation
+/// meanwhile.
 const GUEST_PATIENCE: Duration = Duration::from_millis(50);
-/// Looks at a locked word before sleeping between looks: most writers are done within microseconds.
+/// Looks at a locked word before sleeping between looks: most writers finish within microseconds.
 const EAGER_LOOKS: u32 = 100;
 const LOOK_INTERVAL: Duration = Duration::from_micros(100);
 
@@ -55,9 +57,9 @@ const LOOK_INTERVAL: Duration = Duration::from_micros(100);
 pub(crate) struct BlockWords {
     table: Arc<Mapping>,
     holder: u16,
-    /// Where room is found for what outlives the process, if it does.
+    /// Where memory is reserved for words that outlive the process, if they do.
     memory: Option<Arc<SharedMemory>>,
-    /// This process has no part in it any more: whatever it did last is left as it is.
+    /// This process no longer changes the table: what it did last stays as it is.
     abandoned: AtomicBool,
 }
 
@@ -70,19 +72,19 @@ pub(crate) struct BlockPlace(u64);
 pub(crate) struct StillLocked;
 
 impl BlockWords {
-    /// The owner's, and the memory for its guests.
+    /// The owner's view, and the memory for its direct clients.
     pub(crate) fn create() -> io::Result<(Self, SharedMemory)> {
         let memory = SharedMemory::create("farpool-blocks", TABLE_BYTES)?;
         Ok((Self::of(memory.mapping().clone(), OWNER), memory))
     }
 
-    /// The owner's, in memory that outlives it.
+    /// The owner's view of words in memory that outlives it.
     pub(crate) fn kept(memory: &Arc<SharedMemory>) -> Self {
         let words = Self::of(memory.mapping().clone(), OWNER);
         BlockWords { memory: Some(memory.clone()), ..words }
     }
 
-    /// A guest's.
+    /// A direct client's view.
     pub(crate) fn open(fd: &OwnedFd, holder: u16) -> io::Result<Self> {
         Ok(Self::of(Arc::new(table::map(fd, TABLE_BYTES)?), holder))
     }
@@ -91,9 +93,10 @@ impl BlockWords {
         BlockWords { table, holder, memory: None, abandoned: AtomicBool::new(false) }
     }
 
-    /// From now on nothing changes any word: this is the copy of a process that was forked, or stands for one that died.
+    /// From now on this view changes no word: it is the copy of a forked process, or stands for one that
+    /// died.
     pub(crate) fn abandon(&self) {
-        // Relaxed: a process that was forked has one thread; and one that is simulated runs on one.
+        // Relaxed, pairs with nothing: a forked process has one thread, and a simulated one runs on one.
         self.abandoned.store(true, Ordering::Relaxed);
     }
 
@@ -121,7 +124,7 @@ impl BlockWords {
         BlockPlace((extent.number() * BLOCKS_PER_EXTENT + block) * WORD_BYTES)
     }
 
-    /// Forgets all of an extent's blocks: it was just taken, and nobody else knows it.
+    /// Forgets all of an extent's blocks: the extent was just taken, and no other task knows it.
     pub(crate) fn clear(&self, extent: &Extent) {
         for block in 0..BLOCKS_PER_EXTENT {
             self.put(self.place(extent, block), BlockWord::EMPTY);
@@ -130,7 +133,7 @@ impl BlockWords {
         self.set_extent_word(extent, 0);
     }
 
-    /// Notes that a write may still land on an extent of which nobody knows.
+    /// Notes that a write in doubt may still land on an extent.
     pub(crate) fn doubt(&self, extent: &Extent) {
         self.set_extent_word(extent, DOUBTED);
         self.witness_doubt(extent);
@@ -149,7 +152,7 @@ impl BlockWords {
         }
     }
 
-    /// Finds room for the words of these extents, so that touching them cannot fail.
+    /// Reserves memory for the words of these extents, so that touching them cannot fail.
     pub(crate) fn reserve(&self, extents: std::ops::Range<u64>) -> std::io::Result<()> {
         let Some(memory) = &self.memory else { return Ok(()) };
         let (first, count) = (extents.start, extents.end - extents.start);
@@ -159,7 +162,7 @@ impl BlockWords {
         memory.reserve(WITNESSES + first * WITNESS_BYTES, count * WITNESS_BYTES)
     }
 
-    /// Whether a process that died may have been writing there: it has left a lock, or a mark.
+    /// Whether a process that died may have been writing there: it has left a lock or a mark.
     pub(crate) fn may_be_written(&self, number: u64) -> bool {
         let mark = self.table.load(EXTENT_WORDS + number * WORD_BYTES).unwrap_or(0);
         let is_marked = mark & DOUBTED != 0 || self.is_witness_in_doubt(number);
@@ -177,7 +180,8 @@ impl BlockWords {
             .any(|block| BlockWord(self.table.load(block * WORD_BYTES).unwrap_or(0)).is_locked())
     }
 
-    /// Marks all of an extent's blocks as lost: it was just taken, and stands for one whose contents are gone.
+    /// Marks all of an extent's blocks as lost: the extent was just taken, and replaces one whose contents
+    /// are gone.
     pub(crate) fn lose(&self, extent: &Extent) {
         for block in 0..BLOCKS_PER_EXTENT {
             self.store(self.place(extent, block), BlockWord::EMPTY.lost());
@@ -194,7 +198,7 @@ impl BlockWords {
         BlockWord(self.table.load(place.0).expect("a place lies within the table"))
     }
 
-    /// Stores a word and with it gives up its lock, after all that was done before.
+    /// Stores a word and so releases its lock; the store is ordered after all that was done before.
     pub(crate) fn store(&self, place: BlockPlace, word: BlockWord) {
         if !self.is_abandoned() {
             self.update_witness(place, word);
@@ -202,14 +206,15 @@ impl BlockWords {
         self.put(place, word);
     }
 
-    /// As [`store`](Self::store), for a word that the witness has already.
+    /// Stores a word alone: the caller sees to the witness.
     fn put(&self, place: BlockPlace, word: BlockWord) {
         if !self.is_abandoned() {
             self.table.store(place.0, word.0).expect("a place lies within the table");
         }
     }
 
-    /// Takes over the lock of a holder that died; returns the word as it was left, or `None` if it is not his.
+    /// Takes over the lock of a holder that died. Returns the word as it was left; `None`: the lock is not
+    /// that holder's.
     pub(crate) fn take_over(&self, place: BlockPlace, dead: u16) -> Option<BlockWord> {
         let word = self.load(place);
         if word.guest() != Some(dead) {
@@ -221,7 +226,8 @@ impl BlockWords {
         (found == word.0).then_some(word)
     }
 
-    /// Takes the lock; returns the word as it was. Whoever is faster again and again counts like one who keeps it.
+    /// Takes the lock, and returns the word as it was. The wait is limited as a whole: other writers that are
+    /// faster again and again count like one that keeps the lock.
     pub(crate) async fn lock(
         &self,
         endpoint: &Endpoint,
@@ -235,7 +241,7 @@ impl BlockWords {
             }
             let before = self.table.compare_and_swap(place.0, word.0, self.locked(word).0);
             if before.expect("a place lies within the table") == word.0 {
-                // Keeps the stores to far memory behind the lock; pairs with the readers' acquiring loads.
+                // Orders the stores to far memory after the lock; pairs with the readers' acquiring loads.
                 fence(Ordering::SeqCst);
                 return Ok(word);
             }
@@ -243,7 +249,7 @@ impl BlockWords {
         }
     }
 
-    /// The word once nobody has its lock.
+    /// The word once nobody holds its lock.
     pub(crate) async fn unlocked(
         &self,
         endpoint: &Endpoint,
@@ -267,7 +273,7 @@ impl BlockWords {
     }
 }
 
-/// Waiting for a lock: one patience for all of it, from the first moment waited.
+/// Waiting for a lock: one time limit for all of it, from the first wait.
 struct Wait<'a> {
     endpoint: &'a Endpoint,
     patience: Duration,
@@ -280,7 +286,7 @@ impl<'a> Wait<'a> {
         Wait { endpoint, patience, give_up_at: None, looks: 0 }
     }
 
-    /// Until the next look.
+    /// Waits until the next look.
     async fn a_moment(&mut self) -> Result<(), StillLocked> {
         let now = self.endpoint.now_ns();
         let give_up_at = *self.give_up_at.get_or_insert(now + self.patience.as_nanos() as u64);
@@ -307,7 +313,7 @@ mod tests {
 
     use super::*;
 
-    /// Another second at each look.
+    /// Advances by a second at each look.
     #[derive(Default)]
     struct Hasty(Cell<u64>);
 

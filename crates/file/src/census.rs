@@ -1,5 +1,5 @@
-//! What of a file lies nowhere any more, and what of that nothing else has. For people: a look at words that may change
-//! meanwhile.
+//! Counts what of a file is missing, and what of that cannot be had from anywhere else. For people: a look at
+//! words that may change meanwhile.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::rules::Rules;
 use crate::volume::VolumeStatus;
 
 impl<R: Rules> FileCore<R> {
-    /// Adds this file to what there is to say of all.
+    /// Adds this file to the status of all files.
     pub(crate) fn count_in(&self, status: &mut VolumeStatus) {
         status.files += 1;
         let Some(rows) = self.rows() else {
@@ -28,7 +28,7 @@ impl<R: Rules> FileCore<R> {
         for row in numbers.into_iter().filter_map(|number| self.row(rows, number)) {
             let missing = row.members().filter(|(_, extent)| extent.region().is_over()).count();
             status.missing_extents += missing as u64;
-            // One is what a row bears, unless its parity was lost before.
+            // A row survives one missing member, unless its parity was lost before.
             if missing > 0 {
                 status.lost_extents += self.members_lost(&row);
             }
@@ -42,13 +42,13 @@ impl<R: Rules> FileCore<R> {
         extents.filter(|extent| is_lost(extent)).count() as u64
     }
 
-    /// Missing members with data of which some block is not to be had.
+    /// Missing members with data of which some block cannot be had.
     fn members_lost(&self, row: &Row) -> u64 {
         let lost = |stripe: u64| (0..BLOCKS_PER_EXTENT).any(|block| self.is_block_lost(row, stripe, block));
         row.data.iter().filter(|(stripe, extent)| is_over(extent) && lost(*stripe)).count() as u64
     }
 
-    /// Whether a missing member's block holds something that the rest of its column cannot make.
+    /// Whether a missing member's block has contents that the rest of its column cannot reconstruct.
     pub(crate) fn is_block_lost(&self, row: &Row, stripe: u64, block: u64) -> bool {
         let words = &self.store.words;
         let word = |extent: &Extent| words.load(words.place(extent, block)).unlocked();

@@ -17,32 +17,32 @@ pub enum FileError {
     TooFewNodes {
         /// Nodes that a row needs.
         wanted: u64,
-        /// Nodes of which something is held.
+        /// Nodes of which the owner holds regions.
         found: u64,
     },
     /// Files end at [`crate::MAX_FILE_BYTES`].
     #[error("beyond the largest file size")]
     TooLarge,
-    /// For good: write the range anew, or give the file up.
+    /// The contents are lost for good: write the range again, or give the file up.
     #[error("what lay at offset {offset} is lost with its node or lease")]
     Lost {
         /// Start of the block.
         offset: u64,
     },
-    /// Far memory does not hold what was written there: as [`FileError::Lost`], and a node to look at.
+    /// Far memory does not hold what was written there. Handle it as [`FileError::Lost`], and check the node.
     #[error("what lies at offset {offset} is not what was written there")]
     Damaged {
         /// Start of the block.
         offset: u64,
     },
-    /// A writer of the same block did not finish in time.
+    /// Another writer of the block did not finish in time.
     #[error("the block at offset {offset} stayed locked too long")]
     Unavailable {
         /// Start of the block.
         offset: u64,
     },
-    /// A process that works on the mount's files directly (`farpool run`) is stopped in the middle of an operation: let it go
-    /// on, or end it.
+    /// A process that works on the mount's files directly (`farpool run`) is stopped in the middle of an
+    /// operation: continue it, or end it.
     #[error(
         "a process that works on the mount's files directly has not ended its operation for {} s; if it is stopped, \
          continue or end it",
@@ -52,12 +52,12 @@ pub enum FileError {
     /// Nothing happened: close files, raise the limits (`ulimit -n`), and try again.
     #[error("this process is short of descriptors or memory")]
     Short,
-    /// Nothing happened, or all that did can be done again: try it once nodes have answered or been given up.
+    /// Nothing happened, or only what can be repeated. Try again once nodes have answered or were given up.
     #[error(
         "the session's memory for transfers is taken by operations that their nodes have not answered yet"
     )]
     NoStaging,
-    /// More was asked for in one call than a session has room for.
+    /// One call asked for more than a session has room for.
     #[error("more than one transfer may hold")]
     TooLong,
 }
@@ -83,7 +83,8 @@ impl FileError {
     }
 }
 
-/// Whether a store that failed has changed nothing for certain. After any other failure nobody knows what lies there.
+/// Whether a failed store has certainly changed nothing. After any other failure, what lies there is
+/// indeterminate.
 pub(crate) fn nothing_was_stored(error: &AccessError) -> bool {
     matches!(error, AccessError::Refused(_) | AccessError::ArenaFull | AccessError::Short { .. })
 }

@@ -15,14 +15,14 @@ use crate::redundancy::Redundancy;
 #[derive(Clone)]
 pub struct FarFile {
     pub(crate) inner: Arc<FileCore>,
-    /// Keeps the leases while there is a file.
+    /// Keeps the leases while there is a handle of the file.
     _pool: Pool,
 }
 
-/// Bytes that were read. They lie in the session's arena: drop them before the session is used again by this
-/// thread, which would wait for itself.
+/// Bytes that were read. They lie in the session's arena: drop them before this thread uses the session
+/// again, or it waits for itself.
 pub struct FileBytes<'a> {
-    // Dropped in this order: the buffer goes back to the arena while the session is still ours.
+    // Dropped in this order: the buffer returns to the arena while the guard still holds the session.
     buffer: Option<ArenaBuf>,
     range: Range<usize>,
     _session: SessionGuard<'a>,
@@ -51,7 +51,7 @@ impl FarFile {
         self.inner.size()
     }
 
-    /// How the file bears the loss of a node.
+    /// How the file survives the loss of a node.
     pub fn redundancy(&self) -> Redundancy {
         self.inner.redundancy()
     }
@@ -77,7 +77,8 @@ impl FarFile {
             return Err(FileError::TooLong);
         }
         let guard = session.lock();
-        // SAFETY: the buffer is kept beside the guard and dropped before it; the future ends in `block_on`.
+        // SAFETY: the buffer is kept beside the guard and dropped before it; the future ends in `block_on`,
+        // before the guard.
         let core = unsafe { guard.core() };
         let (buffer, range) = guard.block_on(self.inner.read(core, offset, length))?;
         Ok(FileBytes { buffer, range, _session: guard })
@@ -89,7 +90,7 @@ impl FarFile {
             return Err(FileError::TooLong);
         }
         let guard = session.lock();
-        // SAFETY: all buffers and futures end in `block_on`.
+        // SAFETY: all buffers and futures end in `block_on`, before the guard.
         let core = unsafe { guard.core() };
         guard.block_on(self.inner.write(core, offset, data))
     }
@@ -97,7 +98,7 @@ impl FarFile {
     /// As [`FileCore::set_size`].
     pub fn set_size(&self, session: &Session, size: u64) -> Result<(), FileError> {
         let guard = session.lock();
-        // SAFETY: as in `write`.
+        // SAFETY: all buffers and futures end in `block_on`, before the guard.
         let core = unsafe { guard.core() };
         guard.block_on(self.inner.set_size(core, size))
     }
@@ -110,7 +111,7 @@ impl FarFile {
     /// As [`FileCore::punch`].
     pub fn punch(&self, session: &Session, offset: u64, length: u64) -> Result<(), FileError> {
         let guard = session.lock();
-        // SAFETY: as in `write`.
+        // SAFETY: all buffers and futures end in `block_on`, before the guard.
         let core = unsafe { guard.core() };
         guard.block_on(self.inner.punch(core, offset, length))
     }
@@ -118,7 +119,7 @@ impl FarFile {
     /// As [`FileCore::close_to_guests`].
     pub fn close_to_guests(&self, session: &Session) -> Result<(), FileError> {
         let guard = session.lock();
-        // SAFETY: as in `write`.
+        // SAFETY: all buffers and futures end in `block_on`, before the guard.
         let core = unsafe { guard.core() };
         guard.block_on(self.inner.close_to_guests(core))
     }

@@ -16,18 +16,18 @@ use crate::rules::{Rules, Shipped};
 use crate::split::{Piece, pieces};
 use crate::store::StoreCore;
 
-/// Largest file: as much as the table of block words describes.
+/// Largest file: as many bytes as the table of block words can describe.
 pub const MAX_FILE_BYTES: u64 = 4 << 40;
 
-/// A file in far memory, for `async` code: as many tasks as like may work on it, each over a session of its own.
+/// A file in far memory, for `async` code. Any number of tasks may work on it, each over its own session.
 ///
-/// An operation that is dropped half-way ends as one whose outcome is unknown.
+/// An operation that is dropped halfway ends as one whose outcome is indeterminate.
 pub struct FileCore<R: Rules = Shipped> {
     pub(crate) store: Arc<StoreCore<R>>,
     /// Where the file's striping starts.
     pub(crate) start: u64,
     pub(crate) map: RwLock<Map>,
-    /// Guests may work on it.
+    /// Direct clients (called *guests* in the code) may work on the file.
     pub(crate) is_open: AtomicBool,
 }
 
@@ -36,7 +36,7 @@ impl<R: Rules> FileCore<R> {
         FileCore { store, start, map: RwLock::default(), is_open: AtomicBool::new(false) }
     }
 
-    /// A file that a successor is to find again.
+    /// A file that a successor finds again.
     pub(crate) fn kept(
         store: Arc<StoreCore<R>>,
         start: u64,
@@ -47,29 +47,29 @@ impl<R: Rules> FileCore<R> {
         FileCore { store, start, map, is_open: AtomicBool::new(false) }
     }
 
-    /// The number by which a successor knows the file, if it finds it.
+    /// The number under which a successor finds the file; `None` if the file is not kept.
     pub fn kept_id(&self) -> Option<u64> {
         self.map.read().place().map(KeptFile::id)
     }
 
-    /// When the file was written to, for a successor: nanoseconds since 1970.
+    /// Records for a successor when the file was written, in nanoseconds since 1970.
     pub fn keep_written_ns(&self, ns: u64) {
         if let Some(place) = self.map.read().place() {
             place.set_written_ns(ns);
         }
     }
 
-    /// When the file was written to, as an earlier process has left it; zero: it was not.
+    /// When the file was written, as recorded for a successor, in nanoseconds since 1970; zero: never.
     pub fn kept_written_ns(&self) -> u64 {
         self.map.read().place().map_or(0, KeptFile::written_ns)
     }
 
-    /// How the file bears the loss of a node.
+    /// How the file survives the loss of a node.
     pub fn redundancy(&self) -> Redundancy {
         self.map.read().redundancy()
     }
 
-    /// Chooses how the file bears the loss of a node; only while it is empty. Says whether it was.
+    /// Chooses how the file survives the loss of a node, while it is empty. Returns whether it was empty.
     pub fn set_redundancy(&self, redundancy: Redundancy) -> bool {
         let mut map = self.map.write();
         let is_empty = map.is_empty();
@@ -88,25 +88,26 @@ impl<R: Rules> FileCore<R> {
         self.map.read().size()
     }
 
-    /// Far memory the file takes.
+    /// Far memory that the file takes.
     pub fn allocated_bytes(&self) -> u64 {
         self.map.read().allocated_bytes()
     }
 
-    /// Where the bytes at `offset` lie now, if anywhere.
+    /// The extent in which the bytes at `offset` lie now, if there is one.
     pub fn extent_at(&self, offset: u64) -> Option<Arc<Extent>> {
         self.map.read().extent(offset / EXTENT_BYTES)
     }
 
-    /// Writes all of `data` at `offset`, making the file longer if need be. After an error, parts of it may have been
-    /// written, but the file is not longer than before.
+    /// Writes all of `data` at `offset`, and makes the file longer if need be. After an error, parts of the
+    /// data may have been written, but the file is not longer than before.
     pub async fn write(&self, core: &SessionCore, offset: u64, data: &[u8]) -> Result<(), FileError> {
         let end = end_of(offset, data.len() as u64)?;
         self.map.read().check_end()?;
         if let Err(error) = self.write_blocks(core, offset, data).await {
-            // What was stored behind the end must not show when the file grows; failing that, it is lost. Others may be
-            // at work there as well: only what this write has touched goes, and nothing if a guest does not stand back, who
-            // may just have been told that what it wrote there is part of the file.
+            // What was stored beyond the end must not appear when the file grows; if it cannot be cleared, it
+            // is lost. Others may be at work there as well, so only the range of this write is cleared. If a
+            // direct client does not finish its operation, nothing is cleared: the client may just have been
+            // told that what it wrote there is part of the file.
             if let Ok(_alone) = self.without_guests(core).await {
                 let from = R::failed_write_cleared_from(self.size(), offset);
                 if end > from {
@@ -121,7 +122,7 @@ impl<R: Rules> FileCore<R> {
         Ok(())
     }
 
-    /// Cuts the file off at `size`, giving extents behind it back, or makes it longer by a hole.
+    /// Truncates the file to `size` and frees the extents beyond, or makes the file longer by a hole.
     pub async fn set_size(&self, core: &SessionCore, size: u64) -> Result<(), FileError> {
         end_of(size, 0)?;
         if size > 0 {
@@ -139,19 +140,19 @@ impl<R: Rules> FileCore<R> {
         cleared
     }
 
-    /// Clears everything behind `size`, where the file ends.
+    /// Clears everything beyond `size`, where the file ends.
     pub(crate) async fn clear_behind(&self, core: &SessionCore, size: u64) -> Result<(), FileError> {
         self.clear_up_to(core, size, 0).await
     }
 
     async fn clear_up_to(&self, core: &SessionCore, size: u64, stripes: u64) -> Result<(), FileError> {
-        // Also what was reserved behind the end goes.
+        // Extents that were reserved beyond the end go as well.
         let end = stripes.max(self.end_stripe()) * EXTENT_BYTES;
         let from = R::cleared_from(size);
         if from < end { self.punch_alone(core, from, end - from).await } else { Ok(()) }
     }
 
-    /// Takes extents for a range, so that writing there cannot fail for want of space. The size stays.
+    /// Takes extents for a range, so that a write there cannot fail for want of space. The size stays.
     pub async fn reserve(&self, offset: u64, length: u64) -> Result<(), FileError> {
         end_of(offset, length)?;
         let mut fresh = Vec::new();
@@ -165,7 +166,7 @@ impl<R: Rules> FileCore<R> {
                 Ok(false) => {}
                 Ok(true) => fresh.push(piece.stripe),
                 Err(error) => {
-                    // Somebody may have written into them meanwhile.
+                    // Others may have written to these extents meanwhile.
                     let words = &self.store.words;
                     let mut map = self.map.write();
                     for stripe in fresh {
@@ -181,7 +182,7 @@ impl<R: Rules> FileCore<R> {
         Ok(())
     }
 
-    /// Makes a range read as zeros, giving back the extents that lie in it.
+    /// Makes a range read as zeros, and frees the extents that lie in it.
     pub async fn punch(&self, core: &SessionCore, offset: u64, length: u64) -> Result<(), FileError> {
         end_of(offset, length)?;
         if length == 0 {
@@ -192,7 +193,7 @@ impl<R: Rules> FileCore<R> {
         self.punch_alone(core, offset, length).await
     }
 
-    /// As [`punch`](Self::punch), while no guest is at work.
+    /// As [`punch`](Self::punch), while no direct client is at work.
     pub(crate) async fn punch_alone(
         &self,
         core: &SessionCore,
@@ -216,7 +217,8 @@ impl<R: Rules> FileCore<R> {
             }
             return Ok(());
         }
-        // Whole extents first: they need no far memory, so they go whatever becomes of the ends.
+        // Whole extents first: no far memory is needed to remove them, so they go whatever becomes of the
+        // ends.
         let (whole, ends): (Vec<_>, Vec<_>) =
             stripes.into_iter().flat_map(of_range).partition(Piece::is_whole_extent);
         {
@@ -229,18 +231,18 @@ impl<R: Rules> FileCore<R> {
         Ok(())
     }
 
-    /// Notes that contents of a range, which a writer was told are written, could not be stored, and why.
-    /// Reading a block of it fails until the whole block is written anew; so does a write of part of such a
-    /// block, with `NoSpace` if that was the cause. The file is made to reach to the range's end. For ranges
-    /// of at most one transfer.
+    /// Notes that contents of a range could not be stored although their writer was told that they are
+    /// written, and why. Reading a block of the range fails until the whole block is written again. So does
+    /// writing part of such a block, with `NoSpace` if that was the cause. The file is made to reach at least
+    /// to the end of the range. For ranges of at most one transfer.
     pub fn mark_lost(&self, offset: u64, length: u64, error: FileError) {
         let mut map = self.map.write();
         map.lose(offset, length, Loss::from_store(error));
-        // Whoever promised the contents has told others how far the file reaches.
+        // The caller has acknowledged the write, and has told others how far the file reaches.
         map.grow(offset.saturating_add(length).min(MAX_FILE_BYTES));
     }
 
-    /// The extent of a stripe, taken now if there is none; says whether it is new.
+    /// The extent of a stripe, taken now if there is none, and whether it is new.
     pub(crate) async fn ensure_extent(&self, stripe: u64) -> Result<(Arc<Extent>, bool), FileError> {
         if let Some(extent) = self.map.read().extent(stripe) {
             return Ok((extent, false));
@@ -248,7 +250,8 @@ impl<R: Rules> FileCore<R> {
         let extent = self.take_extent(stripe).await?;
         let mut map = self.map.write();
         if map.redundancy().rows().is_some() {
-            // Chosen only now: the caller has begun by other rules, and nothing was written.
+            // The redundancy was chosen only now: the caller has begun by other rules, and nothing was
+            // written.
             return Err(FileError::Unavailable { offset: stripe * EXTENT_BYTES });
         }
         Ok(map.put(stripe, extent))

@@ -1,23 +1,27 @@
-//! Guests: other processes of the owner's host that read and write its files without asking it.
+//! Direct clients (called *guests* in the code): other processes of the owner's host that read and write its
+//! files without asking it.
 //!
-//! The owner holds the leases and decides where everything lies; a guest has the same block words, the layouts of the files
-//! that it was let into, and the keys of their regions. So both follow one protocol, whoever is at work:
+//! The owner holds the leases and decides where everything lies. A direct client has the same block words,
+//! the layouts of the files to which it was admitted, and the keys of their regions. So both follow one
+//! protocol:
 //!
-//! G1. A guest works on a file only while the owner has it open to guests, and within an operation that the owner can wait
-//!     for ([`table`]). What would need the owner's judgement (a hole to fill, a lost block, any failure) it leaves alone,
-//!     and the caller asks the owner.
-//! G2. An extent that a file gives up is not used again before every operation that may have seen it has ended.
-//! G3. Whatever makes a file shorter keeps guests out meanwhile: a write that has begun ends before, or begins anew after.
-//! G4. The locks of a guest that died are taken over: its block then holds what it held before, or what was being written,
-//!     or a mixture, as a disk's sectors would.
-//! G5. Guests write only where their stores end with their lives: to memory of this host. Elsewhere a dead write could
-//!     still land after its lock was taken over.
-//! G6. They do not write to files with rows: parities are the owner's to keep.
-//! G7. Guests make a file longer only while the owner allows it. The owner takes that back at once, without
-//!     waiting for them; from then on it alone changes the size.
+//! G1. A direct client works on a file only while the owner has it open to direct clients, and within an
+//!     operation that the owner can wait for ([`table`]). It leaves alone what would need the owner's
+//!     judgement (a hole to fill, a lost block, any failure), and its caller asks the owner.
+//! G2. An extent that a file gives up is not used again before every operation that may have seen it has
+//!     finished.
+//! G3. Whatever makes a file shorter keeps direct clients out meanwhile: a write that has begun finishes
+//!     before, or begins again after.
+//! G4. The locks of a direct client that died are taken over: its block then holds what it held before, or
+//!     what was being written, or a mixture, as a disk's sectors would.
+//! G5. Direct clients write only where their stores end with their lives: to memory of this host. Elsewhere a
+//!     late write could still land after its lock was taken over.
+//! G6. They do not write to files with rows, because only the owner maintains parities.
+//! G7. Direct clients make a file longer only while the owner allows it. The owner takes that back at once,
+//!     without waiting for them; from then on it alone changes the size.
 //!
-//! Guests are trusted with all files of their owner, not only with those they were let into: the regions and the words are
-//! whole. Whom to let in is for the owner to decide.
+//! Direct clients are trusted with all files of their owner, not only with those to which they were admitted:
+//! neither the regions nor the words are divided by file. The owner decides which processes to admit.
 
 pub(crate) mod file;
 mod host;

@@ -1,8 +1,9 @@
 //! Locks on blocks of a row's members.
 //!
-//! L1. Everybody takes them in one order: members with data ascending, then the parity, each member's blocks ascending.
-//!     So no two can wait for each other.
-//! L2. Whoever has a parity block's lock has its whole column: nothing is stored in any member of the column without it.
+//! L1. Every operation takes them in one order: members with data ascending, then the parity; each member's
+//!     blocks ascending. So no two operations can wait for each other.
+//! L2. An operation that holds the lock of a parity block has its whole column: nothing is stored in any
+//!     member of the column without that lock.
 
 use std::ops::Range;
 
@@ -15,15 +16,15 @@ use crate::redundancy::is_parity;
 use crate::rules::Rules;
 use crate::store::StoreCore;
 
-/// Locks of a row. Dropping them leaves each block with the word it was given; else as it was, or lost when a write to it
-/// was given up half-way.
+/// Locks of a row. Dropping them gives each block the word that was set for it. Without one, the block keeps
+/// its old word, or becomes lost if a write to it was given up halfway.
 pub(crate) struct Held<'a, R: Rules> {
     store: &'a StoreCore<R>,
-    /// A write was posted and its outcome not yet seen.
+    /// A write was posted and its outcome is not known yet.
     pub(crate) in_doubt: bool,
-    /// As that, of a write that brings what the words say already.
+    /// As `in_doubt`, for a write of contents that the words describe already.
     pub(crate) mending: bool,
-    /// In the order of locking, which is that of members and blocks.
+    /// In the order of locking: by member, then by block.
     held: Vec<Hold>,
 }
 
@@ -35,8 +36,8 @@ struct Hold {
 }
 
 impl<'a, R: Rules> Held<'a, R> {
-    /// Takes the locks of these blocks of these members, which are given in the order of locking. `offset` is what an error
-    /// names.
+    /// Takes the locks of these blocks of these members, which are given in the order of locking. Errors name
+    /// `offset`.
     pub(crate) async fn take(
         store: &'a StoreCore<R>,
         core: &SessionCore,
@@ -60,12 +61,12 @@ impl<'a, R: Rules> Held<'a, R> {
         self.held.binary_search_by_key(&(stripe, block), |hold| hold.at).ok()
     }
 
-    /// The word of a block as it was when it was locked; of a block that is not: `None`.
+    /// The word of a block as it was when it was locked; `None` if the block is not among the locked ones.
     pub(crate) fn word(&self, stripe: u64, block: u64) -> Option<BlockWord> {
         self.find(stripe, block).map(|at| self.held[at].word)
     }
 
-    /// What a block's word is to be.
+    /// Sets the word that a block gets when the locks are dropped.
     pub(crate) fn set(&mut self, stripe: u64, block: u64, next: BlockWord) {
         if let Some(at) = self.find(stripe, block) {
             self.held[at].next = Some(next);
@@ -84,7 +85,7 @@ impl<R: Rules> Drop for Held<'_, R> {
             to_mend |= given_up || newly_lost && is_parity(hold.at.0);
             self.store.words.store(hold.place, word);
         }
-        // Only now: whoever finds the note finds the words that it is about.
+        // Only now: a rebuilder that finds the note finds the words that it is about.
         if to_mend {
             self.store.volume.has_to_mend();
         }

@@ -1,5 +1,5 @@
-//! What a successor must find again of files: where they lie, what of them is lost, how they bear losses. Sizes and times
-//! change with every write, so they lie in kept memory, beside the words of blocks.
+//! What a successor must find again of files: where they lie, what of them is lost, and their redundancy.
+//! Sizes and times change with every write, so they lie in kept memory, beside the words of blocks.
 //!
 //! ```text
 //! F file               KeptFile                 (file, stripe, block: 8 bytes, big-endian)
@@ -7,8 +7,10 @@
 //! F file 2 block       1 byte: the block is lost, and why (0: gone, 1: there was no room)
 //! ```
 //!
-//! K1. An extent is written down before anything of it is acknowledged, and its leaving before it can be used again.
-//! K2. From when the words are abandoned on nothing is written down: a successor finds what was when the process died.
+//! K1. An extent is recorded before anything of it is acknowledged, and its removal before it can be used
+//!     again.
+//! K2. Once the words are abandoned, nothing is recorded: a successor finds what there was when the process
+//!     died.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,7 +30,7 @@ const LOST: u8 = 2;
 const GONE: u8 = 0;
 const NO_SPACE: u8 = 1;
 
-/// A file as it is written down.
+/// A file as it is recorded.
 #[derive(Clone, PartialEq, Message)]
 struct KeptHead {
     #[prost(uint64, tag = "1")]
@@ -39,7 +41,7 @@ struct KeptHead {
     slot: u64,
 }
 
-/// Where files of a store are written down.
+/// Where files of a store are recorded.
 #[derive(Debug)]
 pub(crate) struct Keeping {
     journal: Arc<dyn Journal>,
@@ -55,20 +57,20 @@ struct Slots {
     next: u64,
 }
 
-/// One file's part in it. Dropping it forgets the file.
+/// One file's part of the records. Dropping it forgets the file.
 #[derive(Debug)]
 pub(crate) struct KeptFile {
     keeping: Arc<Keeping>,
     id: u64,
     start: u64,
     slot: u64,
-    /// A simulation wants to see what comes of it if not.
+    /// A simulation turns this off, to see what comes of it.
     journals_frees: bool,
-    /// Truncations under way: what lies behind the end is not all cleared.
+    /// Truncations under way: what lies beyond the end is not all cleared.
     cuts: u32,
 }
 
-/// A file that state speaks of.
+/// A file found in kept state.
 #[derive(Debug, Default)]
 pub(crate) struct FoundFile {
     pub(crate) start: u64,
@@ -76,7 +78,7 @@ pub(crate) struct FoundFile {
     pub(crate) slot: u64,
     /// Numbers of extents, by stripe.
     pub(crate) extents: BTreeMap<u64, u64>,
-    /// Blocks.
+    /// Lost blocks, and why.
     pub(crate) lost: BTreeMap<u64, Loss>,
 }
 
@@ -99,7 +101,7 @@ impl Keeping {
         Arc::new(Keeping { journal, words, next_file, slots })
     }
 
-    /// What of a state is a store's. Files that are not wanted are forgotten.
+    /// The files of a store that kept state names. Files that are not wanted are forgotten.
     pub(crate) fn find(&self, kept: &Kept, wanted: impl Fn(u64) -> bool) -> BTreeMap<u64, FoundFile> {
         let mut files: BTreeMap<u64, FoundFile> = BTreeMap::new();
         let mut slots = BTreeSet::new();
@@ -116,7 +118,7 @@ impl Keeping {
                 }
                 continue;
             }
-            // Behind the file itself, since its key is the shorter one.
+            // Comes after the file itself, whose key is the shorter one.
             let Some(found) = files.get_mut(&file) else { continue };
             let number = rest.get(1..).and_then(|number| number.try_into().ok()).map(u64::from_be_bytes);
             match (rest[0], number, value.try_into().map(u64::from_le_bytes)) {
@@ -128,14 +130,15 @@ impl Keeping {
                 _ => {}
             }
         }
-        // Numbers that state makes no sense of end somewhere.
-        self.next_file.store(last.saturating_add(1).min(u64::MAX / 2), Ordering::Relaxed); // nobody else is here yet
+        // Limited, so that a damaged number cannot make later ones overflow. Relaxed, pairs with nothing:
+        // nobody else has it yet.
+        self.next_file.store(last.saturating_add(1).min(u64::MAX / 2), Ordering::Relaxed);
         let next = slots.last().map_or(0, |last| last + 1);
         *self.slots.lock() = Slots { free: (0..next).filter(|slot| !slots.contains(slot)).collect(), next };
         files
     }
 
-    /// A place for a new file; `None`: there is no more room, and it is not kept.
+    /// A place for a new file. `None`: there is no more room, and the file is not kept.
     pub(crate) fn file(
         self: &Arc<Self>,
         start: u64,
@@ -156,7 +159,7 @@ impl Keeping {
                 }
             }
         };
-        let id = self.next_file.fetch_add(1, Ordering::Relaxed); // only has to differ
+        let id = self.next_file.fetch_add(1, Ordering::Relaxed); // only has to be unique
         self.words.set_file_size(slot, KeptSize { bytes: 0, is_being_cut: false });
         self.words.set_file_written_ns(slot, 0);
         let file = KeptFile { keeping: self.clone(), id, start, slot, journals_frees, cuts: 0 };
@@ -171,7 +174,8 @@ impl Keeping {
 
     fn append(&self, changes: &[Change]) {
         if !self.words.is_abandoned() {
-            self.journal.append_in_parts(changes); // a file may lose, and find again, more blocks than one record has room for
+            // In parts: a file may lose, and find again, more blocks than one record has room for.
+            self.journal.append_in_parts(changes);
         }
     }
 }
@@ -187,13 +191,13 @@ impl KeptFile {
         self.id
     }
 
-    /// How the file bears losses.
+    /// Records the file's redundancy.
     pub(crate) fn is(&self, redundancy: Redundancy) {
         let head = KeptHead { start: self.start, redundancy: redundancy.to_string(), slot: self.slot };
         self.keeping.append(&[Change::Put { key: key_of(self.id), value: head.encode_to_vec() }]);
     }
 
-    /// Where a stripe lies now.
+    /// Records the extent in which a stripe lies now, or that it has none.
     pub(crate) fn lies(&self, stripe: u64, extent: Option<u64>) {
         let key = key_in(self.id, EXTENT, stripe);
         match extent {
@@ -205,7 +209,7 @@ impl KeptFile {
         }
     }
 
-    /// Blocks that cannot be had.
+    /// Records that blocks are lost, and why.
     pub(crate) fn lost(&self, blocks: &[u64], loss: Loss) {
         let why = match loss {
             Loss::Gone => GONE,
@@ -215,35 +219,36 @@ impl KeptFile {
         self.keeping.append(&blocks.iter().map(put).collect::<Vec<_>>());
     }
 
-    /// Blocks that were lost, and are no more.
+    /// Records that blocks are no longer lost.
     pub(crate) fn unlost(&self, blocks: &[u64]) {
         let remove = |block: &u64| Change::Remove { key: key_in(self.id, LOST, *block) };
         self.keeping.append(&blocks.iter().map(remove).collect::<Vec<_>>());
     }
 
-    /// Where the file ends.
+    /// Records where the file ends.
     pub(crate) fn ends_at(&self, size: u64) {
         let size = KeptSize { bytes: size, is_being_cut: self.cuts > 0 };
         self.keeping.words.set_file_size(self.slot, size);
     }
 
-    /// Whether an earlier process was cutting it off when it died.
+    /// Whether an earlier process died while it truncated the file.
     pub(crate) fn was_being_cut(&self) -> bool {
         self.keeping.words.file_size(self.slot).is_some_and(|size| size.is_being_cut)
     }
 
-    /// The file is being cut off: behind its end it is not cleared yet.
+    /// A truncation begins: what lies beyond the end is not cleared yet.
     pub(crate) fn cut_begins(&mut self) {
         self.cuts += 1;
     }
 
-    /// It is. A cut that is given up half-way stays for a successor to end.
+    /// A truncation ends: what lies beyond the end is cleared. One that is given up halfway stays for a
+    /// successor to complete.
     pub(crate) fn cut_ends(&mut self, size: u64) {
         self.cuts -= 1;
         self.ends_at(size);
     }
 
-    /// When the file was written to, in nanoseconds since 1970; zero: never.
+    /// When the file was written, in nanoseconds since 1970; zero: never.
     pub(crate) fn written_ns(&self) -> u64 {
         self.keeping.words.file_written_ns(self.slot)
     }

@@ -1,25 +1,31 @@
-//! Remote files: `create → read/write(offset, length) → delete` on memory of other machines (paper 1, table 2).
+//! Remote files: `create → read/write(offset, length) → delete` on memory of other machines (paper 1, table
+//! 2).
 //!
-//! A file is a sparse list of extents, striped over the nodes; each 8 KiB block of it has a word on this host.
+//! A file is a sparse list of extents, striped over the nodes. Each of its 8 KiB blocks has a word on this
+//! host.
 //!
-//! B1. Every block read is checked against its word: a torn, stale, swapped or replayed block does not pass. What
-//!     is read is what was last written, or an error.
-//! B2. A block never written reads as zeros without touching far memory, whatever its extent held before.
-//! B3. A word changes from one write's to the next's under its lock, and only after the data is in far memory.
-//! B4. What could not be stored stays lost: reading it is an error until it is written anew, block by whole block;
-//!     on a node or lease that is gone, by whole extents.
-//! B5. Extents are given back when nothing of the file refers to them and no operation is on them.
-//! B6. What lies in a region that is being taken back moves elsewhere while there is room and time.
-//! B7. A file with rows (parity, mirror) bears the loss of one member of each row: reads and writes go on, and what was lost is
-//!     made anew elsewhere. One more: an error at once, never a wrong byte.
+//! B1. Every block read is checked against its word: a torn, stale, swapped or replayed block does not pass.
+//!     A read returns what was last written, or an error.
+//! B2. A block that was never written reads as zeros without touching far memory, whatever its extent held
+//!     before.
+//! B3. A block's word changes from that of one write to that of the next under the block's lock, and only
+//!     after the data are in far memory.
+//! B4. Contents that could not be stored stay lost: reading them is an error until they are written again,
+//!     whole block by whole block; on a lost node or lease, by whole extents.
+//! B5. An extent is freed when nothing of the file refers to it and no operation uses it.
+//! B6. What lies in a region that is being taken back is moved elsewhere while there is room and time.
+//! B7. A file with rows (parity, mirror) survives the loss of one member of each row: reads and writes
+//!     continue, and the lost member is rebuilt elsewhere. A second loss is an error at once, never a wrong
+//!     byte.
 //!
-//! B8. What a kept store has acknowledged its successor finds, as far as leases run; what was under way when it was killed is
-//!     found as a disk leaves it, block by block: old, new, or both.
+//! B8. A successor finds everything that a kept store has acknowledged, as far as leases run. It finds an
+//!     operation that was in flight when the process was killed as a disk leaves it, block by block: old,
+//!     new, or both.
 //!
-//! Other processes of the host may work on files directly, too: [`guest`].
+//! Other processes of the host may also work on files directly: direct clients, in [`guest`].
 //!
-//! [`FileCore`] and [`StoreCore`] are `async` over a session's core, and run in simulations as they are; [`FarFile`] and
-//! [`FileStore`] are the blocking edge of them.
+//! [`FileCore`] and [`StoreCore`] are `async` over a session's core, and run in simulations as they are.
+//! [`FarFile`] and [`FileStore`] are their blocking edge.
 //! Not here: names, permissions, times (crate `mount`).
 
 mod adopting;

@@ -16,14 +16,14 @@ use crate::split::Piece;
 /// Why the contents of a block are lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Loss {
-    /// They were lost with a node or a lease, or their fate is unknown.
+    /// They were lost with a node or a lease, or it is indeterminate whether they were stored.
     Gone,
     /// The pool had no room for them.
     NoSpace,
 }
 
 impl Loss {
-    /// The loss that an error of storing contents causes.
+    /// The loss that follows from a failed store.
     pub(crate) fn from_store(error: FileError) -> Self {
         match error {
             FileError::NoSpace | FileError::TooFewNodes { .. } => Loss::NoSpace,
@@ -31,7 +31,7 @@ impl Loss {
         }
     }
 
-    /// The error of a write that needs the contents, since it covers only part of the block.
+    /// The error of a write that needs the lost contents, because it covers only part of the block.
     pub(crate) fn to_writer(self, offset: u64) -> FileError {
         match self {
             Loss::Gone => FileError::Lost { offset },
@@ -43,7 +43,7 @@ impl Loss {
 /// What is known of a file on its owner's host.
 #[derive(Default)]
 pub(crate) struct Map {
-    /// Where the file ends, unless it is shared.
+    /// Where the file ends, unless it is shared with direct clients: then `shared` says so.
     size: u64,
     redundancy: Redundancy,
     extents: BTreeMap<u64, Arc<Extent>>,
@@ -51,39 +51,40 @@ pub(crate) struct Map {
     is_end_unknown: bool,
     /// Blocks whose last contents could not be stored.
     lost: BTreeMap<u64, Loss>,
-    /// Where all this is written down for a successor, if it is.
+    /// Where all this is recorded for a successor, if it is.
     kept: Option<KeptFile>,
-    /// What guests see of all this. Whoever changes one changes the other, under the same lock.
+    /// What direct clients (called *guests* in the code) see of all this. The two change together, under the
+    /// same lock.
     shared: Option<Arc<Shared>>,
 }
 
 impl Map {
-    /// Of a file that is written down.
+    /// The map of a file that is recorded for a successor.
     pub(crate) fn kept(redundancy: Redundancy, kept: KeptFile) -> Self {
         let mut map = Map::default();
         (map.redundancy, map.kept) = (redundancy, Some(kept));
         map
     }
 
-    /// Where it is written down.
+    /// Where the file is recorded.
     pub(crate) fn place(&self) -> Option<&KeptFile> {
         self.kept.as_ref()
     }
 
     /// Takes over what an earlier process has left of the file, except its extents. A file whose end is
-    /// unknown shows one block, and reading that gives the error.
+    /// unknown gets at least one block, so that reading it gives the error.
     pub(crate) fn found(&mut self, size: Option<u64>, lost: BTreeMap<u64, Loss>) {
         self.is_end_unknown = size.is_none();
         (self.size, self.lost) = (size.unwrap_or(BLOCK_BYTES as u64), lost);
     }
 
     /// Checks that the file's end is known. If it is not, the file is neither read nor changed until it is
-    /// emptied: bytes behind its end are not its contents, and an end too early would lose contents silently.
+    /// emptied: bytes beyond its end are not its contents, and an end too early would lose contents silently.
     pub(crate) fn check_end(&self) -> Result<(), FileError> {
         if self.is_end_unknown { Err(FileError::Damaged { offset: 0 }) } else { Ok(()) }
     }
 
-    /// An extent that an earlier process had there.
+    /// Adds an extent that an earlier process had for a stripe.
     pub(crate) fn found_extent(&mut self, stripe: u64, extent: Extent) {
         self.extents.insert(stripe, Arc::new(extent));
         if self.is_end_unknown && !is_parity(stripe) {
@@ -91,12 +92,13 @@ impl Map {
         }
     }
 
-    /// Blocks that are lost wherever they lie.
+    /// How many blocks are noted as lost, wherever they lie.
     pub(crate) fn lost_blocks(&self) -> u64 {
         self.lost.len() as u64
     }
 
-    /// Where the file is to be cleared behind, if an earlier process was at that when it was killed.
+    /// The size beyond which the file is to be cleared, if an earlier process was killed while it truncated
+    /// the file.
     pub(crate) fn take_cut(&mut self) -> Option<u64> {
         let kept = self.kept.as_mut()?;
         kept.was_being_cut().then(|| {
@@ -105,7 +107,8 @@ impl Map {
         })
     }
 
-    /// Lets the file end at `size`; until [`cut_ends`](Self::cut_ends) it may not be cleared behind.
+    /// Lets the file end at `size`. Until [`cut_ends`](Self::cut_ends), what lies beyond may still have
+    /// contents.
     pub(crate) fn cut(&mut self, size: u64) {
         if let Some(kept) = &mut self.kept {
             kept.cut_begins();
@@ -126,7 +129,7 @@ impl Map {
         }
     }
 
-    /// From now on guests see the file, too.
+    /// From now on direct clients see the file, too.
     pub(crate) fn share(&mut self, shared: Arc<Shared>) {
         shared.layout.set_size(self.size);
         shared.layout.set_losses(self.has_lost());
@@ -137,12 +140,12 @@ impl Map {
         self.shared = Some(shared);
     }
 
-    /// How the file bears the loss of a node.
+    /// How the file survives the loss of a node.
     pub(crate) fn redundancy(&self) -> Redundancy {
         self.redundancy
     }
 
-    /// Chooses how the file bears the loss of a node. It is empty.
+    /// Chooses how the file survives the loss of a node. The file is empty.
     pub(crate) fn set_redundancy(&mut self, redundancy: Redundancy) {
         self.redundancy = redundancy;
         if let Some(kept) = &self.kept {
@@ -153,17 +156,17 @@ impl Map {
         }
     }
 
-    /// What guests see.
+    /// What direct clients see.
     pub(crate) fn shared(&self) -> Option<&Arc<Shared>> {
         self.shared.as_ref()
     }
 
-    /// Where the file ends. What guests have made of it counts only as far as files may reach.
+    /// Where the file ends. A size that direct clients have set counts only up to the largest file size.
     pub(crate) fn size(&self) -> u64 {
         self.shared.as_ref().map_or(self.size, |shared| shared.layout.size().min(MAX_FILE_BYTES))
     }
 
-    /// Lets the file end at `size`. No guest is at work.
+    /// Lets the file end at `size`. No direct client is at work.
     pub(crate) fn set_size(&mut self, size: u64) {
         self.size = size;
         self.is_end_unknown = false;
@@ -173,7 +176,7 @@ impl Map {
         }
     }
 
-    /// Lets the file reach at least as far as `size`.
+    /// Lets the file reach at least to `size`.
     pub(crate) fn grow(&mut self, size: u64) {
         if self.is_end_unknown {
             return;
@@ -187,7 +190,7 @@ impl Map {
         }
     }
 
-    /// An extent is the stripe's, or not any more.
+    /// Tells successors and direct clients which extent a stripe has now, if any.
     fn publish(&self, stripe: u64) {
         if let Some(kept) = &self.kept {
             kept.lies(stripe, self.extents.get(&stripe).map(|extent| extent.number()));
@@ -203,7 +206,7 @@ impl Map {
         }
     }
 
-    /// Lets go of an extent that is not the file's any more: guests may still be at work on it.
+    /// Lets go of an extent that is no longer the file's. Direct clients may still be at work on it.
     fn retire(&self, extent: Arc<Extent>) {
         if let Some(shared) = &self.shared {
             shared.guests.retire(extent);
@@ -214,7 +217,8 @@ impl Map {
         self.extents.get(&stripe).cloned()
     }
 
-    /// Puts an extent in place unless there is one; returns the one that is there now, and whether it is the new.
+    /// Puts an extent in place unless there is one. Returns the one that is in place now, and whether it is
+    /// the new one.
     pub(crate) fn put(&mut self, stripe: u64, extent: Extent) -> (Arc<Extent>, bool) {
         let mut fresh = false;
         let kept = self.extents.entry(stripe).or_insert_with(|| {
@@ -235,7 +239,7 @@ impl Map {
         }
     }
 
-    /// Puts an extent in another's place; false: that one is not the stripe's any more.
+    /// Replaces an extent by another. `false`: the old one is no longer the stripe's.
     pub(crate) fn replace(&mut self, stripe: u64, old: &Arc<Extent>, fresh: Extent) -> bool {
         let place = self.extents.get_mut(&stripe).filter(|there| Arc::ptr_eq(there, old));
         let Some(there) = place else { return false };
@@ -245,8 +249,8 @@ impl Map {
         true
     }
 
-    /// Removes an extent if no operation is on it and `condition` holds. Operations take their share under this
-    /// map's lock, so none can begin meanwhile.
+    /// Removes an extent if no operation uses it and `condition` holds. Operations take their reference under
+    /// this map's lock, so none can begin meanwhile.
     pub(crate) fn remove_idle(&mut self, stripe: u64, condition: impl FnOnce(&Extent) -> bool) {
         if self.extents.get(&stripe).is_some_and(|extent| Arc::strong_count(extent) == 1 && condition(extent))
         {
@@ -263,7 +267,7 @@ impl Map {
         }
     }
 
-    /// The first extent at or behind a stripe.
+    /// The first extent at or after a stripe.
     pub(crate) fn next_extent(&self, from: u64) -> Option<(u64, Arc<Extent>)> {
         self.extents.range(from..END_OF_DATA).next().map(|(&stripe, extent)| (stripe, extent.clone()))
     }
@@ -276,7 +280,7 @@ impl Map {
         self.extents.len() as u64 * EXTENT_BYTES
     }
 
-    /// Offset of the first lost block that a piece touches, and why it is.
+    /// Offset of the first lost block that a piece touches, and why the block is lost.
     pub(crate) fn first_lost(&self, piece: &Piece) -> Option<(u64, Loss)> {
         if self.lost.is_empty() {
             return None;
@@ -287,7 +291,7 @@ impl Map {
         lost.next().map(|(block, loss)| (block * BLOCK_BYTES as u64, *loss))
     }
 
-    /// The first lost block of the file at or behind a block.
+    /// The first lost block of the file at or after a block.
     pub(crate) fn next_lost(&self, block: u64) -> Option<u64> {
         self.lost.range(block..).next().map(|(block, _)| *block)
     }
@@ -309,7 +313,7 @@ impl Map {
         self.publish_losses();
     }
 
-    /// Notes that the contents of a piece are not to be had, if it still lies in this extent.
+    /// Notes that the contents of a piece are lost, if it still lies in this extent. Returns whether it does.
     pub(crate) fn lose_in(&mut self, piece: &Piece, extent: &Arc<Extent>) -> bool {
         let in_place = self.extents.get(&piece.stripe).is_some_and(|there| Arc::ptr_eq(there, extent));
         if in_place {
@@ -318,7 +322,7 @@ impl Map {
         in_place
     }
 
-    /// Forgets losses in blocks that lie wholly within a range: they were written anew or cut off.
+    /// Forgets losses in blocks that lie wholly within a range: they were written again or truncated away.
     pub(crate) fn unlose(&mut self, offset: u64, bytes: u64) {
         let block = BLOCK_BYTES as u64;
         let (first, end) = (offset.div_ceil(block), offset.saturating_add(bytes) / block);

@@ -1,12 +1,15 @@
-//! Moving out: what lies in regions that are being taken back goes elsewhere, before they are gone; and so does what lies
-//! where a dead write may still land.
+//! Moving out: what lies in regions that are being taken back is moved elsewhere before they are gone, and so
+//! is what lies where a late write may still land.
 //!
-//! M1. An extent moves under the locks of all its blocks, and its words go with it: nobody writes meanwhile. Who has waited
-//!     for such a lock looks whether the extent is still the file's before it writes.
-//! M2. A reader that still has the old extent reads what was the file's when it began: nobody writes there any more.
+//! M1. An extent moves under the locks of all its blocks, and its words go with it: nobody writes meanwhile.
+//!     A writer that has waited for such a lock checks that the extent is still the file's before it writes.
+//! M2. A reader that still has the old extent reads what was the file's when it began: nobody writes there
+//!     any more.
 //! M3. What cannot be moved stays where it is, and is tried again until the region is gone.
-//! M4. An extent on which a write of which nobody knows may still land is moved before anything is written there again.
-//! M5. Moving waits for no other work of the thread: making anew and scrubbing may take hours, a grace is tens of seconds.
+//! M4. An extent on which a write in doubt may still land is moved before one of its lost or empty blocks is
+//!     written again; in a file with rows, before anything is written there again.
+//! M5. Moving waits for no other work of the thread: rebuilding and scrubbing may take hours, a grace is tens
+//!     of seconds.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Weak};
@@ -25,18 +28,18 @@ use crate::staging::staging;
 use crate::store::StoreCore;
 use crate::write::Locks;
 
-/// How often the mover looks whether there is something to move, and tries again what could not be moved: a grace is
-/// tens of seconds.
+/// How often the mover looks for something to move, and tries again what could not be moved: a grace is tens
+/// of seconds.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// The thread that moves files out of regions that are being taken back; ends when dropped.
+/// The thread that moves files out of regions that are being taken back. It ends when this is dropped.
 pub(crate) struct Mover {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Mover {
-    /// Starts it for a store's files.
+    /// Starts the thread for a store's files.
     pub(crate) fn start(store: Arc<StoreCore>, pool: Pool) -> std::io::Result<Self> {
         let (stop, stopped) = channel();
         let run = move || look_after(&store, &pool, &stopped);
@@ -67,7 +70,7 @@ fn look_after(store: &StoreCore, pool: &Pool, stopped: &Receiver<()>) {
             continue;
         }
         let guard = session.get_or_insert_with(|| pool.session()).lock();
-        // SAFETY: all buffers and futures end in `block_on`.
+        // SAFETY: all buffers and futures end in `block_on`, before the guard.
         let core = unsafe { guard.core() };
         let is_stopped = || !matches!(stopped.try_recv(), Err(TryRecvError::Empty));
         if let Err(error) = guard.block_on(store.look_after(core, is_stopped))
@@ -80,8 +83,8 @@ fn look_after(store: &StoreCore, pool: &Pool, stopped: &Receiver<()>) {
 }
 
 impl<R: Rules> StoreCore<R> {
-    /// Moves what has to leave, makes anew what was lost, and scrubs if somebody asked for it, as far as each can be done now.
-    /// Returns the last failure.
+    /// Moves what has to leave, rebuilds what was lost, and scrubs if a scrub was asked for, as far as each
+    /// can be done now. Returns the first failure.
     pub async fn look_after(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
         let moved = if self.stock.is_to_leave() { self.move_out(core, &stopped).await } else { Ok(()) };
         let rebuilt = if self.is_rebuild_due() { self.rebuild(core, &stopped).await } else { Ok(()) };
@@ -90,8 +93,9 @@ impl<R: Rules> StoreCore<R> {
         moved.and(rebuilt).and(scrubbed)
     }
 
-    /// Between the steps of long work, as often as the mover looks: what cannot wait for its end (M5). Guests are told until
-    /// when regions may be used, and what has to leave does.
+    /// Does what cannot wait for the end of long work (M5): tells direct clients (called *guests* in the
+    /// code) until when regions may be used, and moves what has to leave. Called between the steps of the
+    /// work, it acts as often as the mover looks.
     pub(crate) async fn in_between(
         &self,
         core: &SessionCore,
@@ -109,8 +113,8 @@ impl<R: Rules> StoreCore<R> {
         *last_ns = core.endpoint().now_ns();
     }
 
-    /// Moves what it can out of regions that are being taken back, and returns the last failure. Ends early when `stopped`
-    /// says so, or when there is no room to move to.
+    /// Moves what it can out of regions that are being taken back, and returns the last failure. Ends early
+    /// when `stopped` says so, or when there is no room to move to.
     pub async fn move_out(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
         let mut result = Ok(());
         for file in self.files().iter().filter_map(Weak::upgrade) {
@@ -158,13 +162,14 @@ impl<R: Rules> FileCore<R> {
         for (block, word) in (0..).zip(kept) {
             words.store(words.place(&fresh, block), word);
         }
-        // Unless it was cut off meanwhile: then there is nothing to move.
+        // Unless the file was truncated meanwhile: then there is nothing to move.
         let _in_place = self.map.write().replace(stripe, &old, fresh);
-        drop(locks); // only now: who waits for one of them finds the new extent
+        drop(locks); // only now: a task that waits for one of them finds the new extent
         Ok(())
     }
 
-    /// Copies an extent's contents whose locks we hold; blocks that are not what their word says become lost.
+    /// Copies the contents of an extent whose locks the caller holds. Blocks that do not match their words
+    /// become lost.
     async fn copy(
         &self,
         core: &SessionCore,
@@ -183,7 +188,8 @@ impl<R: Rules> FileCore<R> {
                 *word = word.lost();
             }
         }
-        // Nobody else knows the fresh extent yet: should this process be killed now, its successor gives it to nobody.
+        // No other task knows the fresh extent yet. If this process is killed now, its successor hands it to
+        // nobody.
         self.store.words.doubt(fresh);
         let (_, written) = core.write(fresh, 0, buffer).await;
         written.map_err(|error| FileError::from_access(error, start))?;

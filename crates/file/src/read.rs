@@ -1,4 +1,4 @@
-//! Reading: far memory to the session's arena, every block checked against its word (B1).
+//! Reading: from far memory to the session's arena; every block is checked against its word (B1).
 
 use std::iter;
 use std::ops::Range;
@@ -16,11 +16,12 @@ use crate::rules::Rules;
 use crate::split::{Piece, pieces};
 use crate::staging::staging;
 
-/// How often a piece is read anew because a writer changed it meanwhile, before the reader gives up.
+/// How often a piece is read again because a writer changed it meanwhile, before the reader gives up.
 pub(crate) const MAX_OVERTAKEN: u32 = 10_000;
 
 impl<R: Rules> FileCore<R> {
-    /// Reads up to `length` bytes; returns a buffer of whole blocks and where in it they lie. No buffer: no bytes.
+    /// Reads up to `length` bytes. Returns a buffer of whole blocks, and where in it the bytes lie; no
+    /// buffer: no bytes.
     pub async fn read(
         &self,
         core: &SessionCore,
@@ -111,8 +112,8 @@ pub(crate) enum Unread {
     Overtaken,
 }
 
-/// Reads a piece's blocks from their extent, anew for at most so many times while writers are at work, until all of them are
-/// what their words say.
+/// Reads a piece's blocks from their extent until all of them are what their words say. Tries at most `times`
+/// times, because writers may be at work.
 pub(crate) async fn read_verified<R: Rules>(
     words: &BlockWords,
     core: &SessionCore,
@@ -140,7 +141,7 @@ pub(crate) async fn read_verified<R: Rules>(
     Err(Unread::Overtaken)
 }
 
-/// The words of a piece's blocks, each at a moment when nobody had its lock.
+/// The words of a piece's blocks, each at a moment when nobody held its lock.
 pub(crate) async fn words_of<'a>(
     words: &BlockWords,
     core: &SessionCore,
@@ -160,7 +161,7 @@ pub(crate) async fn words_of<'a>(
     Ok(&found[..count])
 }
 
-/// Reads each piece of a range into its part of a buffer, all at once.
+/// Reads all pieces of a range at once, each into its part of a buffer.
 pub(crate) async fn in_pieces<F, E>(
     offset: u64,
     bytes: u64,
@@ -185,7 +186,7 @@ where
         }
         reads.push(read(piece, own));
     }
-    // All to their end, whatever becomes of one: a read given up half-way would keep its buffer.
+    // All run to their end, whatever becomes of one: an abandoned read would keep its buffer.
     let parts = join_all(reads).await.into_iter().collect::<Result<Vec<_>, _>>()?;
     let mut parts = parts.into_iter();
     let mut whole = parts.next().expect("at least one byte is read");
@@ -195,16 +196,16 @@ where
 
 enum Verdict {
     Right,
-    /// In this block of the extent.
+    /// Which block of the extent it is.
     Wrong(u64),
     /// A writer was at work while the blocks were read.
     Overtaken,
 }
 
-/// Checks blocks just read against the words they had before, and fills empty ones with zeros.
+/// Checks blocks just read against the words that they had before the read, and fills empty ones with zeros.
 ///
-/// Data that match the earlier word were the block's contents at a moment within the read. Data that do not are
-/// wrong if the word is still the same, since then nobody wrote meanwhile.
+/// Data that match the earlier word were the block's contents at a moment within the read. Data that do not
+/// are wrong if the word is still the same, because then nobody wrote meanwhile.
 fn verify<R: Rules>(
     words: &BlockWords,
     extent: &Extent,

@@ -1,11 +1,15 @@
-//! Rebuilding: what lay on lost nodes and leases is made again from the rest of its row and put elsewhere, while the file is in
-//! use; and what has to leave its place, or lies where a dead write may still land, goes the same way.
+//! Rebuilding: what lay on lost nodes and leases is reconstructed from the rest of its row and put elsewhere,
+//! while the file is in use. Extents that have to leave their place, or on which a late write may still land,
+//! are moved in the same way.
 //!
-//! U1. An extent is made anew under the locks of all its blocks and of their parity: nobody writes meanwhile, so no late
-//!     write is missed. Who has waited for such a lock looks whether the extent is still the file's before it writes.
-//! U2. Each block is read or made again, and checked against its word; what cannot be had becomes lost, with its parity.
+//! U1. An extent is rebuilt under the locks of all its blocks and of their parity: nobody writes meanwhile,
+//!     so no late write is missed. A writer that has waited for such a lock checks that the extent is still
+//!     the file's before it writes.
+//! U2. Each block is read or reconstructed, and checked against its word. A block that cannot be had becomes
+//!     lost, and so does its parity.
 //! U3. What cannot be put anywhere for now stays as it is and is tried again.
-//! U4. A block that is mended keeps its word: whatever becomes of the store, the block is what the others make.
+//! U4. A block that is repaired in place keeps its word: whatever becomes of the store, the block is what the
+//!     others yield.
 
 use std::sync::{Arc, Weak};
 
@@ -26,13 +30,13 @@ use crate::staging::staging;
 use crate::store::StoreCore;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// How often a member that has to lie elsewhere is given another place, because the last one was lost. Each loss is that of another
-/// node or lease.
+/// How often a member that has to move is given another place because the last one was lost. Each loss is
+/// that of another node or lease.
 const MAX_PLACES: u32 = 8;
 
 /// What became of putting a member elsewhere.
 enum Put {
-    /// It lies there, or has no need to any more.
+    /// It lies there, or no longer has to.
     Done,
     /// The new place was lost before it was filled.
     PlaceLost,
@@ -44,8 +48,8 @@ impl<R: Rules> StoreCore<R> {
         self.volume.is_to_mend() || self.stock.losses() != self.volume.rebuilt_up_to()
     }
 
-    /// Whether every row is whole: no member lies on a lost node or lease or where a dead write may land, and no parity is
-    /// lost. Looks at everything.
+    /// Whether every row is whole: no member lies on a lost node or lease or where a late write may land, and
+    /// no parity is lost. Looks at everything.
     pub fn is_whole(&self) -> bool {
         self.files().iter().filter_map(Weak::upgrade).all(|file| {
             let Some(rows) = file.rows() else { return true };
@@ -53,13 +57,13 @@ impl<R: Rules> StoreCore<R> {
         })
     }
 
-    /// Whether it is time for that: after failures only now and then.
+    /// Whether there is something to rebuild and it is time for it: after failures, only now and then.
     pub(crate) fn is_rebuild_due(&self) -> bool {
         self.is_to_rebuild() && self.volume.may_rebuild(self.stock.now())
     }
 
-    /// Makes anew what was lost, as far as the rest and the room allow, and returns the last failure. Ends early when `stopped`
-    /// says so.
+    /// Rebuilds what was lost, as far as the other members and the room allow, and returns a failure if there
+    /// was one. Ends early when `stopped` says so.
     pub async fn rebuild(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
         if !self.is_to_rebuild() {
             return Ok(());
@@ -115,7 +119,8 @@ impl<R: Rules> StoreCore<R> {
 }
 
 impl<R: Rules> StoreCore<R> {
-    /// Leaves the network to others for a while. At a low rate that may be hours, which nobody who ends the store waits for.
+    /// Leaves the network to others for a while. At a low rate that may be hours, so the pause ends early if
+    /// `stopped` says so.
     async fn pause(&self, core: &SessionCore, last_ns: &mut u64, stopped: &impl Fn() -> bool) {
         let mut left = self.volume.rebuild_pause();
         loop {
@@ -131,7 +136,7 @@ impl<R: Rules> StoreCore<R> {
 }
 
 impl<R: Rules> FileCore<R> {
-    /// Members that lie nowhere any more, or where nothing may be written.
+    /// Members whose region is lost or given back, or which are in doubt: nothing may be written there.
     fn members_to_rebuild(&self) -> Vec<u64> {
         if self.rows().is_none() {
             return Vec::new();
@@ -142,7 +147,7 @@ impl<R: Rules> FileCore<R> {
         stripes.filter(|stripe| map.extent(*stripe).is_some_and(is_to_rebuild)).collect()
     }
 
-    /// Parity blocks that are lost though their extent is there.
+    /// Parity blocks that are lost although their extent is there.
     fn parity_to_mend(&self, rows: Rows) -> Vec<(u64, u64)> {
         let parities: Vec<(u64, Arc<Extent>)> = {
             let map = self.map.read();
@@ -158,8 +163,8 @@ impl<R: Rules> FileCore<R> {
         blocks.collect()
     }
 
-    /// Puts a member elsewhere, with what it held. If the new place is lost before it is filled, another one is found: the member
-    /// itself may still be had.
+    /// Puts a member elsewhere, with what it held. If the new place is lost before it is filled, another one
+    /// is found: the member itself may still be readable.
     pub(crate) async fn rebuild_extent(
         &self,
         core: &SessionCore,
@@ -189,11 +194,12 @@ impl<R: Rules> FileCore<R> {
         let Some((mut held, row)) =
             self.hold_member(core, rows, stripe, 0..BLOCKS_PER_EXTENT, offset).await?
         else {
-            self.store.volume.has_to_mend(); // another member was replaced meanwhile: this one may be as it was
+            // A member was replaced meanwhile: this one may still have to move.
+            self.store.volume.has_to_mend();
             return Ok(Put::Done);
         };
         if !row.member(stripe).is_some_and(|now| Arc::ptr_eq(now, old)) {
-            return Ok(Put::Done); // somebody else has done it
+            return Ok(Put::Done); // another task has done it
         }
         let (buffer, kept) = self.renewed_extent(core, &row, &mut held, stripe).await?;
         let newly_lost = |(block, word): &(u64, BlockWord)| {
@@ -205,7 +211,7 @@ impl<R: Rules> FileCore<R> {
             held = Held::take(&self.store, core, [], offset).await?;
         }
         if kept.iter().any(|word| !word.is_empty() && !word.is_lost()) {
-            self.store.words.doubt(&fresh); // as in `copy`
+            self.store.words.doubt(&fresh); // until it is filled, a successor hands it to nobody
             let (_, written) = core.write(&fresh, 0, buffer).await;
             if written.is_err() && fresh.region().is_over() {
                 return Ok(Put::PlaceLost);
@@ -217,16 +223,17 @@ impl<R: Rules> FileCore<R> {
             self.store.words.store(self.store.words.place(&fresh, block), word);
         }
         let in_place = replace_member(&mut self.map.write(), rows, stripe, old, fresh);
-        drop(held); // only now: who waits for one of them finds the new extent
+        drop(held); // only now: a task that waits for one of them finds the new extent
         if in_place {
             self.store.volume.beyond_mending(lost);
         } else {
-            self.store.volume.has_to_mend(); // cut off meanwhile, or another member took the node
+            self.store.volume.has_to_mend(); // truncated meanwhile, or another member took the node
         }
         Ok(Put::Done)
     }
 
-    /// What a member that is made anew holds: read from its old place where that is there, else made from the others.
+    /// The contents and words of a rebuilt member: read from its old place if that is there, else
+    /// reconstructed.
     async fn renewed_extent(
         &self,
         core: &SessionCore,
@@ -249,8 +256,8 @@ impl<R: Rules> FileCore<R> {
         Ok((buffer, kept))
     }
 
-    /// One block of a member that is made anew: its contents in `data` and its word. `is_read`: `data` holds what lay in its
-    /// old place.
+    /// One block of a member that is rebuilt: puts its contents into `data` and returns its word. `is_read`:
+    /// `data` holds what lay in its old place.
     async fn renewed(
         &self,
         core: &SessionCore,
@@ -275,14 +282,15 @@ impl<R: Rules> FileCore<R> {
             }
             Err(Unfit::Later(error)) => Err(error),
             Err(Unfit::Gone) => {
-                // With the parity: what is lost counts as zeros in it from now on.
+                // With the parity: from now on the lost block counts as zeros in it.
                 held.set(row.parity.0, block, parity.lost());
                 Ok(word.lost())
             }
         }
     }
 
-    /// Takes the locks of a member's blocks and of their parity, and the row as it is then; `None`: there is none.
+    /// Takes the locks of a member's blocks and of their parity. Returns them with the row as it is then;
+    /// `None`: the member or its parity is missing, or was replaced meanwhile.
     async fn hold_member(
         &self,
         core: &SessionCore,
@@ -306,7 +314,8 @@ impl<R: Rules> FileCore<R> {
         Ok((same(stripe) && same(*parity)).then_some((held, row)))
     }
 
-    /// Makes one block anew where it lies, if it is not what its word says and can be. Says whether it is right now.
+    /// Repairs one block in place, if it is not what its word says and can be reconstructed. Returns whether
+    /// it is right now.
     pub(crate) async fn mend_block(
         &self,
         core: &SessionCore,
@@ -317,7 +326,8 @@ impl<R: Rules> FileCore<R> {
         let offset = rows.data_of(rows.row_of(stripe)).start * EXTENT_BYTES + block * BLOCK;
         let held = self.hold_member(core, rows, stripe, block..block + 1, offset).await?;
         let Some((mut held, row)) = held else {
-            self.store.volume.has_to_mend(); // as above
+            // A member was replaced meanwhile: this one may still need repair.
+            self.store.volume.has_to_mend();
             return Ok(true);
         };
         let (word, parity, extent) = self.words_held(&row, &held, stripe, block);
@@ -325,7 +335,7 @@ impl<R: Rules> FileCore<R> {
             return Ok(true);
         }
         if extent.region().is_over() || R::may_still_change(extent) || word.is_lost() && !is_parity(stripe) {
-            return Ok(false); // to be made anew elsewhere, or lost
+            return Ok(false); // to be rebuilt elsewhere, or lost
         }
         if !word.is_lost() && !is_parity(stripe) {
             match self.stored_block(core, extent, block, word).await {
@@ -338,7 +348,7 @@ impl<R: Rules> FileCore<R> {
             Ok(right) => right,
             Err(Unfit::Later(error)) => return Err(error),
             Err(Unfit::Gone) => {
-                // A parity that cannot be made is no loss of its own.
+                // A parity that cannot be computed is no loss of its own.
                 self.store.volume.beyond_mending(u64::from(!is_parity(stripe)));
                 return Ok(false);
             }

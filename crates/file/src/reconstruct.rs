@@ -1,8 +1,8 @@
-//! What a member of a row held, made again from the others.
+//! Reconstructing what a member of a row held from the others.
 //!
-//! P1. If a parity block's word is not *lost*, the block with that word's checksum is the exclusive or of what the data
-//!     blocks of its column must hold by their words. Empty and lost ones count as zeros.
-//! P2. What is made again is checked against its word like what is read: a wrong byte does not pass.
+//! P1. If a parity block's word is not *lost*, the block with that word's checksum is the exclusive or of
+//!     what the data blocks of its column must hold by their words. Empty and lost ones count as zeros.
+//! P2. What is reconstructed is checked against its word like what is read: a wrong byte does not pass.
 
 use std::sync::Arc;
 
@@ -24,9 +24,9 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Why a block cannot be had.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Unfit {
-    /// It is not there, or is not what its word says.
+    /// It is not there, or does not match its word.
     Gone,
-    /// For now: nothing is known to be wrong with it.
+    /// It cannot be had for now: nothing is known to be wrong with it.
     Later(FileError),
 }
 
@@ -39,15 +39,15 @@ impl Unfit {
     }
 }
 
-/// What came of making a block again.
+/// What came of reconstructing a block.
 pub(crate) enum Remade {
     Right(Vec<u8>),
-    /// The word that it was to match is not the block's any more.
+    /// The word that it was to match is no longer the block's.
     Overtaken,
 }
 
 impl<R: Rules> FileCore<R> {
-    /// A block as it was when its word was stored, read from where it lies. The column is held.
+    /// A block as it was when its word was stored, read from its place. The caller holds the column.
     pub(crate) async fn stored_block(
         &self,
         core: &SessionCore,
@@ -64,7 +64,8 @@ impl<R: Rules> FileCore<R> {
         if word.matches(R::checksum(&buffer)) { Ok(buffer.to_vec()) } else { Err(Unfit::Gone) }
     }
 
-    /// The exclusive or of blocks of one column, which is held; blocks that count as zeros may be among them.
+    /// The exclusive or of blocks of one column, which the caller holds; blocks that count as zeros may be
+    /// among them.
     pub(crate) async fn sum_of(
         &self,
         core: &SessionCore,
@@ -74,15 +75,15 @@ impl<R: Rules> FileCore<R> {
         let with_data = members.iter().filter(|(_, word)| !word.is_empty() && !word.is_lost());
         let reads = with_data.map(|(extent, word)| self.stored_block(core, extent, block, *word));
         let mut sum = vec![0; BLOCK_BYTES];
-        // All to their end: a read given up half-way would keep its buffer.
+        // All run to their end: an abandoned read would keep its buffer.
         for block in join_all(reads).await {
             parity::add(&mut sum, &block?);
         }
         Ok(sum)
     }
 
-    /// The words of a column's members other than `stripe`. The column is held, so a lock on one of them is of somebody who
-    /// waits for it.
+    /// The words of a column's members other than `stripe`. The caller holds the column, so a lock on one of
+    /// them belongs to a writer that waits for it.
     pub(crate) fn words_beside(
         &self,
         row: &Row,
@@ -99,8 +100,8 @@ impl<R: Rules> FileCore<R> {
         with_word.collect()
     }
 
-    /// Makes a member's block again from the others of its column, which is held. `word` is what it must match; the parity
-    /// matches whatever the data make it.
+    /// Reconstructs a member's block from the others of its column, which the caller holds. Data must match
+    /// `word`; the parity is whatever the data make it.
     pub(crate) async fn remake(
         &self,
         core: &SessionCore,
@@ -117,8 +118,8 @@ impl<R: Rules> FileCore<R> {
         if is_right { Ok(sum) } else { Err(Unfit::Gone) }
     }
 
-    /// As [`remake`](Self::remake) for a reader, who holds nothing: takes the column for as long as it takes. `word` is
-    /// what the reader wants the block to match.
+    /// As [`remake`](Self::remake) for a reader, which holds no locks: takes the column while it works.
+    /// `word` is what the reader wants the block to match.
     pub(crate) async fn remake_for_reader(
         &self,
         core: &SessionCore,
@@ -134,7 +135,7 @@ impl<R: Rules> FileCore<R> {
         let words = &self.store.words;
         let members = [(parity, &*parity_extent, block..block + 1)];
         let held = Held::<R>::take(&self.store, core, members, offset).await.map_err(Unfit::Later)?;
-        // Only now, when it stays as it is.
+        // Only now: under the lock, the column stays as it is.
         let Some(row) = self.row(rows, number) else { return Ok(Remade::Overtaken) };
         let in_place = row.member(stripe).is_some_and(|now| Arc::ptr_eq(now, extent))
             && Arc::ptr_eq(&row.parity.1, &parity_extent);

@@ -1,8 +1,8 @@
-//! How a file bears the loss of a node, and where the members of its rows belong. Pure.
+//! How a file survives the loss of a node, and where the members of its rows belong. Pure.
 //!
-//! A row is `data` consecutive extents of a file and one parity extent, all on nodes of their own. The parity's place among
-//! them rotates from row to row, so that no node has all of it. A mirror is a row of one: the parity of one extent is its
-//! copy.
+//! A row is `data` consecutive extents of a file and one parity extent, all on nodes of their own. The
+//! parity's position among them rotates from row to row, so that no node has all of it. A mirror is a row
+//! with one data extent: the parity of one extent is its copy.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,32 +11,34 @@ use farpool_pool::EXTENT_BYTES;
 
 use crate::file_core::MAX_FILE_BYTES;
 
-/// Data extents of a row unless said otherwise: five nodes, a fifth of the memory for the parity.
+/// Data extents of a row by default: five nodes, and a fifth of the memory for the parity.
 pub const DEFAULT_PARITY_DATA: u8 = 4;
-/// Most data extents of a row: one of so many nodes may be lost at a time, and what is lost is made again from all others.
+/// Most data extents of a row: of all its nodes one may be lost at a time, and reconstruction reads all
+/// others.
 pub const MAX_PARITY_DATA: u8 = 16;
-/// Parity extents are in a file's list behind all that hold data, by the number of their row.
+/// Parity extents come after all extents with data in a file's list, by the number of their row.
 const FIRST_PARITY: u64 = 1 << 40;
 
-/// How a file bears the loss of a node.
+/// How a file survives the loss of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Redundancy {
-    /// Not at all; but the whole file lies on one node as long as that has room: other nodes' losses do not concern it.
+    /// Not at all; but the whole file lies on one node as long as that has room, so the loss of others does
+    /// not affect it.
     None,
     /// Not at all: extents lie on one node after the other.
     #[default]
     Stripe,
-    /// One lost node of a row: of `data` extents and their parity, each on a node of its own.
+    /// It survives the loss of one node of a row: `data` extents and their parity, each on a node of its own.
     Parity {
         /// Extents with data, at least two.
         data: u8,
     },
-    /// One of two: each extent lies on two nodes.
+    /// It survives the loss of one of the two nodes on which each extent lies.
     Mirror,
 }
 
 impl Redundancy {
-    /// How the file's rows are made, if it has any.
+    /// How the file's rows are formed, if it has any.
     pub(crate) fn rows(self) -> Option<Rows> {
         match self {
             Redundancy::None | Redundancy::Stripe => None,
@@ -45,7 +47,7 @@ impl Redundancy {
         }
     }
 
-    /// Nodes that a file of this kind needs at least.
+    /// Nodes that a file with this redundancy needs at least.
     pub fn nodes(self) -> u64 {
         self.rows().map_or(1, |rows| rows.data + 1)
     }
@@ -87,7 +89,7 @@ impl FromStr for Redundancy {
     }
 }
 
-/// How a file's extents make rows.
+/// How a file's extents form rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Rows {
     /// Extents with data in a row.
@@ -110,7 +112,7 @@ impl Rows {
         FIRST_PARITY + row
     }
 
-    /// On which place of the pool a member belongs: consecutive places are on consecutive nodes.
+    /// The place of the pool where a member belongs: consecutive places are on consecutive nodes.
     pub(crate) fn place(self, stripe: u64) -> u64 {
         let row = self.row_of(stripe);
         let parity_at = self.data - row % (self.data + 1);
@@ -129,7 +131,7 @@ pub(crate) fn is_parity(stripe: u64) -> bool {
     stripe >= FIRST_PARITY
 }
 
-/// Behind all members with data.
+/// Comes after all members with data.
 pub(crate) const END_OF_DATA: u64 = FIRST_PARITY;
 
 const _: () = assert!(MAX_FILE_BYTES / EXTENT_BYTES <= FIRST_PARITY);

@@ -1,15 +1,17 @@
-//! When work that failed is tried again: soon at first, then less and less often. Pure.
+//! When failed work is tried again: soon at first, then less and less often. Pure.
 
 use farpool_lease::Millis;
 
 use crate::error::FileError;
 
-/// After the first failure, and after one that came behind some progress: as often as the mover looks.
+/// After the first failure, and after a failure that followed some progress: as often as the mover looks for
+/// work.
 const FIRST_PAUSE: Millis = Millis(250);
-/// At most: a node that joins is made use of within seconds, and looking in vain at every missing extent costs a core little.
+/// Longest pause: a node that joins is used within seconds, and a vain look at every missing extent costs
+/// little.
 const LONGEST_PAUSE: Millis = Millis(4_000);
 
-/// The failures in a row of a piece of work.
+/// The consecutive failures of a piece of work.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Retry {
     failure: Option<FileError>,
@@ -23,22 +25,22 @@ impl Retry {
         now >= self.not_before
     }
 
-    /// Somebody wants it tried now.
+    /// Makes the work due at once, because it was asked for.
     pub(crate) fn now(&mut self) {
         (self.pause, self.not_before) = (Millis(0), Millis(0));
     }
 
-    /// Why the last attempt was not done to its end, if it was not.
+    /// Why the last attempt did not finish, if it did not.
     pub(crate) fn failure(&self) -> Option<FileError> {
         self.failure
     }
 
-    /// The attempt under way has met this.
+    /// Notes a failure of the attempt under way.
     pub(crate) fn waits_for(&mut self, failure: FileError) {
         self.failure = Some(failure);
     }
 
-    /// An attempt has ended. `progressed`: it brought something, if not all.
+    /// An attempt has ended. `progressed`: some of the work was done.
     pub(crate) fn ended(&mut self, now: Millis, failure: Option<FileError>, progressed: bool) {
         self.failure = failure;
         self.pause = match failure {
@@ -56,7 +58,7 @@ mod tests {
 
     const FULL: Option<FileError> = Some(FileError::NoSpace);
 
-    /// The pause after a failure at some moment.
+    /// The pause after a failure, in milliseconds.
     fn pause_after(retry: &mut Retry, progressed: bool) -> u64 {
         retry.ended(Millis(1_000), FULL, progressed);
         (0..).find(|ms| retry.is_due(Millis(1_000 + ms))).unwrap()

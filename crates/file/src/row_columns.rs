@@ -1,4 +1,4 @@
-//! Which columns of a row pieces fall on: those of the parity's blocks that change with them. Pure.
+//! Which columns of a row a set of pieces touches: the parity's blocks in these change with them. Pure.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ pub(crate) fn columns(pieces: &[Piece]) -> Vec<u64> {
     columns
 }
 
-/// Ascending columns as runs without a gap.
+/// Splits ascending columns into runs without a gap.
 pub(crate) fn runs(columns: &[u64]) -> impl Iterator<Item = Range<u64>> {
     columns.chunk_by(|one, other| one + 1 == *other).map(|run| run[0]..run[run.len() - 1] + 1)
 }

@@ -1,9 +1,9 @@
-//! Reading files with rows: what one member does not give is made again from the others.
+//! Reading files with rows: what one member does not yield is reconstructed from the others.
 //!
-//! Nothing of a read changes a block, except that one which is not what was written is mended where it lies.
+//! A read changes no block, except that it repairs in place a block that is not what was written.
 //!
-//! A node that is slow to answer is not waited for while the others have what it has: what it holds is made from them, and for
-//! a while it is not even asked (hedged reads).
+//! A read does not wait for a slow node while the others can yield what it holds: these blocks are
+//! reconstructed, and for a while the node is not even asked (hedged reads).
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -25,19 +25,19 @@ use crate::split::Piece;
 use crate::staging::staging_in_time;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// From here on a node is slow: a hundred times what a read takes over the slowest transport.
+/// A node is slow if a read takes longer: a hundred times what it takes over the slowest transport.
 const SLOW_AFTER: Duration = Duration::from_millis(20);
-/// For how long a slow node is not asked. The reads that were given up keep their buffers until the node answers, so
-/// there must not be many of them before its deadline is over.
+/// How long a slow node is not asked. Abandoned reads keep their buffers until the node answers, so there
+/// must not be many of them before its deadline passes.
 const SLOW_FOR_MS: u64 = 1_000;
 
-/// What came of reading an extent's part once.
+/// What came of one attempt to read part of an extent.
 enum Attempt {
     Done(ArenaBuf),
     Overtaken(ArenaBuf),
 }
 
-/// A part as it was read from where it lies.
+/// A part as it was read from its place.
 struct Taken {
     buffer: ArenaBuf,
     /// Why the buffer holds nothing.
@@ -46,7 +46,7 @@ struct Taken {
 
 /// Why a part was not read.
 enum Failed {
-    /// Its node is slow, and keeps the buffer. Now that this is known, the next try does without it.
+    /// Its node is slow, and keeps the buffer. Now that this is known, the next try avoids the node.
     Slow,
     For(FileError),
 }
@@ -76,7 +76,7 @@ impl<R: Rules> FileCore<R> {
                 Err(Failed::For(error)) => return Err(error),
                 Err(Failed::Slow) => {
                     self.store.volume.hedged();
-                    // A second slow node has to be waited for: rows bear one.
+                    // A second slow node has to be waited for: rows survive only one.
                     patient = true;
                 }
             }
@@ -139,7 +139,7 @@ impl<R: Rules> FileCore<R> {
         self.put_right(core, rows, piece, extent, before, taken).await
     }
 
-    /// Reads a piece from where it lies, unless its node is slow and that may be for others to bear.
+    /// Reads a piece from its place. Gives up if its node is slow, unless the caller is `patient`.
     async fn take_from(
         &self,
         core: &SessionCore,
@@ -164,7 +164,7 @@ impl<R: Rules> FileCore<R> {
         Ok(Taken { buffer, failure: result.err().map(later) })
     }
 
-    /// Checks what was read against its words, and makes from the others what is not right.
+    /// Checks what was read against its words, and reconstructs what is not right from the others.
     async fn put_right(
         &self,
         core: &SessionCore,
@@ -197,14 +197,15 @@ impl<R: Rules> FileCore<R> {
             }
             if is_read {
                 self.store.volume.found_wrong();
-                // Mending is for the next reader; this one has what it wanted.
+                // The repair is for the next reader; this one has what it wanted.
                 let _tried = self.mend_block(core, rows, piece.stripe, block).await;
             }
         }
         Ok(Attempt::Done(buffer))
     }
 
-    /// Makes the blocks of a piece from the others of their columns; says whether that could be done for all of them.
+    /// Reconstructs the blocks of a piece from the others of their columns. Returns whether all of them could
+    /// be.
     async fn make_piece(
         &self,
         core: &SessionCore,
@@ -230,8 +231,9 @@ impl<R: Rules> FileCore<R> {
     }
 }
 
-/// Neither the member nor the others have it. A block that is not what its word says is not told apart from one that is lost:
-/// its store may have failed, and the others that bore it be gone since (W2 of `row_write`).
+/// The error if neither the member nor the others have a block. A block that does not match its word is not
+/// told apart from one that is lost: its store may have failed, and the others that made up for it may be
+/// gone since (W2 of `row_write`).
 fn not_to_be_had(
     extent: &Extent,
     piece: Piece,

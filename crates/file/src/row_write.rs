@@ -1,12 +1,16 @@
-//! Writing files with rows: data and parity together, or so that nobody can take one for the other's.
+//! Writing files with rows: data and parity change together, or their words say that they do not belong
+//! together.
 //!
-//! W1. The new parity is known before anything is stored, so a write that must fail for what it cannot read changes nothing.
-//! W2. A column takes the new words if all its new data are stored, or if the row bears what is missing: then the missing
-//!     block is the one that the others make.
-//!     Where another member is missing already, the parity is stored only after the data: it is that member's only copy.
-//! W3. It keeps the old words if at most one of its blocks may have changed: then that one is what the others make.
-//! W4. Else its parity is lost until it is made anew from data, and so is data of which nobody knows what lies there.
-//! W5. A write that is dropped half-way ends as W4 with nothing known.
+//! W1. The new parity is known before anything is stored, so a write that must fail for what it cannot read
+//!     changes nothing.
+//! W2. A column takes the new words if all its new data are stored, or if the row survives what is missing:
+//!     then the missing block is what the others yield. If another member is missing already, the parity is
+//!     stored only after the data: it is that member's only copy.
+//! W3. A column keeps the old words if at most one of its blocks may have changed: then that block is what
+//!     the others yield.
+//! W4. Otherwise its parity is lost until it is computed from data again, and data whose outcome is
+//!     indeterminate are lost, too.
+//! W5. A write that is dropped halfway ends as W4 with all outcomes indeterminate.
 
 use std::sync::Arc;
 
@@ -29,15 +33,17 @@ use crate::staging::staging;
 use crate::write::MAX_MOVES;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-/// How often a write is tried again that found more members lost than the row bears. A node that was restarted is not known to
-/// have been until its connections or renewals tell; until then each try may meet one more of its regions that is gone.
+/// How often a write is tried again that found more members lost than the row survives. A restart of a node
+/// is noticed only by its connections or renewals; until then each try may meet one more of its regions that
+/// is gone.
 const MAX_RETRIES: u32 = 8;
-/// Rows of one write that are stored at a time: their data, parity and what is read for it fit in a session's arena.
+/// Rows of one write that are stored at a time: their data, parity and what is read for it fit in a session's
+/// arena.
 const ROWS_AT_ONCE: usize = 2;
 /// Columns whose old blocks are read at a time, for the same reason.
 const COLUMNS_AT_ONCE: usize = 4;
 
-/// What a write brings to one member.
+/// The part of a write that goes to one member.
 #[derive(Clone, Copy)]
 pub(crate) struct Part<'a> {
     pub(crate) piece: Piece,
@@ -48,9 +54,9 @@ pub(crate) struct Part<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RowStored {
     Yes,
-    /// Nothing: some member is another now.
+    /// Nothing was stored: some member is missing or was replaced.
     Elsewhere,
-    /// Nothing: this member has to lie elsewhere first.
+    /// Nothing was stored: this member has to move first.
     MoveFirst(u64),
 }
 
@@ -58,7 +64,7 @@ pub(crate) enum RowStored {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fate {
     New,
-    /// Refused for certain.
+    /// Certainly not stored.
     Old,
     Unknown,
 }
@@ -68,7 +74,7 @@ pub(crate) enum Plan {
     Sum(Vec<u8>),
     /// All its data are empty.
     Empty,
-    /// It cannot be told, or there is no place for it.
+    /// It cannot be computed, or there is no place for it.
     None,
 }
 
@@ -100,7 +106,7 @@ impl Store {
 }
 
 impl<R: Rules> FileCore<R> {
-    /// Writes all of `data` at `offset`, wherever the file ends.
+    /// Writes all of `data` at `offset`, wherever the file ends; the file's size stays.
     pub(crate) async fn write_rows(
         &self,
         core: &SessionCore,
@@ -115,7 +121,7 @@ impl<R: Rules> FileCore<R> {
             .collect();
         let mut result = Ok(());
         for some in by_row.chunks(ROWS_AT_ONCE) {
-            // All of them to their end, whatever becomes of one: a write given up half-way would be in doubt.
+            // All run to their end, whatever becomes of one: a write dropped halfway would be in doubt.
             let written = join_all(some.iter().map(|parts| self.write_row(core, rows, parts))).await;
             result = result.and(written.into_iter().collect());
         }
@@ -130,8 +136,8 @@ impl<R: Rules> FileCore<R> {
                 self.ensure_member(rows, part.piece.stripe).await?;
             }
             let stored = match self.store_row(core, rows, parts, without_parity).await {
-                // Members of a row may turn out to be lost together if one lay where another was lost before. The next try
-                // finds them another place.
+                // Two members of a row may be lost together if one of them lay where another was lost before.
+                // The next try finds them another place.
                 Err(FileError::Lost { .. }) if retries < MAX_RETRIES && self.is_overdrawn(rows, parts) => {
                     retries += 1;
                     continue;
@@ -142,7 +148,7 @@ impl<R: Rules> FileCore<R> {
                 RowStored::Yes => return Ok(()),
                 RowStored::Elsewhere => {}
                 RowStored::MoveFirst(stripe) => match self.rebuild_extent(core, rows, stripe).await {
-                    // It is made anew once there is room.
+                    // It is rebuilt once there is room.
                     Err(_) if is_parity(stripe) => without_parity = true,
                     moved => moved?,
                 },
@@ -151,15 +157,15 @@ impl<R: Rules> FileCore<R> {
         Err(FileError::Unavailable { offset: parts[0].piece.file_offset(parts[0].piece.start) })
     }
 
-    /// Whether more members of a row are lost than it bears, one of these parts' or the parity among them.
+    /// Whether more members of a row are lost than it survives, one of these parts' or the parity among them.
     fn is_overdrawn(&self, rows: Rows, parts: &[Part<'_>]) -> bool {
         let pieces: Vec<Piece> = parts.iter().map(|part| part.piece).collect();
         let row = self.row(rows, rows.row_of(pieces[0].stripe));
         row.is_some_and(|row| self.to_be_moved(&row, &pieces, false).is_some())
     }
 
-    /// Locks the blocks that the parts touch and their parity, and stores both, unless some member has to be moved first or
-    /// is another by now.
+    /// Locks the blocks that the parts touch and their parity, and stores both. Stores nothing if a member
+    /// has to move first, is missing or was replaced.
     pub(crate) async fn store_row(
         &self,
         core: &SessionCore,
@@ -202,8 +208,8 @@ impl<R: Rules> FileCore<R> {
         result.map(|()| RowStored::Yes)
     }
 
-    /// Takes the locks of pieces of a row and of their parity, and the row as it is then; `None`: some member is not there, or
-    /// another.
+    /// Takes the locks of pieces of a row and of their parity. Returns them with the row as it is then;
+    /// `None`: some member is missing or was replaced.
     pub(crate) async fn hold_row(
         &self,
         core: &SessionCore,
@@ -221,7 +227,7 @@ impl<R: Rules> FileCore<R> {
         let (parity, parity_extent) = &before.parity;
         members.extend(runs(&columns(pieces)).map(|run| (*parity, &**parity_extent, run)));
         let held = Held::take(&self.store, core, members, offset).await?;
-        // Only now, when it stays as it is.
+        // Only now: under the locks, these members stay as they are.
         let Some(row) = self.row(rows, number) else { return Ok(None) };
         let same = |stripe: u64| match (before.member(stripe), row.member(stripe)) {
             (Some(before), Some(now)) => Arc::ptr_eq(before, now),
@@ -231,7 +237,7 @@ impl<R: Rules> FileCore<R> {
         Ok(in_place.then_some((held, row)))
     }
 
-    /// A member that has to lie elsewhere before these pieces of the row can be stored.
+    /// A member that has to move before these pieces of the row can be stored.
     fn to_be_moved(&self, row: &Row, pieces: &[Piece], without_parity: bool) -> Option<u64> {
         let data = pieces.iter().filter_map(|piece| Some((piece.stripe, row.member(piece.stripe)?)));
         let parity = (!without_parity).then_some((row.parity.0, &row.parity.1));
@@ -243,7 +249,7 @@ impl<R: Rules> FileCore<R> {
             }
             R::may_still_change(extent)
         });
-        // One lost member is what the row bears; of two, one at least has to be there again.
+        // A row survives one lost member; of two, at least one has to be rebuilt first.
         let all_over = row.members().filter(|(_, extent)| extent.region().is_over()).count();
         in_doubt.map(|(stripe, _)| stripe).or_else(|| over.first().copied().filter(|_| all_over > 1))
     }
@@ -270,7 +276,7 @@ impl<R: Rules> FileCore<R> {
         Ok(buffers)
     }
 
-    /// What a block holds whose column is held.
+    /// The old contents of a block whose column the caller holds.
     async fn old_block_in_row(
         &self,
         core: &SessionCore,
@@ -303,7 +309,7 @@ impl<R: Rules> FileCore<R> {
         }
     }
 
-    /// The words of a member's block and of its parity, both held, and where the block lies.
+    /// The words of a member's block and of its parity, both held, and the extent in which the block lies.
     pub(crate) fn words_held<'r>(
         &self,
         row: &'r Row,
@@ -350,10 +356,11 @@ impl<R: Rules> FileCore<R> {
         Ok(plans)
     }
 
-    /// The parity of a column of which `written` get new contents with this sum; without one they become empty.
+    /// The parity of a column in which the members `written` get new contents with this `sum`, or become
+    /// empty if there is none.
     ///
-    /// What the others add to it is read from them, or from the old parity less the old contents: whichever takes fewer
-    /// reads, and the other way if that fails.
+    /// What the others contribute is read from them, or computed from the old parity and the old contents,
+    /// whichever takes fewer reads. If that fails, the other way is tried.
     pub(crate) async fn plan(
         &self,
         core: &SessionCore,
@@ -397,7 +404,7 @@ impl<R: Rules> FileCore<R> {
         }
     }
 
-    /// The parity blocks that are to be stored, each run of them whole.
+    /// The parity blocks to be stored, in one buffer for each run of consecutive columns.
     pub(crate) fn parity_buffers(
         &self,
         core: &SessionCore,
@@ -421,7 +428,7 @@ impl<R: Rules> FileCore<R> {
         Ok(buffers)
     }
 
-    /// Gives the blocks of a column the words that what became of the stores calls for.
+    /// Gives the blocks of a column the words that follow from the outcomes of the stores.
     fn settle_column(
         &self,
         row: &Row,
@@ -443,7 +450,8 @@ impl<R: Rules> FileCore<R> {
         Err(failure.unwrap_or(FileError::Lost { offset: row.data[0].0 * EXTENT_BYTES + block * BLOCK }))
     }
 
-    /// Members with data that were lost before and of which nothing was stored, as far as they hold something in this column.
+    /// How many members with data were lost before, got nothing by this write, and hold something in this
+    /// column.
     fn others_gone(&self, row: &Row, column: &Column<'_>, block: u64) -> usize {
         let gone = row.data.iter().filter(|(stripe, extent)| {
             let word = || self.store.words.load(self.store.words.place(extent, block)).unlocked();
@@ -469,7 +477,7 @@ impl<'a> Column<'a> {
         Column { data, parity: parity.first().copied() }
     }
 
-    /// Blocks that are not certainly new; a parity that was not stored is one of them.
+    /// Blocks that are not certainly new. A parity that was not stored is one of them.
     fn not_new(&self) -> usize {
         let parity = self.parity.map_or(Fate::Old, Store::fate);
         let data = self.data.iter().filter(|store| store.fate() != Fate::New).count();
@@ -498,11 +506,11 @@ fn settle_new<R: Rules>(row: &Row, held: &mut Held<'_, R>, column: &Column<'_>, 
     held.set(parity, block, next);
 }
 
-/// The column keeps the old words (W3), or what nobody knows of it is lost (W4).
+/// The column keeps the old words (W3), or what is indeterminate of it is lost (W4).
 fn settle_failed<R: Rules>(row: &Row, held: &mut Held<'_, R>, column: &Column<'_>, block: u64) {
     let parity = row.parity.0;
     let old_parity = held.word(parity, block).expect("its lock was taken");
-    // Without a parity to make it from, a block of which nobody knows cannot keep its word.
+    // Without a parity to reconstruct it from, a block whose outcome is indeterminate cannot keep its word.
     let keep = column.not_old() <= 1 && !old_parity.is_lost();
     for store in &column.data {
         let word = held.word(store.stripe, block).expect("its lock was taken");
@@ -517,8 +525,8 @@ fn settle_failed<R: Rules>(row: &Row, held: &mut Held<'_, R>, column: &Column<'_
     held.set(parity, block, if keep { old_parity } else { old_parity.lost() });
 }
 
-/// Stores new data of a row and its parity at once; if another member is missing already, the parity only once the data are
-/// there (W2).
+/// Stores new data of a row and its parity at once. If another member is missing already, stores the parity
+/// only once the data are stored (W2).
 async fn store_members(
     core: &SessionCore,
     row: &Row,

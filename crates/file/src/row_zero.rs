@@ -20,8 +20,8 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 const ZEROS: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
 
 impl<R: Rules> FileCore<R> {
-    /// Makes part of an extent read as zeros, giving it back if that is all of it. What cannot be had, and so not be cut,
-    /// is marked lost: it must not come back with other contents.
+    /// Makes part of an extent read as zeros, and frees the extent if that is all of it. What cannot be
+    /// zeroed is marked lost: it must not come back with other contents.
     pub(crate) async fn zero_in_row(&self, core: &SessionCore, rows: Rows, piece: Piece) {
         for part in head_whole_tail(piece) {
             self.zero_part(core, rows, part).await;
@@ -37,7 +37,8 @@ impl<R: Rules> FileCore<R> {
                 Ok(RowStored::MoveFirst(stripe)) => self.rebuild_extent(core, rows, stripe).await,
                 Err(error) => Err(error),
             };
-            // Unless the extent was moved or cut off meanwhile: then what failed is not the file's any more.
+            // Unless the extent was moved or truncated away meanwhile: then what failed is no longer the
+            // file's.
             if tried.is_err() && self.map.write().lose_in(&piece, &extent) {
                 return;
             }
@@ -58,14 +59,14 @@ impl<R: Rules> FileCore<R> {
         let words = &self.store.words;
         let word = words.load(words.place(extent, piece.first_block()));
         if word.is_empty() || word.is_lost() {
-            return Ok(RowStored::Yes); // nothing there, or nothing that could show again
+            return Ok(RowStored::Yes); // nothing there, or nothing that could appear again
         }
         let data = &ZEROS[..(piece.end - piece.start) as usize];
         self.store_row(core, rows, &[Part { piece, data }], false).await
     }
 
-    /// Whole blocks become empty, whatever becomes of their parity: if that cannot be changed, it is lost until it is made
-    /// anew.
+    /// Makes whole blocks empty, whatever becomes of their parity: if the parity cannot be changed, it is
+    /// lost until it is rebuilt.
     async fn empty_blocks(
         &self,
         core: &SessionCore,
@@ -87,7 +88,7 @@ impl<R: Rules> FileCore<R> {
                 held.set(row.parity.0, block, word);
             }
         }
-        // From here on a parity of which nobody knows is lost, and the data are empty either way.
+        // From here on a parity whose outcome is indeterminate is lost, and the data are empty either way.
         held.in_doubt = true;
         let writes = buffers.into_iter().map(async |(stripe, first_block, buffer)| {
             let (buffer, result) = core.write(&row.parity.1, first_block * BLOCK, buffer).await;
@@ -98,15 +99,15 @@ impl<R: Rules> FileCore<R> {
             settle_parity(&row, &mut held, &stores, block, plan);
         }
         if piece.is_whole_extent() {
-            // Before the locks go: who waits for one finds that the extent is not the file's any more.
+            // Before the locks go: a task that waits for one finds that the extent is no longer the file's.
             remove_member(&mut self.map.write(), rows, piece.stripe);
         }
         drop(held);
         Ok(RowStored::Yes)
     }
 
-    /// The columns whose parity changes when a piece of whole blocks becomes empty, and what it is to be. What counted as
-    /// zeros before changes none.
+    /// The columns whose parity changes when a piece of whole blocks becomes empty, and what each is to be.
+    /// Blocks that counted as zeros before change none.
     async fn parities_without(
         &self,
         core: &SessionCore,
@@ -131,7 +132,7 @@ impl<R: Rules> FileCore<R> {
     }
 }
 
-/// Gives a parity block the word that what became of its store calls for.
+/// Gives a parity block the word that follows from the outcome of its store.
 fn settle_parity<R: Rules>(row: &Row, held: &mut Held<'_, R>, stores: &[Store], block: u64, plan: &Plan) {
     let parity = row.parity.0;
     let old = held.word(parity, block).expect("its lock was taken");
@@ -144,7 +145,7 @@ fn settle_parity<R: Rules>(row: &Row, held: &mut Held<'_, R>, stores: &[Store], 
     held.set(parity, block, next);
 }
 
-/// Whole blocks of a piece as one part, and what it touches of others as one each.
+/// The whole blocks of a piece as one part, and what it touches of other blocks as one part each.
 fn head_whole_tail(piece: Piece) -> impl Iterator<Item = Piece> {
     let Piece { stripe, start, end } = piece;
     let first_whole = start.next_multiple_of(BLOCK).min(end);

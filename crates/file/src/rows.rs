@@ -1,8 +1,9 @@
 //! The members of rows: which extents a row has now, and how it gets and loses them.
 //!
-//! R1. No two members of a row that hold something lie on one node.
-//! R2. A row that has data has its parity extent; one without data has none.
-//! R3. Both are kept under the lock of the file's list.
+//! R1. No two members of a row whose regions are still held lie on one node.
+//! R2. A row with data has its parity extent. A row without data has none, except while its first member is
+//!     being taken and after that has failed.
+//! R3. Both are maintained under the lock of the file's list.
 
 use std::sync::Arc;
 
@@ -15,10 +16,10 @@ use crate::map::Map;
 use crate::redundancy::{Rows, is_parity};
 use crate::rules::Rules;
 
-/// How often a member's extent is taken anew because another member took one on the same node meanwhile.
+/// How often a member's extent is taken again because another member took one on the same node meanwhile.
 const MAX_COLLISIONS: u32 = 16;
 
-/// The members that a row has at a moment.
+/// The members of a row at one moment.
 pub(crate) struct Row {
     /// With data, ascending.
     pub(crate) data: Vec<(u64, Arc<Extent>)>,
@@ -36,7 +37,7 @@ impl Row {
     }
 }
 
-/// Members of a row other than `stripe` that hold something still.
+/// Members of a row other than `stripe` whose regions are neither lost nor given back.
 fn others_of(map: &Map, rows: Rows, stripe: u64) -> Vec<Arc<Extent>> {
     let row = rows.row_of(stripe);
     let members = rows.data_of(row).chain([rows.parity_of(row)]).filter(|member| *member != stripe);
@@ -47,12 +48,12 @@ fn node_of(extent: &Extent) -> NodeId {
     extent.region().id.node
 }
 
-/// Whether an extent may be this member's: none of the others is on its node.
+/// Whether an extent may become this member: no other member lies on its node.
 fn fits(map: &Map, rows: Rows, stripe: u64, extent: &Extent) -> bool {
     others_of(map, rows, stripe).iter().all(|other| node_of(other) != node_of(extent))
 }
 
-/// Puts an extent in another's place, unless that one is not there any more or the extent does not fit.
+/// Replaces an extent by another, unless the old one is no longer in place or the new one does not fit.
 pub(crate) fn replace_member(
     map: &mut Map,
     rows: Rows,
@@ -63,7 +64,7 @@ pub(crate) fn replace_member(
     fits(map, rows, stripe, &fresh) && map.replace(stripe, old, fresh)
 }
 
-/// Removes a member with data, and with the last one of its row the parity.
+/// Removes a member with data, and the parity with the last one of its row.
 pub(crate) fn remove_member(map: &mut Map, rows: Rows, stripe: u64) {
     map.remove(stripe);
     remove_bare_parity(map, rows, stripe);
@@ -78,7 +79,7 @@ pub(crate) fn remove_bare_parity(map: &mut Map, rows: Rows, stripe: u64) {
 }
 
 impl<R: Rules> FileCore<R> {
-    /// The row as it is now; none without parity.
+    /// The row as it is now; `None`: it has no parity.
     pub(crate) fn row(&self, rows: Rows, row: u64) -> Option<Row> {
         let map = self.map.read();
         let parity = rows.parity_of(row);
@@ -87,7 +88,7 @@ impl<R: Rules> FileCore<R> {
         Some(Row { data: data.collect(), parity })
     }
 
-    /// Sees to it that a row has this member with data, and its parity. Says whether the member is new.
+    /// Makes sure that a row has this member with data, and its parity. Returns whether the member is new.
     pub(crate) async fn ensure_member(&self, rows: Rows, stripe: u64) -> Result<bool, FileError> {
         let parity = rows.parity_of(rows.row_of(stripe));
         for _ in 0..MAX_COLLISIONS {
@@ -121,7 +122,8 @@ impl<R: Rules> FileCore<R> {
             (all, present.iter().map(|other| node_of(other)).collect::<Vec<_>>())
         };
         let place = self.start.wrapping_add(rows.place(stripe));
-        // Not where another was lost, as long as there is a choice: what else is held of that node may be gone as well.
+        // Not on the node of a lost member as long as there is a choice: what else is held of that node may
+        // be lost, too.
         let is_wider = present.len() < all.len();
         match self.store.take_extent(place, &Where::NotOn(all)).await {
             Err(FileError::NoSpace) if is_wider => {}

@@ -1,5 +1,5 @@
-//! Scrubbing: every block is read and compared with its word, and every parity with its data; what is wrong is made anew from
-//! the rest of its row.
+//! Scrubbing: every block is read and compared with its word, and every parity with its data. What is wrong
+//! is reconstructed from the rest of its row.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -22,8 +22,8 @@ use crate::store::StoreCore;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
 impl<R: Rules> StoreCore<R> {
-    /// Reads every block of every file, and mends what is wrong. Returns the first failure that says nothing about a block; ends
-    /// early when `stopped` says so.
+    /// Reads every block of every file, and repairs what is wrong. Returns the first failure that says
+    /// nothing about a block. Ends early when `stopped` says so.
     pub async fn scrub(&self, core: &SessionCore, stopped: impl Fn() -> bool) -> Result<(), FileError> {
         let files: Vec<_> = self.files().iter().filter_map(Weak::upgrade).collect();
         let extents: u64 = files.iter().map(|file| file.map.read().allocated_bytes() / EXTENT_BYTES).sum();
@@ -47,11 +47,12 @@ impl<R: Rules> StoreCore<R> {
 /// What a look at a column found.
 #[derive(Default)]
 struct Column {
-    /// Members whose block is there and is not what its word says, or the parity if it is not that of the data.
+    /// Members whose block is there but does not match its word, and the parity if it is not that of the
+    /// data.
     wrong: Vec<u64>,
-    /// Blocks that lie nowhere, or of which nobody knows what lies there.
+    /// Blocks that lie nowhere, or whose word is *lost*.
     unread: u64,
-    /// Those of them with data that the others do not have, either.
+    /// Those of them with data that the others cannot yield either.
     lost: u64,
 }
 
@@ -153,7 +154,7 @@ impl<R: Rules> FileCore<R> {
         let mut held = Held::<R>::take(&self.store, core, members, offset).await?;
         let Some(row) = self.row(rows, number) else { return Ok(Column::default()) };
         if !Arc::ptr_eq(&row.parity.1, parity_extent) {
-            return Ok(Column::default()); // just made anew
+            return Ok(Column::default()); // just rebuilt
         }
         let parity_word = held.word(*parity, block).expect("its lock was taken");
         let word_of = |stripe: u64, extent: &Extent| -> BlockWord {

@@ -14,7 +14,7 @@ pub(crate) fn open(place: u64, word: u64, said_bits: u32) -> Option<u64> {
 
 /// Never zero, so that zeros do not pass.
 fn check(place: u64, said: u64, said_bits: u32) -> u64 {
-    /// Two odd multipliers, from the golden ratio and a square root.
+    /// Two odd multipliers: 2^64 divided by the golden ratio, and by the root of x^4 = x + 1 that is above 1.
     const PLACE: u64 = 0x9E37_79B9_7F4A_7C15;
     const SAID: u64 = 0xD1B5_4A32_D192_ED03;
     // The finaliser of SplitMix64: each input bit changes half of the output bits on average.
@@ -48,7 +48,7 @@ mod tests {
         fn a_word_with_a_wrong_bit_or_in_another_place_does_not_open(
             place in 0..1_u64 << 32, other in 0..1_u64 << 32, said in 0..1_u64 << 33, bit in 0..64_u32,
         ) {
-            // One such word in 2^31 does; proptest tries too few to meet one.
+            // One such word in 2^31 opens; proptest tries too few to meet one.
             let word = seal(place, said, 33);
             prop_assert!(open(place, word ^ 1 << bit, 33).is_none());
             prop_assert!(other == place || open(other, word, 33).is_none());

@@ -1,8 +1,8 @@
 //! Where a file has data, and where a hole: `lseek` with `SEEK_DATA` and `SEEK_HOLE`.
 //!
-//! S1. A block that was ever written, is being written or is lost counts as data: a hole is only what reads as zeros
-//!     and takes no far memory, or was reserved and never written.
-//! S2. Neither far memory nor a block's lock is touched: words and the list of extents say all.
+//! S1. A block with contents counts as data, and so does one that is being written or is lost. A hole is only
+//!     what reads as zeros and takes no far memory, or was reserved and never written, or was zeroed whole.
+//! S2. Neither far memory nor a block's lock is touched: the words and the list of extents tell everything.
 
 use std::sync::Arc;
 
@@ -17,21 +17,22 @@ use crate::rules::Rules;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
 impl FarFile {
-    /// The first byte at or behind `offset` that lies in a block with data. `None`: there is none up to the end.
+    /// The first byte at or after `offset` that lies in a block with data. `None`: there is none up to the
+    /// end.
     pub fn seek_data(&self, offset: u64) -> Option<u64> {
         let found = self.inner.next_data(offset);
         found.filter(|&at| at < self.size())
     }
 
-    /// The first byte at or behind `offset` that lies in a hole; the end of the file is one. `None`: `offset` is
-    /// not within the file.
+    /// The first byte at or after `offset` that lies in a hole; the end of the file counts as one. `None`:
+    /// `offset` is not within the file.
     pub fn seek_hole(&self, offset: u64) -> Option<u64> {
         let size = self.size();
         if offset >= size {
             return None;
         }
         let mut at = offset;
-        // Runs of data: each step leaves one behind, a block at least.
+        // Runs of data: each step passes one, at least a block.
         while at < size && self.inner.holds_data(at) {
             at = self.inner.end_of_data(at);
         }
@@ -40,11 +41,11 @@ impl FarFile {
 }
 
 impl<R: Rules> FileCore<R> {
-    /// The first byte at or behind `offset` in a block with data.
+    /// The first byte at or after `offset` in a block with data.
     fn next_data(&self, offset: u64) -> Option<u64> {
         let lost = self.map.read().next_lost(offset / BLOCK).map(|block| offset.max(block * BLOCK));
         let mut from = offset;
-        // One extent at a time, and the list's lock only for finding it: the list may be long.
+        // One extent at a time, and the list's lock only to find it: the list may be long.
         while lost.is_none_or(|lost| from < lost) {
             let next = self.map.read().next_extent(from / EXTENT_BYTES);
             let Some((stripe, extent)) = next else { break };
@@ -68,7 +69,8 @@ impl<R: Rules> FileCore<R> {
         lost || extent.is_some_and(|extent| self.is_data(&extent, offset % EXTENT_BYTES / BLOCK))
     }
 
-    /// The end of the data that begins in the block of `offset`, or an earlier point up to which there is data.
+    /// The end of the data that begins in the block of `offset`, or an earlier point up to which there is
+    /// data.
     fn end_of_data(&self, offset: u64) -> u64 {
         let (stripe, first) = (offset / EXTENT_BYTES, offset % EXTENT_BYTES / BLOCK);
         let mut end = first + 1;
@@ -80,7 +82,7 @@ impl<R: Rules> FileCore<R> {
         stripe * EXTENT_BYTES + end * BLOCK
     }
 
-    /// A word that is locked and else empty is data too: its first write is under way.
+    /// A locked word that is otherwise empty is data, too: its first write is under way.
     fn is_data(&self, extent: &Arc<Extent>, block: u64) -> bool {
         let words = &self.store.words;
         words.load(words.place(extent, block)) != BlockWord::EMPTY

@@ -47,7 +47,7 @@ impl Piece {
         self.start <= block * BLOCK && (block + 1) * BLOCK <= self.end
     }
 
-    /// The blocks at its ends that it covers only in part.
+    /// The blocks at its ends that the piece covers only in part.
     pub(crate) fn partial_blocks(self) -> impl Iterator<Item = u64> {
         let (first, last) = (self.first_block(), self.end_block() - 1);
         let ends = [Some(first), Some(last).filter(|&last| last != first)];
@@ -60,7 +60,7 @@ impl Piece {
         at..at + BLOCK_BYTES
     }
 
-    /// Whether it covers its whole extent.
+    /// Whether the piece covers its whole extent.
     pub(crate) fn is_whole_extent(&self) -> bool {
         self.start == 0 && self.end == EXTENT_BYTES
     }
@@ -77,7 +77,7 @@ pub(crate) fn pieces(offset: u64, bytes: u64) -> impl Iterator<Item = Piece> {
     })
 }
 
-/// Cuts what is to be written at `offset`, as [`pieces`] does.
+/// Cuts data that are to be written at `offset`, as [`pieces`] does.
 pub(crate) fn pieces_of(offset: u64, data: &[u8]) -> impl Iterator<Item = (Piece, &[u8])> {
     let mut rest = data;
     pieces(offset, data.len() as u64).map(move |piece| {

@@ -1,4 +1,4 @@
-//! Buffers of a session's memory for transfers, and what it means when there is none.
+//! Buffers from a session's memory for transfers, and what it means if there is none.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use farpool_wire::MAX_TRANSFER_BYTES;
 
 use crate::error::FileError;
 
-/// More than any operation asks for at a time: the largest transfer with its blocks completed at both ends.
+/// More than any operation asks for at a time: the largest transfer, with the blocks at both ends completed.
 const MAX_STAGED_BYTES: usize = 2 * MAX_TRANSFER_BYTES;
-/// How long a read waits for buffers of reads that were given up: longer than the deadline of an operation.
+/// How long a read waits for buffers of abandoned reads: longer than the deadline of an operation.
 const ROOM_PATIENCE: Duration = Duration::from_secs(6);
 const ROOM_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -20,7 +20,7 @@ pub(crate) fn staging(core: &SessionCore, bytes: usize) -> Result<ArenaBuf, File
         .map_err(|_| if bytes > MAX_STAGED_BYTES { FileError::TooLong } else { FileError::NoStaging })
 }
 
-/// A buffer, once reads that were given up have left room for it.
+/// A buffer, once abandoned reads have left room for it.
 pub(crate) async fn staging_in_time(core: &SessionCore, bytes: usize) -> Result<ArenaBuf, FileError> {
     let give_up_at = core.endpoint().now_ns() + ROOM_PATIENCE.as_nanos() as u64;
     loop {

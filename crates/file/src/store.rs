@@ -1,4 +1,4 @@
-//! What all files of a process share: what is held of the pool, and the table of block words.
+//! What all files of a process share: what it holds of the pool, and the table of block words.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -24,10 +24,10 @@ use crate::redundancy::Redundancy;
 use crate::rules::{Rules, Shipped};
 use crate::volume::{Volume, VolumeStatus};
 
-/// Makes files of far memory. Clones share it.
+/// Makes files of far memory. Clones are the same store.
 #[derive(Clone)]
 pub struct FileStore {
-    // Dropped first: it has a share of the rest.
+    // Dropped first: it refers to the rest.
     _mover: Arc<Mover>,
     core: Arc<StoreCore>,
     pub(crate) pool: Pool,
@@ -37,16 +37,16 @@ pub struct FileStore {
 pub struct StoreCore<R: Rules = Shipped> {
     pub(crate) stock: Arc<Stock>,
     pub(crate) words: Arc<BlockWords>,
-    /// The words' memory, for guests.
+    /// The words' memory, for direct clients (called *guests* in the code).
     pub(crate) words_memory: Arc<SharedMemory>,
-    /// Where files are written down for a successor, if they are.
+    /// Where files are recorded for a successor, if they are.
     pub(crate) keeping: Option<Arc<Keeping>>,
-    /// Regions, by number, for whose words there is room.
+    /// Numbers of the regions for whose words memory is reserved.
     has_words: Mutex<BTreeSet<u64>>,
     pub(crate) guests: Arc<Guests>,
     /// Files start on different nodes, so that many small ones spread as well as a large one.
     next_start: AtomicU64,
-    /// Every file that there is, and some that were.
+    /// Every file that exists, and some that were dropped.
     files: Mutex<Vec<Weak<FileCore<R>>>>,
     pub(crate) volume: Volume,
 }
@@ -55,18 +55,19 @@ impl FileStore {
     /// A store on a pool. While it lives, its files are moved out of regions that are being taken back.
     ///
     /// # Errors
-    /// When the table of block words cannot be made, or no thread.
+    /// When the table of block words or the thread cannot be made.
     pub fn new(pool: Pool) -> io::Result<FileStore> {
         let core = Arc::new(StoreCore::new(pool.stock().clone())?);
         let mover = Arc::new(Mover::start(core.clone(), pool.clone())?);
         Ok(FileStore { _mover: mover, core, pool })
     }
 
-    /// A store whose files a successor finds again, with the files of a predecessor that are wanted, by the numbers that they
-    /// are kept under. The pool was connected with a journal; `words` has [`KEPT_WORDS_BYTES`](crate::KEPT_WORDS_BYTES).
+    /// A store whose files a successor finds again. It takes over those files of a predecessor that are
+    /// wanted, by the numbers under which they are kept. The pool was connected with a journal; `words` has
+    /// [`KEPT_WORDS_BYTES`](crate::KEPT_WORDS_BYTES).
     ///
     /// # Errors
-    /// When memory cannot be had, or no thread.
+    /// When memory cannot be had, or the thread cannot be made.
     pub fn keeping(
         pool: Pool,
         words: OwnedFd,
@@ -79,24 +80,24 @@ impl FileStore {
         let adopted = core.adopt(kept, adoption, wanted);
         let session = pool.session();
         let guard = session.lock();
-        // SAFETY: all buffers and futures end in `block_on`.
+        // SAFETY: all buffers and futures end in `block_on`, before the guard.
         let session_core = unsafe { guard.core() };
         guard.block_on(core.settle(session_core, &adopted));
         drop(guard);
         let files = adopted.into_iter().map(|(id, file)| (id, FarFile::new(file, pool.clone())));
         let files = files.collect();
-        // Without it the files end here, and a successor is to find them.
+        // Without a mover the store ends here, and a successor must still find the files.
         let mover = Mover::start(core.clone(), pool.clone()).inspect_err(|_| core.abandon())?;
         let mover = Arc::new(mover);
         Ok((FileStore { _mover: mover, core, pool }, files))
     }
 
-    /// An empty file; it takes far memory as it is written. Dropping its last handle gives all back.
+    /// An empty file. It takes far memory as it is written. Dropping its last handle frees all of it.
     pub fn create(&self) -> FarFile {
         FarFile::new(self.core.create(), self.pool.clone())
     }
 
-    /// What the store is made of, for `async` code and for guests.
+    /// The store itself, for `async` code and for direct clients.
     pub fn core(&self) -> &Arc<StoreCore> {
         &self.core
     }
@@ -104,22 +105,22 @@ impl FileStore {
     /// As [`StoreCore::bury_guest`].
     pub fn bury_guest(&self, session: &Session, guest: GuestId) {
         let guard = session.lock();
-        // SAFETY: all buffers and futures end in `block_on`.
+        // SAFETY: all buffers and futures end in `block_on`, before the guard.
         let core = unsafe { guard.core() };
         guard.block_on(self.core.bury_guest(core, guest));
     }
 
-    /// A connection to a node of this host, for a guest that may not go to its socket itself.
+    /// Connects to a node of this host, for a direct client that may not reach the node's socket itself.
     ///
     /// # Errors
-    /// When no region of such a node is held, or its socket is out of reach for this process, too.
+    /// When no region of such a node is held, or this process cannot reach the socket either.
     pub fn connect_guest(&self, node: NodeId, shm_socket: &Path) -> io::Result<OwnedFd> {
         let peer = self.core.peer_of_guests(node, shm_socket).ok_or(io::ErrorKind::NotFound)?;
         ShmTransport::connect(&peer)
     }
 
-    /// An empty file that bears the loss of a node so. A pool with too few nodes for it shows when it is written
-    /// ([`FileError::TooFewNodes`]): nodes may come until then.
+    /// An empty file with this redundancy. If the pool has too few nodes for it, writing the file fails
+    /// ([`FileError::TooFewNodes`]): nodes may join until then.
     pub fn create_as(&self, redundancy: Redundancy) -> FarFile {
         FarFile::new(self.core.create_as(redundancy), self.pool.clone())
     }
@@ -129,18 +130,20 @@ impl FileStore {
         self.core.volume_status()
     }
 
-    /// Has every block read and what is wrong mended, in the background; a scrub under way begins anew when it ends.
+    /// Reads every block and repairs what is wrong, in the background. If a scrub is under way, another one
+    /// follows it.
     pub fn start_scrub(&self) {
         self.core.volume.want_scrub();
     }
 
-    /// Has everything looked at for what was lost, in the background and now. What is known to be lost is rebuilt without,
-    /// but what failed is tried again only after a pause.
+    /// Looks for losses everywhere and rebuilds what was lost, in the background and at once. What is known
+    /// to be lost is rebuilt without this call, but after a failure only after a pause.
     pub fn start_rebuild(&self) {
         self.core.volume.ask_rebuild();
     }
 
-    /// Has rebuilding take no more of the network than this, instead of [`DEFAULT_REBUILD_BYTES_PER_S`](crate::DEFAULT_REBUILD_BYTES_PER_S).
+    /// Limits rebuilding to this rate, instead of
+    /// [`DEFAULT_REBUILD_BYTES_PER_S`](crate::DEFAULT_REBUILD_BYTES_PER_S).
     pub fn limit_rebuild(&self, bytes_per_s: u64) {
         self.core.volume.limit_rebuild(bytes_per_s);
     }
@@ -157,8 +160,8 @@ impl FileStore {
 }
 
 impl<R: Rules> StoreCore<R> {
-    /// A store on what is held of the pool. Who holds it looks after its leases, and moves its files out of regions that are
-    /// being taken back ([`StoreCore::move_out`]).
+    /// A store on what is held of the pool. The caller maintains the leases, and moves files out of regions
+    /// that are being taken back ([`StoreCore::move_out`]).
     ///
     /// # Errors
     /// When the table of block words cannot be made.
@@ -167,8 +170,8 @@ impl<R: Rules> StoreCore<R> {
         Self::of(stock, Arc::new(words), Arc::new(words_memory), None)
     }
 
-    /// As [`new`](Self::new), with words in memory of [`KEPT_WORDS_BYTES`](crate::KEPT_WORDS_BYTES) that outlives this process, and
-    /// files that a successor finds again, where the stock's journal is.
+    /// As [`new`](Self::new), with words in memory of [`KEPT_WORDS_BYTES`](crate::KEPT_WORDS_BYTES) that
+    /// outlives this process. If the stock has a journal, a successor finds the files again.
     ///
     /// # Errors
     /// When memory cannot be had.
@@ -179,7 +182,8 @@ impl<R: Rules> StoreCore<R> {
         Self::of(stock, words, memory, keeping)
     }
 
-    /// From now on nothing of this store changes what a successor finds: it ends, or stands for one that was killed.
+    /// From now on this store changes nothing that a successor finds: the store ends, or it stands for a
+    /// process that was killed.
     pub fn abandon(&self) {
         self.words.abandon();
     }
@@ -205,12 +209,12 @@ impl<R: Rules> StoreCore<R> {
         })
     }
 
-    /// An empty file. Dropping it gives all back.
+    /// An empty file. Dropping it frees all of its memory.
     pub fn create(self: &Arc<Self>) -> Arc<FileCore<R>> {
         self.create_as(Redundancy::default())
     }
 
-    /// An empty file that bears the loss of a node so.
+    /// An empty file with this redundancy.
     pub fn create_as(self: &Arc<Self>, redundancy: Redundancy) -> Arc<FileCore<R>> {
         let start = self.next_start.fetch_add(1, Ordering::Relaxed); // only spreads: pairs with nothing
         let place =
@@ -242,7 +246,7 @@ impl<R: Rules> StoreCore<R> {
         status
     }
 
-    /// Why a row finds no room: too few nodes, or too little memory.
+    /// Why there is no room for a row: too few nodes, or too little memory.
     pub(crate) fn why_no_space(&self, wanted: u64) -> FileError {
         let mut nodes: Vec<_> = self.stock.regions().iter().map(|region| region.id.node).collect();
         nodes.sort_unstable();
@@ -259,12 +263,12 @@ impl<R: Rules> StoreCore<R> {
         files.push(Arc::downgrade(file));
     }
 
-    /// The files that there are now, without keeping them.
+    /// The files that exist now, without keeping them alive.
     pub(crate) fn files(&self) -> Vec<Weak<FileCore<R>>> {
         self.files.lock().clone()
     }
 
-    /// Sees to it that the words of an extent's region can be touched.
+    /// Makes sure that the words of an extent's region can be touched.
     fn has_room_for_words(&self, extent: &Extent) -> Result<(), FileError> {
         let per_region = self.extents_per_region();
         let number = extent.number() / per_region;
@@ -284,7 +288,7 @@ impl<R: Rules> StoreCore<R> {
         let extent = match self.stock.take_extent_within(place, within).await {
             Ok(extent) => extent,
             Err(_) => {
-                self.guests.collect(); // what guests were at work on may be free by now
+                self.guests.collect(); // extents that direct clients used may be free by now
                 self.stock.take_extent_within(place, within).await?
             }
         };
@@ -296,7 +300,7 @@ impl<R: Rules> StoreCore<R> {
         if self.words.is_abandoned() {
             return Err(FileError::NoSpace); // its words are as an earlier file left them
         }
-        // Known to guests before the extent is.
+        // Direct clients know the region before they see the extent.
         self.guests.publish_region(extent.number() / self.extents_per_region(), extent.region());
         Ok(extent)
     }

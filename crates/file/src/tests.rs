@@ -90,7 +90,7 @@ impl Rig {
             .unwrap()
     }
 
-    /// Has the broker take leases of a store back.
+    /// Has the broker take back leases of a store.
     fn take_back(&self, store: &FileStore, count: u32, grace: Duration) -> RevokeResponse {
         let owner = store.pool.owner().0;
         let request = RevokeRequest { owner, count, grace_ms: grace.as_millis() as u64 };
@@ -127,7 +127,7 @@ fn wait_until(mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Puts bytes into far memory behind the back of the block words.
+/// Puts bytes into far memory without changing the block words.
 fn tamper(file: &FarFile, session: &Session, stripe: u64, offset: u64, bytes: &[u8]) {
     let extent = file.inner.map.read().extent(stripe).unwrap();
     let guard = session.lock();
@@ -147,7 +147,7 @@ enum Step {
     Reserve { offset: u64, bytes: u64 },
 }
 
-/// Offsets near the boundaries of blocks and extents, where mistakes live.
+/// Offsets near the boundaries of blocks and extents, where mistakes are likely.
 fn places() -> impl Strategy<Value = u64> {
     let near = |unit: u64| (0..6u64, -2i64..=2).prop_map(move |(n, by)| (n * unit).saturating_add_signed(by));
     prop_oneof![near(EXTENT_BYTES), near(BLOCK), 0..3 * EXTENT_BYTES]
@@ -379,7 +379,7 @@ fn losing_a_node_is_an_error_at_once_over(transport: TransportChoice) {
     let started = Instant::now();
     let mut lost = Vec::new();
     wait_until(|| {
-        // The node may be given up between two of these reads, so all of its stripes are waited for.
+        // The node may be given up between two of these reads, so the test waits for all of its stripes.
         lost = (0..4).filter(|stripe| read(&file, &session, stripe * EXTENT_BYTES, 1).is_err()).collect();
         lost.len() >= 2
     });
@@ -450,7 +450,7 @@ fn cutting_off_a_file_with_losses_leaves_nothing_to_come_back() {
     for offset in (BLOCK..MAX_TRANSFER_BYTES as u64).step_by(BLOCK_BYTES) {
         assert_eq!(read(&file, &session, offset, BLOCK_BYTES).unwrap(), [0; BLOCK_BYTES], "offset {offset}");
     }
-    // The first block is lost, or it is what it was: never anything else.
+    // The first block is lost, or it holds what it held: never anything else.
     if let Ok(bytes) = read(&file, &session, 0, 200) {
         assert_eq!(bytes[..100], pattern(100, 9));
         assert_eq!(bytes[100..], [0; 100]);
@@ -479,7 +479,7 @@ fn reservation_that_fails_keeps_what_was_written_meanwhile() {
         });
         for round in 0..200u64 {
             let offset = (round % 4) * EXTENT_BYTES;
-            // No room while the other has taken all: then nothing was written, else it must be there.
+            // If the other thread has taken all room, nothing was written; else it must be there.
             if file.write(&session, offset, &[round as u8; BLOCK_BYTES]).is_ok() {
                 assert_eq!(read(file, &session, offset, BLOCK_BYTES).unwrap(), [round as u8; BLOCK_BYTES]);
             }
@@ -590,7 +590,7 @@ fn files_move_out_of_regions_that_are_taken_back_while_they_are_written() {
         });
         {
             let guard = session.lock();
-            // SAFETY: the future ends in `block_on`.
+            // SAFETY: the future ends in `block_on`, before the guard.
             let core = unsafe { guard.core() };
             let piece = pieces(0, BLOCK).next().unwrap();
             let late = guard.block_on(quiet.inner.store_piece(core, piece, &old, |target| target.fill(1)));

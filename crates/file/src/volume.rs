@@ -1,4 +1,4 @@
-//! What is known of all redundant data of a store: what was lost, what is being made anew, what a scrub found.
+//! What is known of all redundant data of a store: what was lost, what is being rebuilt, what a scrub found.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::error::FileError;
 use crate::guest::DirectBytes;
 use crate::retry::Retry;
 
-/// Of a network that others use.
+/// Default limit of rebuilding, on a network that others use as well.
 pub const DEFAULT_REBUILD_BYTES_PER_S: u64 = 200 << 20;
 
 // The counters are for people: they guard nothing, hence `Relaxed`.
@@ -21,49 +21,51 @@ pub const DEFAULT_REBUILD_BYTES_PER_S: u64 = 200 << 20;
 pub struct Progress {
     /// Whether it is under way.
     pub running: bool,
-    /// Blocks there were to do when it began, and that came since.
+    /// Blocks there were to do when it began.
     pub total: u64,
     /// Blocks done.
     pub done: u64,
-    /// How often such work was done to its end, since the store began.
+    /// How often such work finished with everything done, since the store began.
     pub finished: u64,
-    /// How often such work has ended, done or not, since the store began.
+    /// How often such work has ended, with everything done or not, since the store began.
     pub attempts: u64,
 }
 
-/// What there is to say of a store's redundancy.
+/// The state of a store's redundancy.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct VolumeStatus {
     /// Files.
     pub files: u64,
-    /// Those of them that bear the loss of a node.
+    /// Those of them that survive the loss of a node.
     pub redundant_files: u64,
     /// Extents of redundant files.
     pub extents: u64,
-    /// Extents of redundant files that lie nowhere any more: what they held is made from the others, unless it is lost.
+    /// Extents of redundant files that are missing, since their node or lease is gone: what they held is
+    /// reconstructed from the others, unless it is lost.
     pub missing_extents: u64,
-    /// Extents of all files, with or without redundancy, that lie nowhere any more and hold something that nothing else has:
-    /// reading it is an error.
+    /// Extents of all files, with or without redundancy, that are missing and held something that nothing
+    /// else has: reading it is an error.
     pub lost_extents: u64,
-    /// Whether something is known that is to be made anew, or may be.
+    /// Whether something is known that has to be rebuilt, or may have to.
     pub to_rebuild: bool,
-    /// The rebuild under way, or the last.
+    /// The rebuild under way, or the last one.
     pub rebuild: Progress,
-    /// Why the last rebuild was not done to its end; it is tried again. `None`: it was.
+    /// Why the last rebuild did not finish; it is tried again. `None`: it finished.
     pub rebuild_waits_for: Option<FileError>,
-    /// The scrub under way, or the last.
+    /// The scrub under way, or the last one.
     pub scrub: Progress,
-    /// Blocks of those done that this scrub could not read: they lie nowhere, or could not be had for now.
+    /// Blocks of those done that this scrub could not read: they are missing, or could not be had for now.
     pub unread_blocks: u64,
     /// Blocks that were not what was written there, since the store began.
     pub wrong_blocks: u64,
-    /// Blocks that were made anew where they lie, since the store began.
+    /// Blocks that were repaired in place, since the store began.
     pub mended_blocks: u64,
-    /// Blocks that could not be: no redundancy, or more lost than it bears. Each scrub counts those that it finds anew.
+    /// Blocks that could not be repaired: there is no redundancy, or more is lost than it survives. Each
+    /// scrub counts those that it finds again.
     pub lost_blocks: u64,
-    /// Reads for which a node took so long that others were asked, since the store began.
+    /// Reads for which a node took so long that other nodes were asked, since the store began.
     pub hedged_reads: u64,
-    /// What guests have read and written by themselves, since the store began.
+    /// What direct clients (called *guests* in the code) have read and written, since the store began.
     pub direct: DirectBytes,
 }
 
@@ -87,7 +89,7 @@ impl Counter {
         self.done.fetch_add(blocks, Ordering::Relaxed);
     }
 
-    /// The work has ended; `whole`: with everything done.
+    /// The work has ended. `whole`: everything was done.
     pub(crate) fn end(&self, whole: bool) {
         self.finished.fetch_add(u64::from(whole), Ordering::Relaxed);
         self.attempts.fetch_add(1, Ordering::Relaxed);
@@ -105,7 +107,7 @@ impl Counter {
     }
 }
 
-/// What a store notes of its redundant data.
+/// What a store notes about its redundant data.
 #[derive(Debug)]
 pub(crate) struct Volume {
     pub(crate) rebuild: Counter,
@@ -116,13 +118,13 @@ pub(crate) struct Volume {
     hedged: AtomicU64,
     /// Of the scrub under way, or the last.
     unread: AtomicU64,
-    /// When a rebuild that failed is tried again.
+    /// When a failed rebuild is tried again.
     retry: Mutex<Retry>,
     /// Some parity is lost, or some extent in doubt.
     to_mend: AtomicBool,
-    /// Somebody asked for a scrub.
+    /// A scrub was asked for.
     scrub_wanted: AtomicBool,
-    /// The stock's losses up to which everything was made anew.
+    /// How many of the stock's losses had occurred when everything was last rebuilt.
     rebuilt_up_to: AtomicU64,
     rebuild_bytes_per_s: AtomicU64,
 }
@@ -173,29 +175,29 @@ impl Volume {
         self.unread.fetch_add(blocks, Ordering::Relaxed);
     }
 
-    /// Somebody wants the next rebuild now.
+    /// Makes the next rebuild due at once, because it was asked for.
     pub(crate) fn ask_rebuild(&self) {
         self.retry.lock().now();
         self.has_to_mend();
     }
 
-    /// Whether a rebuild that failed before may be tried again.
+    /// Whether a rebuild that failed before may be tried again at `now`.
     pub(crate) fn may_rebuild(&self, now: Millis) -> bool {
         self.retry.lock().is_due(now)
     }
 
-    /// An extent could not be made anew.
+    /// An extent could not be rebuilt.
     pub(crate) fn rebuild_fails(&self, failure: FileError) {
         self.retry.lock().waits_for(failure);
     }
 
-    /// A rebuild has ended: with everything done, with something done, or with nothing.
+    /// A rebuild has ended: everything was done, or something, or nothing.
     pub(crate) fn rebuild_ended(&self, now: Millis, failure: Option<FileError>) {
         self.retry.lock().ended(now, failure, self.rebuild.done.load(Ordering::Relaxed) > 0);
         self.rebuild.end(failure.is_none() && !self.is_to_mend());
     }
 
-    /// What was counted and noted since the store began.
+    /// Reports what was counted and noted since the store began.
     pub(crate) fn tell(&self, status: &mut VolumeStatus) {
         status.rebuild = self.rebuild.progress();
         status.scrub = self.scrub.progress();
@@ -209,7 +211,8 @@ impl Volume {
 
     /// Something is not as redundant as it should be.
     pub(crate) fn has_to_mend(&self) {
-        // Release: pairs with the acquire below; whoever takes the note finds the words that it is about.
+        // Release: pairs with the acquiring swap and load below. A rebuilder that takes the note finds the
+        // words that it is about.
         self.to_mend.store(true, Ordering::Release);
     }
 
@@ -233,7 +236,7 @@ impl Volume {
         self.rebuild_bytes_per_s.store(bytes_per_s, Ordering::Relaxed);
     }
 
-    /// After each extent made anew.
+    /// The pause after each rebuilt extent.
     pub(crate) fn rebuild_pause(&self) -> Duration {
         let bytes_per_s = self.rebuild_bytes_per_s.load(Ordering::Relaxed).max(1);
         Duration::from_micros(EXTENT_BYTES * 1_000_000 / bytes_per_s)

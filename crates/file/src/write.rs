@@ -1,4 +1,4 @@
-//! Writing: blocks are locked, stored in far memory, and only then shown by their words (B3).
+//! Writing: blocks are locked, stored in far memory, and only then described by new words (B3).
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -16,22 +16,22 @@ use crate::rules::Rules;
 use crate::split::{Piece, pieces_of};
 use crate::staging::staging;
 
-/// How often a write follows an extent that was moved or cut off while it waited: once for a move; more only if others
-/// cut the file off at the same time, again and again.
+/// How often a write follows an extent that was moved or truncated away while the write waited. A move takes
+/// one; more are needed only if others truncate the file at the same time, again and again.
 pub(crate) const MAX_MOVES: u32 = 16;
 
 /// What became of a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stored {
     Yes,
-    /// Nothing: the extent is not the file's any more.
+    /// Nothing was stored: the extent is no longer the file's.
     Elsewhere,
-    /// Nothing: a dead write may still land on these blocks.
+    /// Nothing was stored: a late write may still land on these blocks.
     MoveFirst,
 }
 
 impl<R: Rules> FileCore<R> {
-    /// Writes all of `data` at `offset`, wherever the file ends.
+    /// Writes all of `data` at `offset`, wherever the file ends; the file's size stays.
     pub(crate) async fn write_blocks(
         &self,
         core: &SessionCore,
@@ -44,13 +44,13 @@ impl<R: Rules> FileCore<R> {
             return Ok(());
         }
         let writes = pieces_of(offset, data).map(|(piece, own)| self.write_piece(core, piece, own));
-        // All of them to their end, whatever becomes of one: a write given up half-way would be in doubt.
+        // All run to their end, whatever becomes of one: a write dropped halfway would be in doubt.
         join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
         self.written_anew(offset, data);
         Ok(())
     }
 
-    /// What was lost of a range that was written counts no more.
+    /// Forgets losses in a range that was written.
     fn written_anew(&self, offset: u64, data: &[u8]) {
         if self.map.read().has_lost() {
             self.map.write().unlose(offset, data.len() as u64);
@@ -72,19 +72,19 @@ impl<R: Rules> FileCore<R> {
         Err(FileError::Unavailable { offset: piece.file_offset(piece.start) })
     }
 
-    /// A lost extent that is about to be written anew as a whole makes room for another. Until the new contents are there
-    /// reading goes on to fail, whether or not they ever come: a hole would read as zeros.
+    /// Replaces a lost extent that is about to be written as a whole. Until the new contents are there,
+    /// reading still fails, whether or not they ever come: a hole would read as zeros.
     async fn replace_lost(&self, stripe: u64) -> Result<(), FileError> {
         let lost = self.map.read().extent(stripe).filter(|extent| extent.region().is_over());
         let Some(lost) = lost else { return Ok(()) };
         let fresh = self.take_extent(stripe).await?;
         self.store.words.lose(&fresh);
-        let _by_us = self.map.write().replace(stripe, &lost, fresh); // or somebody else has done it
+        let _by_us = self.map.write().replace(stripe, &lost, fresh); // or another task has done it
         Ok(())
     }
 
-    /// Makes part of an extent read as zeros: whole blocks by their words alone. A block that cannot be had, and so not
-    /// be cut, is marked lost: it must not come back with other contents.
+    /// Makes part of an extent read as zeros: whole blocks by their words alone. A block that cannot be
+    /// zeroed is marked lost: it must not come back with other contents.
     pub(crate) async fn zero(&self, core: &SessionCore, piece: Piece) {
         for block in piece.first_block()..piece.end_block() {
             let start = block * BLOCK_BYTES as u64;
@@ -103,7 +103,8 @@ impl<R: Rules> FileCore<R> {
             match self.zero_in(core, within, &extent).await {
                 Ok(true) => return,
                 Ok(false) => {}
-                // Unless the extent was moved or cut off meanwhile: then what failed is not the file's any more.
+                // Unless the extent was moved or truncated away meanwhile: then what failed is no longer the
+                // file's.
                 Err(_) if self.map.write().lose_in(&within, &extent) => return,
                 Err(_) => {}
             }
@@ -111,7 +112,7 @@ impl<R: Rules> FileCore<R> {
         self.map.write().lose(within.file_offset(within.start), within.end - within.start, Loss::Gone);
     }
 
-    /// Zeros part of one block; false: the extent is not the file's any more.
+    /// Zeros part of one block. `false`: the extent is no longer the file's.
     async fn zero_in(
         &self,
         core: &SessionCore,
@@ -134,18 +135,19 @@ impl<R: Rules> FileCore<R> {
         match self.store_piece(core, within, extent, |target| target.fill(0)).await? {
             Stored::Yes => Ok(true),
             Stored::Elsewhere => Ok(false),
-            // Only what is lost has to be moved first, and of that nothing can be kept.
+            // Only a lost block has to be moved first, and of that nothing can be kept.
             Stored::MoveFirst => Err(FileError::Lost { offset: within.file_offset(within.start) }),
         }
     }
 
-    /// Whether a stripe still lies in this extent. Who holds the lock of one of its blocks may rely on it.
+    /// Whether a stripe still lies in this extent. The holder of a lock on one of its blocks may rely on the
+    /// answer.
     fn is_in_place(&self, stripe: u64, extent: &Arc<Extent>) -> bool {
         self.map.read().extent(stripe).is_some_and(|now| Arc::ptr_eq(&now, extent))
     }
 
-    /// Locks the blocks of a piece, lets `fill` put the new bytes in place among the old, and stores the whole, unless
-    /// the extent was moved or cut off meanwhile or has to be moved first.
+    /// Locks the blocks of a piece, lets `fill` put the new bytes among the old ones, and stores the blocks
+    /// whole. Stores nothing if the extent was moved or truncated away meanwhile, or has to be moved first.
     pub(crate) async fn store_piece(
         &self,
         core: &SessionCore,
@@ -158,9 +160,10 @@ impl<R: Rules> FileCore<R> {
         if !self.is_in_place(piece.stripe, extent) {
             return Ok(Stored::Elsewhere);
         }
-        // What a dead write may still land on is lost, or was and has been cleared since; blocks that can be read are not it.
+        // A block that a late write may hit is lost, or was lost and has been cleared since. Blocks that can
+        // be read are not among these.
         if self.store.words.is_doubted(extent) {
-            extent.doubt(); // it may have been a guest who found out
+            extent.doubt(); // a direct client may have found out
         }
         if R::may_still_change(extent) && locks.any(|word| word.is_lost() || word.is_empty()) {
             return Ok(Stored::MoveFirst);
@@ -179,13 +182,14 @@ impl<R: Rules> FileCore<R> {
             Err(error) => {
                 if nothing_was_stored(&error) {
                     locks.release(|word, _| word);
-                } // else they note the doubt
+                } // otherwise dropping the locks notes the doubt
                 Err(FileError::from_access(error, piece.file_offset(piece.start)))
             }
         }
     }
 
-    /// Reads the blocks at a piece's ends that it covers only in part; the rest of the buffer is for the caller.
+    /// Reads the blocks at a piece's ends that it covers only in part; the caller fills the rest of the
+    /// buffer.
     async fn old_ends(
         &self,
         core: &SessionCore,
@@ -201,7 +205,7 @@ impl<R: Rules> FileCore<R> {
         Ok(buffer)
     }
 
-    /// Reads one block whose lock we hold.
+    /// Reads one block whose lock the caller holds.
     async fn old_block(
         &self,
         core: &SessionCore,
@@ -235,12 +239,12 @@ impl<R: Rules> FileCore<R> {
     }
 }
 
-/// Locks on consecutive blocks of an extent. Dropping them leaves the blocks as they were, or lost when a write
-/// to them was given up half-way.
+/// Locks on consecutive blocks of an extent. Dropping them leaves the blocks as they were, or lost if a write
+/// to them was given up halfway.
 pub(crate) struct Locks<'a, R: Rules> {
     words: &'a BlockWords,
     extent: &'a Extent,
-    /// A write was posted and its outcome not yet seen.
+    /// A write was posted and its outcome is not known yet.
     in_doubt: bool,
     first_block: u64,
     held: Vec<(BlockPlace, BlockWord)>,
@@ -248,7 +252,7 @@ pub(crate) struct Locks<'a, R: Rules> {
 }
 
 impl<'a, R: Rules> Locks<'a, R> {
-    /// Takes them in ascending order, as everybody does, so that two writers cannot wait for each other.
+    /// Takes them in ascending order, as every writer does, so that two writers cannot wait for each other.
     pub(crate) async fn take(
         words: &'a BlockWords,
         core: &SessionCore,
@@ -280,17 +284,18 @@ impl<'a, R: Rules> Locks<'a, R> {
         self.held[(block - self.first_block) as usize].1
     }
 
-    /// Whether some block's word, as it was when it was locked, is such.
+    /// Whether `is_such` holds for some block's word, as it was when it was locked.
     pub(crate) fn any(&self, is_such: impl Fn(BlockWord) -> bool) -> bool {
         self.held.iter().any(|&(_, word)| is_such(word))
     }
 
-    /// From here on nobody knows what lies in the blocks, until they are released.
+    /// From here on, until the blocks are released, what lies in them is indeterminate.
     pub(crate) fn begin_store(&mut self) {
         self.in_doubt = true;
     }
 
-    /// Unlocks all, each with what `next` makes of its old word and its place in the buffer.
+    /// Unlocks all blocks. `next` makes each new word, from the old word and the block's offset in the
+    /// buffer.
     pub(crate) fn release(mut self, next: impl Fn(BlockWord, usize) -> BlockWord) {
         for (index, (place, word)) in self.held.drain(..).enumerate() {
             self.words.store(place, next(word, index * BLOCK_BYTES));

@@ -45,11 +45,12 @@ pub enum Found {
 }
 
 impl KeepDir {
-    /// Takes a directory, making it if it is not there. State of this boot is left as it is; without any, an empty one
-    /// begins. `words_bytes`: the size of the memory beside it, which is all zeros at first.
+    /// Takes a directory, making it if it is not there. State of this boot is left as it is; without any, an
+    /// empty one begins. `words_bytes`: the size of the memory beside it, which is all zeros at first.
     ///
     /// # Errors
-    /// When somebody else has it, it is open to others, or what is in it cannot be believed. Nothing is changed then.
+    /// When somebody else has it, it is open to others, or what is in it cannot be believed. Nothing is
+    /// changed then.
     pub fn open(path: &Path, words_bytes: u64) -> Result<(KeepDir, Found), KeepError> {
         let unusable = |source| KeepError::Unusable { path: path.to_owned(), source };
         check_private(path)?;

@@ -17,16 +17,19 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// When this returns, all of these changes are found again; until then, all or none of them.
     fn append(&self, changes: &[Change]);
 
-    /// As [`append`](Self::append), for as many changes as there may be, without large values: some may be found and others not.
+    /// As [`append`](Self::append), for as many changes as there may be, without large values: some may be
+    /// found and others not.
     fn append_in_parts(&self, changes: &[Change]) {
         changes.chunks(CHANGES_AT_ONCE).for_each(|changes| self.append(changes));
     }
 
-    /// Whether everything so far is found again: nothing is any more once something could not be written down.
+    /// Whether everything so far is found again: nothing is any more once something could not be written
+    /// down.
     fn is_whole(&self) -> bool;
 }
 
-/// A journal in memory that outlives those who write to it, for simulations. Clones share it, but for their death.
+/// A journal in memory that outlives those who write to it, for simulations. Clones share it, but for their
+/// death.
 #[derive(Debug, Default)]
 pub struct MemoryJournal {
     kept: Arc<Mutex<Kept>>,

@@ -1,11 +1,15 @@
-//! What a daemon must find again after it was killed: keys and values in a log, and memory in a file beside it.
+//! What a daemon must find again after it was killed: keys and values in a log, and memory in a file beside
+//! it.
 //!
-//! L1. What [`Journal::append`] has returned for is found again, all of it or nothing of one call, in the order of the calls.
-//! L2. The host may not crash meanwhile: nothing is synced to disk. A killed process leaves what it wrote in the
-//!     kernel's cache, and the boot id tells a later boot.
-//! L3. What was half written, and so not returned for, is as if it had never been. A log that is shorter than what was
-//!     returned for, or damaged there, is refused: an older state would be believed, and other files' bytes with it.
-//! L4. One process at a time has a directory; when its lock is free, no thread of the one before runs any more.
+//! L1. What [`Journal::append`] has returned for is found again, all of it or nothing of one call, in the
+//!     order of the calls.
+//! L2. The host may not crash meanwhile: nothing is synced to disk. A killed process leaves what it wrote in
+//!     the kernel's cache, and the boot id tells a later boot.
+//! L3. What was half written, and so not returned for, is as if it had never been. A log that is shorter than
+//!     what was returned for, or damaged there, is refused: an older state would be believed, and other
+//!     files' bytes with it.
+//! L4. One process at a time has a directory; when its lock is free, no thread of the one before runs any
+//!     more.
 //! L5. A log that cannot be written to is removed: there is no state rather than an old one.
 //!
 //! Not here: what keys and values mean. Their first byte says whose they are ([`tables`]).

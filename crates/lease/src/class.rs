@@ -1,7 +1,7 @@
 use farpool_wire::control;
 
-/// Whether a lease may be taken back early. Leases of either class end when nobody renews them: an answer lost on
-/// its way to the owner must not keep memory for ever.
+/// Whether a lease may be taken back early. Leases of either class end when nobody renews them: an answer
+/// lost on its way to the owner must not keep memory for ever.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum LeaseClass {
     /// Caches and temporary files: the broker may take the region back after a grace period.
@@ -11,7 +11,8 @@ pub enum LeaseClass {
 }
 
 impl LeaseClass {
-    /// What a message's field says; `None` for the unspecified class and for classes this release does not know.
+    /// What a message's field says; `None` for the unspecified class and for classes this release does not
+    /// know.
     pub fn from_wire(class: i32) -> Option<Self> {
         match control::LeaseClass::try_from(class).ok()? {
             control::LeaseClass::Unspecified => None,

@@ -7,8 +7,9 @@ use crate::{Millis, Term};
 /// How far a clock may run fast or slow against true time.
 pub const CLOCK_DRIFT_PERCENT: u64 = 10;
 
-/// Part of a lease's time that its holder leaves unused. With the node's clock 10 % fast and the holder's 10 %
-/// slow, the lease is over when the holder has seen 0.9 / 1.1 = 81.8 % of it pass; a fifth left unused covers that.
+/// Part of a lease's time that its holder leaves unused. With the node's clock 10 % fast and the holder's 10
+/// % slow, the lease is over when the holder has seen 0.9 / 1.1 = 81.8 % of it pass; a fifth left unused
+/// covers that.
 const MARGIN_DIVISOR: u64 = 5;
 const _: () = assert!(
     (MARGIN_DIVISOR - 1) * (100 + CLOCK_DRIFT_PERCENT) <= MARGIN_DIVISOR * (100 - CLOCK_DRIFT_PERCENT),
@@ -18,8 +19,8 @@ const _: () = assert!(
 /// A lease is renewed after this part of its time; 47 % of it is then left before the holder must stop.
 const RENEW_DIVISOR: u64 = 3;
 
-/// A renewal without an answer is asked again after this part of the lease's time: five tries before the holder
-/// must stop.
+/// A renewal without an answer is asked again after this part of the lease's time: five tries before the
+/// holder must stop.
 const RETRY_DIVISOR: u64 = 10;
 
 /// How long a lease of `ttl` may last at its node, by its holder's clock: the node's may be 10 % slow, and
@@ -73,13 +74,15 @@ impl Holding {
 
     /// For how long somebody who asks now may use the region; zero when the time is over.
     ///
-    /// Whoever counts this from when it asked the holder needs no margin of its own: however its share of the time and the
-    /// holder's are cut, each runs at most [`CLOCK_DRIFT_PERCENT`] slow, as the holder's margin assumes of the whole.
+    /// Whoever counts this from when it asked the holder needs no margin of its own: however its share of the
+    /// time and the holder's are cut, each runs at most [`CLOCK_DRIFT_PERCENT`] slow, as the holder's margin
+    /// assumes of the whole.
     pub fn usable_for(&self, now: Millis) -> Millis {
         self.usable_until.since(now)
     }
 
-    /// Whether the region is being taken back: by [`usable_until`](Self::usable_until) its holder has to be out.
+    /// Whether the region is being taken back: by [`usable_until`](Self::usable_until) its holder has to be
+    /// out.
     pub fn is_revoked(&self) -> bool {
         self.revoked
     }
@@ -94,8 +97,8 @@ pub struct Holdings {
 }
 
 impl Holdings {
-    /// Notes a lease that was asked for at `asked_at` and lasts `ttl`. `false`: it is of no use, since a later one of its
-    /// region is held, or its time is over.
+    /// Notes a lease that was asked for at `asked_at` and lasts `ttl`. `false`: it is of no use, since a
+    /// later one of its region is held, or its time is over.
     pub fn acquired(
         &mut self,
         now: Millis,
@@ -136,8 +139,9 @@ impl Holdings {
         due
     }
 
-    /// The node renewed a lease when asked at `asked_at`. Answers to leases that were dropped, and answers that come
-    /// out of order, change nothing; but who has once been told that a lease is revoked asks no more.
+    /// The node renewed a lease when asked at `asked_at`. Answers to leases that were dropped, and answers
+    /// that come out of order, change nothing; but who has once been told that a lease is revoked asks no
+    /// more.
     pub fn renewed(&mut self, asked_at: Millis, term: Term, region: RegionId, epoch: Epoch) {
         let Some(held) = self.leases.get_mut(&region).filter(|held| held.epoch == epoch) else { return };
         let revoked = held.revoked || term.revoked;
@@ -164,8 +168,8 @@ impl Holdings {
         held
     }
 
-    /// Drops the leases whose time is over by the holder's clock, and names them. What was stored there is lost to
-    /// the holder, though the node may keep it a little longer.
+    /// Drops the leases whose time is over by the holder's clock, and names them. What was stored there is
+    /// lost to the holder, though the node may keep it a little longer.
     #[must_use]
     pub fn lapsed(&mut self, now: Millis) -> Vec<(RegionId, Epoch)> {
         let over = self.leases.extract_if(.., |_, held| now >= held.usable_until);

@@ -14,7 +14,8 @@ mod tests;
 /// between, short enough that memory of a dead owner is back within seconds.
 pub const DEFAULT_TTL: Millis = Millis(10_000);
 
-/// Longest grace of a revocation: time to move a large cache elsewhere. Who wants memory back later may ask later.
+/// Longest grace of a revocation: time to move a large cache elsewhere. Who wants memory back later may ask
+/// later.
 pub const MAX_GRACE: Millis = Millis(10 * 60 * 1_000);
 
 struct Region {
@@ -64,16 +65,16 @@ pub struct RegionTable {
 }
 
 impl RegionTable {
-    /// A table of `regions` free and scrubbed regions. `incarnation` must be greater than at every earlier start
-    /// of this node, `ttl` is how long a lease lasts unless renewed.
+    /// A table of `regions` free and scrubbed regions. `incarnation` must be greater than at every earlier
+    /// start of this node, `ttl` is how long a lease lasts unless renewed.
     pub fn new(incarnation: u32, regions: u32, ttl: Millis) -> Self {
         let epoch = Epoch::new(incarnation, 0);
         let regions = (0..regions).map(|_| Region { epoch, latest: epoch, state: State::Free }).collect();
         RegionTable { incarnation, last_counter: 0, ttl, regions }
     }
 
-    /// Lends up to `count` free regions, each under a new epoch and a key of its own from `keys`; fewer when there
-    /// are fewer, none when the incarnation has [no epochs left](Self::epochs_left).
+    /// Lends up to `count` free regions, each under a new epoch and a key of its own from `keys`; fewer when
+    /// there are fewer, none when the incarnation has [no epochs left](Self::epochs_left).
     pub fn grant(
         &mut self,
         now: Millis,
@@ -125,8 +126,8 @@ impl RegionTable {
         Ok(Grant { lending: Lending { region: lease.region, epoch }, key, mode, until })
     }
 
-    /// Ends one grant of a lease at its owner's wish; the caller fences it. Asking twice is no error: the caller
-    /// fences again.
+    /// Ends one grant of a lease at its owner's wish; the caller fences it. Asking twice is no error: the
+    /// caller fences again.
     pub fn fence_grant(
         &mut self,
         now: Millis,
@@ -146,8 +147,8 @@ impl RegionTable {
         Ok(Lending { region: lease.region, epoch: grant })
     }
 
-    /// Extends a lease by the table's time to live, counted from `now`; one that is being taken back lasts to its
-    /// end and no longer.
+    /// Extends a lease by the table's time to live, counted from `now`; one that is being taken back lasts to
+    /// its end and no longer.
     pub fn renew(
         &mut self,
         now: Millis,
@@ -161,8 +162,8 @@ impl RegionTable {
         Ok(Term { remaining: tenancy.until.since(now), revoked: tenancy.revoked.is_some() })
     }
 
-    /// Takes a lease back: it ends after `grace`, at most [`MAX_GRACE`], though not before what was promised already.
-    /// Says when, by the node's clock. A later revocation may bring the end nearer, not put it off.
+    /// Takes a lease back: it ends after `grace`, at most [`MAX_GRACE`], though not before what was promised
+    /// already. Says when, by the node's clock. A later revocation may bring the end nearer, not put it off.
     pub fn revoke(&mut self, now: Millis, lease: Lending, grace: Millis) -> Result<Millis, RevokeRefusal> {
         let tenancy = self.tenancy(lease).map_err(|refusal| match refusal {
             LeaseRefusal::Ended => RevokeRefusal::Ended,
@@ -211,8 +212,8 @@ impl RegionTable {
         ended
     }
 
-    /// The caller says that the lease is fenced and that nobody is waited for who had its memory (L3), and asks to scrub
-    /// or replace it. `false`: not this region's turn, leave it alone.
+    /// The caller says that the lease is fenced and that nobody is waited for who had its memory (L3), and
+    /// asks to scrub or replace it. `false`: not this region's turn, leave it alone.
     #[must_use]
     pub fn begin_scrub(&mut self, lease: Lending) -> bool {
         self.step(lease, |state| matches!(state, State::Fenced), State::Scrubbing)
@@ -254,8 +255,8 @@ impl RegionTable {
         ends.min()
     }
 
-    /// How many grants this incarnation can still make. At zero the node lends nothing more until it is restarted:
-    /// a counter that wrapped would bring old epochs back.
+    /// How many grants this incarnation can still make. At zero the node lends nothing more until it is
+    /// restarted: a counter that wrapped would bring old epochs back.
     pub fn epochs_left(&self) -> u32 {
         u32::MAX - self.last_counter
     }

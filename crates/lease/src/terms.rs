@@ -4,8 +4,8 @@ use farpool_wire::{AccessKey, Epoch, GrantMode, OwnerId, Refusal};
 
 use crate::{LeaseClass, Millis};
 
-/// One grant of one region: what a fence names, and what a stale message betrays itself by. A lease goes by its
-/// first grant, the owner's own.
+/// One grant of one region: what a fence names, and what a stale message betrays itself by. A lease goes by
+/// its first grant, the owner's own.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Lending {
     /// Counts the node's regions from zero.

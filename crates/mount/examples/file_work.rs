@@ -1,14 +1,14 @@
-//! Question: does a directory hold what is written there, wherever its files lie?
-//! Method: the same work by the same seed: large and small writes, reads once the kernel has forgotten all it kept, and
-//! what databases do with names and lengths. `testbed/test-rdma paper2` runs it on a mount and beside it on paper 2's own
-//! stack.
-//! Check: all bytes, against a model in memory; the first wrong one ends the program with a panic. `large` and `cut` are
-//! left behind, and are the same wherever the work was done.
+//! Question: does a directory return what was written there, wherever its files lie?
+//! Method: the same work from the same seed: large and small writes, reads after the kernel has forgotten
+//! all its pages, and what databases do with names and sizes. `testbed/test-rdma paper2` runs it on a mount
+//! and, for comparison, on paper 2's own stack.
+//! Check: all bytes, against a model in memory; the first wrong one ends the program with a panic. The
+//! files `large` and `cut` stay, and are the same wherever the work was done.
 //!
 //!     file_work DIRECTORY
 //!
-//! Prints a line for each part of the work: its name and how many milliseconds it took. Needs root, whom the kernel obeys
-//! when it is told to forget what it keeps of files.
+//! Prints a line for each part of the work: its name and the milliseconds that it took. Needs root, to make
+//! the kernel forget its pages.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,15 +16,16 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Some hundred extents, and more than the kernel keeps back of unwritten data in a guest of a gigabyte.
+/// Some hundred extents, and more unwritten data than the kernel holds back in a virtual machine with 1 GiB
+/// of memory.
 const LARGE_BYTES: usize = 96 << 20;
-/// As database systems write their temporary files and runs of sorts.
+/// The size in which database systems write temporary files and sort runs.
 const SEQUENTIAL_BYTES: usize = 512 << 10;
-/// A page of a database, at such places only.
+/// A page of a database; offsets are multiples of it.
 const PAGE_BYTES: usize = 8 << 10;
 /// A sixth of the file's pages.
 const PAGES_WRITTEN: u64 = 2048;
-/// Every page was compared by the sequential reads before, so this is for the way small reads take.
+/// The sequential reads have compared every page already, so these reads only test the path of small reads.
 const PAGES_READ: u64 = 1024;
 /// Several extents, and not a multiple of one.
 const SMALL_BYTES: usize = 1_300_000;
@@ -51,7 +52,7 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// Says how long a part of the work took, or which part failed.
+/// Prints how long a part of the work took, or which part failed.
 fn timed(name: &str, work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
     let started = Instant::now();
     let ended = work();
@@ -95,7 +96,7 @@ fn read_pages(file: &File, model: &[u8], random: &mut Random) -> io::Result<()> 
     Ok(())
 }
 
-/// Who has the old file open goes on reading it; the name is the new one's.
+/// A process that has the old file open still reads the old file; the name stands for the new one.
 fn rename_over_an_open_file(directory: &Path, random: &mut Random) -> io::Result<()> {
     let (old, new) = (random.bytes(SMALL_BYTES), random.bytes(SMALL_BYTES));
     let (name, other_name) = (directory.join("name"), directory.join("other-name"));
@@ -121,7 +122,7 @@ fn unlink_while_open(directory: &Path, random: &mut Random) -> io::Result<()> {
     compare(&file, 0, &later)
 }
 
-/// What was cut off is gone: where the file grows again there are zeros.
+/// Data that was cut off is gone: where the file grows again there are zeros.
 fn truncate_and_grow(directory: &Path, random: &mut Random) -> io::Result<()> {
     const CUT_AT: usize = 700_001;
     const GROWN_TO: usize = 1_000_003;
@@ -137,7 +138,7 @@ fn truncate_and_grow(directory: &Path, random: &mut Random) -> io::Result<()> {
     compare(&file, 0, &model)
 }
 
-/// A new file with these bytes, as far away as it can be.
+/// A new file with these bytes, synchronised.
 fn written(path: &Path, bytes: &[u8]) -> io::Result<File> {
     let file = File::options().read(true).write(true).create_new(true).open(path)?;
     file.write_all_at(bytes, 0)?;
@@ -164,13 +165,13 @@ fn names(directory: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Has the kernel forget the contents of all files, of those below a loop device as well.
+/// Has the kernel forget the contents of all files, including those below a loop device.
 fn forget_cached() -> io::Result<()> {
-    rustix::fs::sync(); // it keeps what is not written yet
+    rustix::fs::sync(); // the kernel keeps pages that are not written yet
     fs::write("/proc/sys/vm/drop_caches", "3")
 }
 
-/// Splitmix64: its numbers are the same everywhere.
+/// SplitMix64: it gives the same numbers everywhere.
 struct Random(u64);
 
 impl Random {

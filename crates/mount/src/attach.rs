@@ -1,8 +1,8 @@
-//! Mounting and unmounting: directly as root, through `fusermount3` for everybody else.
+//! Mounting and unmounting: directly as root, through `fusermount3` for all other users.
 //!
-//! We do this ourselves, and hand the session an open device, for three reasons: a busy mount is detached instead
-//! of left behind; the mount of somebody else who came after us at the same place is not touched; and whatever
-//! ends early takes its mount along.
+//! This module mounts, and hands an open device to the FUSE session, for three reasons: a busy mount is
+//! detached instead of left behind; a later mount of another process at the same place is not touched; and a
+//! daemon that fails early removes its mount.
 
 use std::ffi::CString;
 use std::io;
@@ -23,15 +23,16 @@ pub(crate) const FS_TYPE: &str = "fuse.farpool";
 const SUBTYPE: &str = "farpool";
 const SOURCE: &str = "farpool";
 
-/// How far the kernel reads ahead of a sequential reader, where it lets us say. Its default of 128 KiB gives 2.3 GiB/s
-/// to a reader of 8 KiB pages, this gives 3.1, and more gives no more.
+/// How far the kernel reads ahead of a sequential reader, where it lets the daemon set that. Its default of
+/// 128 KiB gives 2.3 GiB/s to a reader of 8 KiB pages, this gives 3.1, and more gives no more.
 const READAHEAD_KIB: u32 = 512;
 
-/// A mount that ends with this value.
+/// A mount that is removed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Attached {
     mountpoint: PathBuf,
-    /// Major and minor number of the mounted file system: whether what lies there is still ours.
+    /// Major and minor number of the mounted file system: they tell whether the mount on the path is still
+    /// this one.
     device: Option<Device>,
     attached: bool,
 }
@@ -55,15 +56,16 @@ pub(crate) fn attach(mountpoint: &Path, allow_other: bool) -> Result<(OwnedFd, A
 }
 
 impl Attached {
-    /// Unmounts. Where files are still open the mount is detached: it vanishes from its path at once, and open
+    /// Unmounts. If files are still open, the mount is detached: it vanishes from its path at once, and open
     /// files give errors from then on.
     pub(crate) fn detach(&mut self) -> io::Result<()> {
         if !std::mem::take(&mut self.attached) || device_at(&self.mountpoint) != self.device {
             return Ok(());
         }
-        // `DETACH` takes the mount away although files are open. `FORCE` ends the connection first, so that whoever
-        // has files open, here or in a mount namespace that was copied from ours, gets errors at once instead of
-        // waiting for a daemon that is about to exit. What is not written back yet would be lost with us anyway.
+        // `DETACH` removes the mount although files are open. `FORCE` ends the connection first, so that
+        // processes with open files, here or in a mount namespace that was copied from ours, get errors at
+        // once instead of waiting for a daemon that is about to exit. What is not written back yet would be
+        // lost with the daemon anyway.
         let flags = UnmountFlags::NOFOLLOW | UnmountFlags::FORCE | UnmountFlags::DETACH;
         match rustix::mount::unmount(&self.mountpoint, flags) {
             Err(Errno::PERM) => helper::unmount(&self.mountpoint),
@@ -71,32 +73,32 @@ impl Attached {
         }
     }
 
-    /// Major and minor number of the mounted file system, if the kernel told.
+    /// Major and minor number of the mounted file system, if the kernel gave them.
     pub(crate) fn device(&self) -> Option<Device> {
         self.device
     }
 
-    /// Somebody else has unmounted it already.
+    /// Notes that another process has already unmounted it.
     pub(crate) fn forget(&mut self) {
         self.attached = false;
     }
 
-    /// Lets the kernel read further ahead than it does by itself; only root may ask for that. To be called when
-    /// the session has begun, which sets the kernel's own limit.
+    /// Lets the kernel read further ahead than it does by itself; only root may set that. Call it when the
+    /// session has begun, because that sets the kernel's own limit.
     pub(crate) fn widen_readahead(&self) -> io::Result<()> {
         let (major, minor) = self.device.ok_or(io::ErrorKind::NotFound)?;
         std::fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), READAHEAD_KIB.to_string())
     }
 
-    /// Whether a watcher can end the connection when this process cannot: by unmounting with force, or by the file
-    /// that the kernel has for that.
+    /// Whether a watcher can end the connection when this process cannot: by unmounting with force, or by the
+    /// kernel's `abort` file of the connection.
     pub(crate) fn can_be_ended(&self) -> bool {
         let Some((_, minor)) = self.device else { return false };
         rustix::process::geteuid().is_root()
             || Path::new(&format!("/sys/fs/fuse/connections/{minor}/abort")).exists()
     }
 
-    /// Ends the connection to the kernel where unmounting did not: whoever waits gets an error.
+    /// Ends the connection to the kernel if unmounting did not: every waiting process gets an error.
     pub(crate) fn abort(&self) -> io::Result<()> {
         let (_, minor) = self.device.ok_or(io::ErrorKind::NotFound)?;
         std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1")
@@ -111,7 +113,7 @@ impl Drop for Attached {
     }
 }
 
-/// Takes away a mount whose daemon has ended.
+/// Removes a mount whose daemon has ended.
 pub(crate) fn detach_dead(mountpoint: &Path) -> io::Result<()> {
     match rustix::mount::unmount(mountpoint, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH) {
         Err(Errno::PERM) => helper::unmount(mountpoint),
@@ -122,7 +124,8 @@ pub(crate) fn detach_dead(mountpoint: &Path) -> io::Result<()> {
 fn mount_directly(mountpoint: &Path, allow_other: bool) -> rustix::io::Result<OwnedFd> {
     let device = open_fuse_device().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    // `rootmode` tells the kernel that the root is a directory; its permissions come with the first `getattr`.
+    // `rootmode` tells the kernel that the root is a directory; its permissions come with the first
+    // `getattr`.
     let fd = device.as_raw_fd();
     let mut options = format!("fd={fd},rootmode=40000,user_id={uid},group_id={gid},default_permissions");
     if allow_other {
@@ -139,7 +142,7 @@ fn helper_options(allow_other: bool) -> String {
     format!("fsname={SOURCE},subtype={SUBTYPE},default_permissions,nosuid,nodev,noatime{allow_other}")
 }
 
-/// The file system at a path, from what the kernel knows without asking a daemon.
+/// Device numbers of the file system at a path, from what the kernel knows without asking a daemon.
 fn device_at(path: &Path) -> Option<Device> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
     let stat = statx(CWD, path, flags, StatxFlags::empty()).ok()?;

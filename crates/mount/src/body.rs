@@ -1,4 +1,4 @@
-//! A regular file as the mount holds it: its far memory, and what writing does to its attributes.
+//! A regular file as the mount holds it: its far memory, and how writing changes its attributes.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -9,58 +9,63 @@ use parking_lot::Mutex;
 
 use crate::guests::{Doors, Growth};
 
-/// Shared by the namespace and the open handles of one file, so that reads and writes need no look-up there.
+/// The body of a file, shared by the namespace and the open handles, so that reads and writes need no look-up
+/// in the namespace.
 pub(crate) struct Body {
     pub(crate) far: FarFile,
-    /// When the contents were last written, in nanoseconds since 1970, if the namespace does not know yet; else 0.
-    /// A write only leaves this mark: the namespace's lock is not for every write.
+    /// When the contents were last written, in nanoseconds since 1970, if the namespace does not know yet;
+    /// else 0. A write only stores this time, and so does not take the namespace's lock.
     written_ns: AtomicU64,
-    /// A handler panicked on this file: what it left half done is unknown, so every use of the file is an error.
+    /// A handler panicked on this file and may have left it half changed, so every use of the file is an
+    /// error.
     poisoned: AtomicBool,
-    /// Why data that the kernel had accepted could not be stored, as an error number; 0 while all could.
+    /// Why data that the kernel had accepted could not be stored, as an error number; 0 if all data was
+    /// stored.
     failure: AtomicI32,
-    /// How often the file is open for writing: only then can the kernel hold data that we have not seen. (A mapping
-    /// keeps its descriptor's opening alive, and the kernel writes back before it gives one up.)
+    /// How many handles have the file open for writing. Only if there is one can the kernel hold data that
+    /// the daemon has not seen. (A mapping keeps its descriptor's handle open, and the kernel writes back
+    /// before it closes one.)
     writers: AtomicU32,
-    /// Who has it open, where processes work on files directly.
+    /// The open handles of the file, on a mount with direct clients (called *guests* in the code).
     pub(crate) doors: Doors,
-    /// Whether the kernel or guests make it longer.
+    /// Whether the kernel or direct clients extend the file.
     pub(crate) growth: Growth,
-    /// What the kernel may have of it from before guests worked on it.
+    /// Pages that the kernel may still hold from before direct clients worked on the file.
     pub(crate) pages: Pages,
-    /// Locked while the kernel is told the size.
+    /// Held while the kernel is told the size.
     pub(crate) telling: Mutex<()>,
 }
 
-/// Whether the kernel may have pages of a file that guests have written since: a read by the kernel may have been under way
-/// while the file was opened to them.
+/// Whether the kernel may hold pages of a file that direct clients have written since. That happens if a read
+/// by the kernel was in flight while the file was opened to them.
 #[derive(Default)]
 pub(crate) struct Pages {
-    /// How often the file was closed to guests.
+    /// How often the file was closed to direct clients.
     closed: AtomicU64,
-    /// After how many of these times the kernel has forgotten its pages.
+    /// The value of `closed` when the kernel last forgot its pages.
     forgotten: AtomicU64,
 }
 
 impl Pages {
-    /// The file was closed to guests.
+    /// Notes that the file was closed to direct clients.
     pub(crate) fn doubt(&self) {
-        // Relaxed: the lock of the doors orders it before the look of the call for which the file was closed.
+        // Relaxed: the lock of `doors` orders it before the check by the call for which the file was closed.
         self.closed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether the kernel may have such pages.
+    /// Whether the kernel may hold such pages.
     pub(crate) fn are_doubtful(&self) -> bool {
         // Acquire pairs with the release in `forget`.
         self.forgotten.load(Ordering::Acquire) != self.closed.load(Ordering::Relaxed)
     }
 
-    /// Calls `forget`, which has the kernel forget all pages, if there may be such ones.
+    /// Calls `forget`, which makes the kernel forget all pages, if it may hold such pages.
     pub(crate) fn forget(&self, forget: impl FnOnce()) {
         let closed = self.closed.load(Ordering::Relaxed);
         if self.forgotten.load(Ordering::Relaxed) != closed {
             forget();
-            // Release: the kernel has forgotten them by then. After later times it has not.
+            // Release: by then the kernel has forgotten its pages. Pages from after a later close are not
+            // covered.
             self.forgotten.store(closed, Ordering::Release);
         }
     }
@@ -68,7 +73,7 @@ impl Pages {
 
 impl Body {
     pub(crate) fn new(far: FarFile) -> Self {
-        // What an earlier process has left, as if it had been written just now.
+        // The time that an earlier process left counts as a write of this one.
         let written_ns = far.core().kept_written_ns();
         Body {
             far,
@@ -83,11 +88,11 @@ impl Body {
         }
     }
 
-    /// The contents have changed.
+    /// Notes that the contents changed at `now`.
     pub(crate) fn mark_written(&self, now: SystemTime) {
         let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let now_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
-        // Relaxed, as in the next two: a time stamp orders nothing.
+        // Relaxed, as in the next two functions: a time stamp orders nothing.
         self.written_ns.store(now_ns, Ordering::Relaxed);
         self.far.core().keep_written_ns(now_ns);
     }
@@ -100,7 +105,7 @@ impl Body {
         from_ns(self.written_ns.load(Ordering::Relaxed))
     }
 
-    /// As [`written`](Self::written); from now on it is for the namespace to know.
+    /// As [`written`](Self::written), and clears it: the caller tells the namespace.
     pub(crate) fn take_written(&self) -> Option<SystemTime> {
         let _of_guests = self.written();
         let written = from_ns(self.written_ns.swap(0, Ordering::Relaxed));
@@ -108,30 +113,31 @@ impl Body {
         written
     }
 
-    /// Data that the kernel had accepted could not be stored: whoever writes on is told so.
+    /// Notes that data which the kernel had accepted could not be stored. Later writers get this error.
     pub(crate) fn fail(&self, errno: Errno) {
-        // Relaxed, as the loads: the number guards no other memory.
+        // Relaxed, as are the loads: the number guards no other memory.
         self.failure.store(errno.code(), Ordering::Relaxed);
     }
 
-    /// The file was emptied: a new beginning.
+    /// Clears the failure: the file was emptied.
     pub(crate) fn recover(&self) {
         self.failure.store(0, Ordering::Relaxed);
     }
 
-    /// Why writing on is of no use.
+    /// Why further writes fail.
     pub(crate) fn failure(&self) -> Option<Errno> {
         let code = self.failure.load(Ordering::Relaxed);
         (code != 0).then(|| Errno::from_i32(code))
     }
 
-    /// The file is opened for writing.
+    /// Notes that the file was opened for writing.
     pub(crate) fn add_writer(&self) {
-        // Relaxed, as the next two: the kernel orders an opening, the writes under it, and what asks for their data.
+        // Relaxed, as in the next two functions: the kernel orders an open, the writes through it, and the
+        // requests that need their data.
         self.writers.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// An opening for writing is over.
+    /// Notes that a handle open for writing was closed.
     pub(crate) fn remove_writer(&self) {
         self.writers.fetch_sub(1, Ordering::Relaxed);
     }
@@ -141,7 +147,7 @@ impl Body {
     }
 
     pub(crate) fn poison(&self) {
-        // Relaxed, as the load: the flag guards no other memory.
+        // Relaxed, as is the load: the flag guards no other memory.
         self.poisoned.store(true, Ordering::Relaxed);
     }
 

@@ -1,4 +1,4 @@
-//! The system's error numbers for our errors.
+//! The system's error numbers for this crate's errors.
 
 use farpool_file::FileError;
 use fuser::Errno;
@@ -28,7 +28,7 @@ impl From<FileError> for Failure {
             FileError::NoSpace | FileError::TooFewNodes { .. } => Errno::ENOSPC,
             FileError::TooLarge => Errno::EFBIG,
             FileError::Short => Errno::ENFILE,
-            // Lost, damaged, unavailable: the data cannot be had.
+            // Lost, damaged or unavailable: the data cannot be read or written.
             _ => Errno::EIO,
         })
     }

@@ -1,21 +1,23 @@
-//! The file system as the kernel asks for it: requests in, replies out, nothing else.
+//! The file system's handlers of kernel requests: each turns a request into a reply, and does nothing else.
 //!
-//! M1. Every request gets exactly one reply. A handler that panics answers EIO, and poisons what it may have left
-//!     half done: one file, or the names of the mount.
+//! M1. Every request gets exactly one reply. A handler that panics answers EIO, and poisons what it may have
+//!     left half done: one file, or the names of the mount.
 //! M2. Reads and writes of open files never take the namespace's lock.
-//! M3. The namespace's lock is never held over an operation on far memory, nor while one is freed.
-//! M4. The kernel collects writes (its write-back cache) and stores them in far memory soon after. When that fails,
-//!     the file is marked as failed and its attributes are made invalid: the kernel then asks for them before the
-//!     next `write`, and our answer, ENOSPC or EIO, is what that `write` gives; `fsync` and `close` give it, too.
-//! M5. Data that the kernel accepted and that could not be stored is marked as lost: reading it gives EIO, never
-//!     zeros or what was there before.
-//! M6. The kernel may cache names, attributes and pages for as long as it likes, since only requests of the
-//!     kernel change them. The exception is a mount on which processes work on files directly (`guests`):
-//!     those change contents and times, and never a size that the kernel goes by, so the kernel collects no
-//!     writes there. The kernel serialises changes of a file's size by its inode lock; but it writes pages
-//!     back at any moment, so crate `file` must allow a write beside any other operation on the file.
-//! M7. It is we who take set-user-id bits from files that are written to. Else the kernel would ask, before every write,
-//!     whether the file has an extended attribute that gives privileges.
+//! M3. The namespace's lock is never held during an operation on far memory, nor while far memory is freed.
+//! M4. The kernel collects writes (its write-back cache) and sends them to the daemon soon after. If storing
+//!     them fails, the file is marked as failed and its attributes are made invalid. The kernel then asks for
+//!     them before the next `write`, and that `write` returns the error of the answer, ENOSPC or EIO. `fsync`
+//!     and `close` return it, too.
+//! M5. Data that the kernel accepted but that could not be stored is marked as lost: reading it gives EIO,
+//!     never zeros or older contents.
+//! M6. The kernel may cache names, attributes and pages for as long as it likes, since only its own requests
+//!     change them. The exception is a mount with direct clients: processes that work on files without the
+//!     kernel (called *guests* in the code, module `guests`). They change contents and times, and never a
+//!     size that the kernel goes by, so the kernel collects no writes there. The kernel serialises changes of
+//!     a file's size by its inode lock. But it writes pages back at any moment, so crate `file` must allow a
+//!     write beside any other operation on the file.
+//! M7. The daemon, not the kernel, clears set-user-id bits of files that are written to. Otherwise the kernel
+//!     would ask before every write whether the file has an extended attribute that gives privileges.
 //! Not here: the rules of names (`namespace`), of far memory (crate `file`), mounting (`attach`).
 
 use std::ffi::OsStr;
@@ -56,27 +58,29 @@ mod xattrs;
 
 use stat::Stat;
 
-/// How long the kernel may use names and attributes without asking. M6 would allow for ever. But the kernel
-/// accepts writes as long as it need not ask, so this is also how late a writer may learn that the daemon is
-/// gone, and how late the time of a direct write shows.
+/// How long the kernel may use names and attributes without asking. M6 would allow any time. But the kernel
+/// accepts writes for as long as it need not ask. So this is also how late a writer may learn that the daemon
+/// is gone, and how late the time of a direct write appears.
 const CACHED: Duration = Duration::from_secs(1);
-/// The kernel keeps pages of a file beyond its openings, also where processes work on files directly: before they do, it is made to
-/// forget them, and while they do, it gets no new ones. It must not forget them by itself at an `open`: where it does not
-/// collect writes, it would do so while the write of another process is under way, read the page again before that has
-/// arrived, and keep what is then out of date.
+/// The kernel keeps the pages of a file after the file is closed, also on a mount with direct clients: before
+/// they work on the file, the kernel is made to forget its pages, and while they do, it gets no new ones. The
+/// kernel must not drop pages by itself at an `open`. Where it does not collect writes, it would drop them
+/// while another process's write is in flight, read the page again before that write has arrived, and keep a
+/// page that is then out of date.
 const OPENED: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE;
-/// Inode numbers are never reused, so one generation does for all.
+/// Inode numbers are never reused, so all inodes have the same generation.
 const GENERATION: Generation = Generation(0);
-/// Largest request: one transfer of the fabric.
+/// Most bytes of one request: one transfer of the fabric.
 const MAX_REQUEST_BYTES: u32 = MAX_TRANSFER_BYTES as u32;
 /// Most requests of the kernel's own (readahead, pages that it writes back) in flight; more would only wait
 /// behind the worker threads.
 const MAX_BACKGROUND: u16 = 64;
-/// What we ask of the kernel, where it can: writes collected into large ones (M4), `open` that truncates,
-/// directories read by several processes at once and with attributes, symbolic links and pages kept (M6).
+/// The capabilities that the daemon asks the kernel for: writes collected into large ones (M4), `open` that
+/// truncates, directories read by several processes at once and with attributes, symbolic links and pages
+/// kept (M6).
 ///
-/// Not `FUSE_ASYNC_DIO`: with it, the kernel forgets its pages of the range before an asynchronous direct
-/// write, and not again when the write is done. A page that another process reads in between would stay out
+/// Not `FUSE_ASYNC_DIO`: with it, the kernel drops its pages of the range before an asynchronous direct
+/// write, but not again when the write is done. A page that another process reads in between would stay out
 /// of date for good.
 const CAPABILITIES: [InitFlags; 7] = [
     InitFlags::FUSE_WRITEBACK_CACHE,
@@ -93,37 +97,37 @@ pub(crate) type Outcome<T> = Result<T, Failure>;
 pub(crate) struct FarFs {
     pub(crate) store: FileStore,
     namespace: RwLock<Namespace<Arc<Body>>>,
-    /// Where the names are written down for a successor, if they are.
+    /// Where the names are written for a later process, if they are.
     journal: Option<Arc<dyn Journal>>,
-    /// A handler panicked in the namespace: what it left half done is unknown.
+    /// A handler panicked in the namespace and may have left it half changed.
     names_poisoned: AtomicBool,
     pub(crate) handles: Handles,
     bell: Bell,
     kernel: Kernel,
-    /// `None`: data and holes are for the kernel to make up (F3).
+    /// `None`: the kernel answers for data and holes by itself (F3).
     pub(crate) flusher: Option<Flusher>,
-    /// Extended attributes are kept only if that does not make every write slower (M7).
+    /// Extended attributes are kept only if they do not make every write slower (M7).
     keeps_xattrs: bool,
-    /// Where processes are received that work on files directly, if any may.
+    /// The registry of direct clients, if the mount allows any.
     pub(crate) hall: Option<Arc<Hall>>,
-    /// That of files for which nothing else was chosen.
+    /// The redundancy of files for which no other was chosen.
     redundancy: Redundancy,
     pub(crate) warnings: Throttles<Repeating>,
 }
 
-/// Warnings that may come with each request.
+/// Warnings that every request might repeat.
 #[derive(PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Repeating {
-    /// Written data could not be stored, for this error number: a pool that stays full does not hide a lost
-    /// node.
+    /// Written data could not be stored, with this error number. A pool that stays full does not hide the
+    /// loss of a node.
     NotStored(i32),
-    /// Too many processes look for data and holes at a time.
+    /// Too many processes seek data and holes at a time.
     Seeks,
     /// The kernel has to be told the sizes of too many files at a time.
     Sizes,
 }
 
-/// How the kernel is told something unasked; set once the session exists.
+/// Sends the kernel notifications; set once the session exists.
 pub(crate) type Kernel = Arc<OnceLock<Notifier>>;
 
 impl FarFs {
@@ -181,7 +185,7 @@ impl FarFs {
     }
 
     fn check_names(&self) -> Outcome<()> {
-        // Relaxed, as the store: whoever holds the lock after the panic has synchronised with it.
+        // Relaxed, as is the store: a thread that takes the lock after the panic has synchronised with it.
         if self.names_poisoned.load(Ordering::Relaxed) { Err(Errno::EIO.into()) } else { Ok(()) }
     }
 
@@ -195,13 +199,13 @@ impl FarFs {
         }
     }
 
-    /// Somebody without the right to keep them writes to a file with a set-user-id bit (M7).
+    /// Clears the set-user-id bit of a file to which a process writes that has no right to keep it (M7).
     fn drop_privileges(&self, node: INodeNo) {
         let dropped = self.names_mut().and_then(|mut names| Ok(names.drop_privileges(ino(node))?));
         if let Err(Failure(errno)) = dropped {
             tracing::warn!(?errno, "a file keeps its privileges though it was written to");
         }
-        self.ask_before_writing(node); // as `write` may show them: the kernel's copy of the mode is old
+        self.ask_before_writing(node); // the kernel's copy of the mode is out of date
     }
 
     /// Runs a handler that works on names (M1).
@@ -226,7 +230,7 @@ impl FarFs {
 impl Drop for FarFs {
     fn drop(&mut self) {
         if self.journal.is_some() {
-            // What goes now goes with the process, and is there for the next.
+            // Files dropped from here on end with this process only: the next process finds them again.
             self.store.core().abandon();
         }
     }
@@ -236,7 +240,7 @@ fn ino(number: INodeNo) -> Ino {
     Ino(number.0)
 }
 
-/// Who makes a new inode.
+/// Mode and owner of a new inode.
 fn ownership(request: &Request, mode: u32) -> Ownership {
     Ownership { mode, uid: request.uid(), gid: request.gid() }
 }
@@ -250,7 +254,8 @@ fn send_empty(reply: ReplyEmpty, result: Outcome<()>) {
 
 impl Filesystem for FarFs {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // What the kernel collects, and how far it takes files to reach, others could not know who work on them directly.
+        // Direct clients would not see writes that the kernel collects, nor the size that it gives a file by
+        // them.
         let asked = CAPABILITIES.into_iter();
         for capability in
             asked.filter(|asked| self.hall.is_none() || *asked != InitFlags::FUSE_WRITEBACK_CACHE)
@@ -260,7 +265,7 @@ impl Filesystem for FarFs {
             }
         }
         self.keeps_xattrs = config.add_capabilities(InitFlags::FUSE_HANDLE_KILLPRIV_V2).is_ok();
-        // Each setter answers a value out of range with the nearest one that it takes.
+        // For a value out of range, each setter returns the nearest one that it accepts.
         if let Err(most) = config.set_max_write(MAX_REQUEST_BYTES) {
             tracing::debug!(most, "smaller writes than wished for");
         }
@@ -442,11 +447,11 @@ impl Filesystem for FarFs {
         }
         self.on_file(handle, || match self.write_file(handle.0, offset, data, accepted) {
             Ok(written) => reply.written(written),
-            // A direct write: the kernel will truncate the file to the size that it knows.
+            // After a failed direct write the kernel truncates the file to the size that it knows.
             Err(Failure(errno)) if owner.is_some() => self.send_failed_write(node, handle, errno, reply),
             Err(Failure(errno)) => {
                 if accepted {
-                    // Before the reply, since `fsync` returns with it, and a later `write` must get the
+                    // Before the reply: `fsync` returns with the reply, and a later `write` must get the
                     // error. The call would wait for the kernel to drop the inode, but the kernel writes all
                     // pages back before it drops one.
                     self.ask_before_writing(node);
@@ -511,13 +516,15 @@ impl Filesystem for FarFs {
         });
     }
 
-    /// A write is in far memory when it returns, and pages of mappings come as writes before this. But the kernel has to ask: where a
-    /// write of its own meets a daemon that was just killed, it tells nobody, and only this question gets an error.
+    /// A write is in far memory when it returns, and pages of mappings arrive as writes before this request.
+    /// But the kernel has to ask. If the daemon has just been killed, a write by the kernel itself fails
+    /// without telling any process; only this request returns an error.
     fn fsync(&self, _request: &Request, _node: INodeNo, _handle: FileHandle, _data: bool, reply: ReplyEmpty) {
         reply.ok();
     }
 
-    /// Names are changed when the call returns. ENOSYS is a success to the caller, and tells the kernel not to ask again.
+    /// Changes of names are complete when the call returns. ENOSYS counts as success, and tells the kernel
+    /// not to ask again.
     fn fsyncdir(
         &self,
         _request: &Request,
@@ -537,7 +544,7 @@ impl Filesystem for FarFs {
         _owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        // As for `fsync`, where somebody counts on what a `close` says after the daemon was killed.
+        // With a journal, callers rely on the result of a `close` after the daemon was killed (see `fsync`).
         if self.journal.is_some() { reply.ok() } else { reply.error(Errno::ENOSYS) }
     }
 

@@ -1,14 +1,20 @@
-//! Processes that work on files of the mount directly (crate `file`, guests): which files are open to them, and who is let in.
+//! Direct clients: processes that work on files of the mount without the kernel (called *guests* in the code,
+//! and in crate `file`). This module decides which files are open to them, and which processes are admitted.
 //!
-//! H1. A file is open to guests only while every opening of it is registered. An opening that is not, whoever makes it, is
-//!     answered only once no operation of a guest is under way on the file.
-//! H2. Before a file is opened to guests the kernel forgets its pages, and nobody has opened it since otherwise; registered
-//!     openings bypass the kernel's pages, which is for whoever registers them to see to.
-//! H3. Guests share what all files of the mount lie in. So only those are let in who are trusted with all of them: root, the
-//!     user who mounted, and whom he named.
-//! H4. What a guest leaves is looked after once its process is dead, by its descriptor: a connection that ends says nothing.
-//! H5. A read by the kernel that began before its description was registered may leave pages there after H2. So when a file
-//!     was closed to guests, the kernel forgets its pages again, before the call is answered for which it was closed.
+//! H1. A file is open to direct clients only while every handle on it is registered. A handle that is not
+//!     registered, whichever process opens it, is given out only once no operation of a direct client is in
+//!     flight on the file.
+//! H2. Before a file is opened to direct clients, the kernel forgets its pages, and no handle that is not
+//!     registered has been opened since. Registered handles bypass the kernel's pages; the process that
+//!     registers a handle must ensure that.
+//! H3. Direct clients share the memory that holds all files of the mount. So only processes that are trusted
+//!     with all of them are admitted: those of root, of the user that mounted, and of the users that it
+//!     named.
+//! H4. What a direct client leaves behind is recovered once its process is dead, according to its process
+//!     descriptor (pidfd): the end of its connection proves nothing.
+//! H5. A read by the kernel that began before its file description was registered may leave pages in the
+//!     kernel after H2. So when a file was closed to direct clients, the kernel forgets its pages again
+//!     before the daemon answers the call for which the file was closed.
 
 mod growth;
 mod hall;
@@ -36,45 +42,47 @@ use growth::Until;
 pub(crate) use hall::{Growing, Hall, Opener};
 pub(crate) use server::Server;
 
-/// Bits of a mode that a write by others takes away: that is for the kernel's path.
+/// Mode bits that a write by another user clears: only writes through the kernel clear them.
 const PRIVILEGES: u32 = 0o6000;
 
-/// The openings of one file.
+/// The open handles of one file.
 #[derive(Default)]
 pub(crate) struct Openings {
-    /// Those that there are, and those of them that are registered.
+    /// The number of handles, and how many of them are registered.
     all: u32,
     registered: u32,
-    /// The file is open to guests.
+    /// The file is open to direct clients.
     is_open: bool,
-    /// Some guest has asked for its layout since it was first opened: before, nobody has anything of its being open to guests.
+    /// Some direct client has asked for the file's layout since the first of its handles was opened. Until
+    /// then, opening the file to direct clients would help no process.
     is_wanted: bool,
-    /// Counts openings that were ever made, to notice one.
+    /// Counts all handles ever opened, so that a new one is noticed.
     made: u64,
 }
 
 impl Openings {
-    /// Whether guests may work on the file (H1).
+    /// Whether direct clients may work on the file (H1).
     fn all_registered(&self) -> bool {
         self.all > 0 && self.registered == self.all
     }
 
-    /// Whether it is to be opened to them.
+    /// Whether the file is to be opened to direct clients.
     fn lacks_opening(&self) -> bool {
         self.all_registered() && self.is_wanted && !self.is_open
     }
 }
 
-/// The openings of a file, as its body keeps them.
+/// The open handles of a file, as its body keeps them.
 pub(crate) type Doors = Mutex<Openings>;
 
 impl FarFs {
-    /// The file is about to be opened by somebody who has not registered (H1).
+    /// Prepares for a new handle on the file, which is not registered yet (H1).
     pub(crate) fn admit(&self, body: &Body) -> Outcome<()> {
         if self.hall.is_none() {
             return Ok(());
         }
-        // Kept while guests end their operations: others who open the file wait for that as well.
+        // The lock is held while direct clients finish their operations: others that open the file have to
+        // wait for that as well.
         let mut doors = body.doors.lock();
         doors.made += 1;
         body.growth.end(&body.far, Until::Allowed);
@@ -83,7 +91,7 @@ impl FarFs {
         Ok(())
     }
 
-    /// An opening is over.
+    /// Notes that a handle was closed.
     pub(crate) fn dismiss(&self, ino: Ino, body: &Arc<Body>, standing: Standing) {
         let Some(hall) = &self.hall else { return };
         let mut doors = body.doors.lock();
@@ -93,7 +101,8 @@ impl FarFs {
         }
         if doors.all == 0 {
             body.growth.end(&body.far, Until::Allowed);
-            // Nobody waits for the guests here: what they might still be at work on is kept for them.
+            // An error is ignored: no request depends here on direct clients having finished. What they may
+            // still work on is kept for them.
             let _ = self.close_to_guests(body, &mut doors);
             doors.is_wanted = false;
         } else if doors.lacks_opening() {
@@ -101,8 +110,9 @@ impl FarFs {
         }
     }
 
-    /// Calls `answer` once the kernel knows how long a file is, and has no page of it that guests have written since (H5):
-    /// now if so, else after the flusher has seen to it (S2, S3). If `answer` is dropped uncalled, its reply says EIO.
+    /// Calls `answer` once the kernel knows the size of the file and holds no page of it that direct clients
+    /// have written since (H5): at once if that is so, otherwise after the flusher has done it (S2, S3). If
+    /// `answer` is dropped uncalled, its reply says EIO.
     pub(crate) fn once_kernel_is_up_to_date(
         &self,
         node: INodeNo,
@@ -125,7 +135,7 @@ impl FarFs {
         }
     }
 
-    /// Ends growth by guests for good: the kernel is about to use its own idea of an open file's size, or to
+    /// Ends growth by direct clients for good: the kernel is about to use its own size of an open file, or to
     /// set it.
     pub(crate) fn end_growth(&self, body: &Body) {
         body.growth.end(&body.far, Until::Ever);
@@ -137,7 +147,7 @@ impl FarFs {
         }
         let closed: Result<(), FileError> =
             with_session(&self.store, |session| body.far.close_to_guests(session));
-        // If not, whoever opens the file next waits once more.
+        // After an error the next `open` waits again.
         doors.is_open = closed.is_err();
         body.pages.doubt();
         closed.map_err(|error| {
@@ -151,7 +161,7 @@ impl FarFs {
             REGISTER => self.register(handle, uid).map(|registered| registered.encode().to_vec()),
             UNREGISTER => match self.unregister(handle) {
                 Ok(Handle { ino, body, .. }) => {
-                    // An error is answered already: the reply that was not called says EIO.
+                    // On an error the request is answered already: the dropped reply says EIO.
                     let _ =
                         self.once_kernel_is_up_to_date(INodeNo(ino.0), &body, move || reply.ioctl(0, &[]));
                     return;
@@ -166,7 +176,7 @@ impl FarFs {
         }
     }
 
-    /// An opening says that it goes by the rules of guests.
+    /// Registers a handle: it follows the rules of direct clients.
     fn register(&self, number: u64, uid: u32) -> Outcome<Registered> {
         let hall = self.hall.as_ref().ok_or(Errno::ENOTTY)?;
         if !hall.trusts(uid) {
@@ -176,7 +186,7 @@ impl FarFs {
         if self.names()?.attributes(handle.ino)?.ownership.mode & PRIVILEGES != 0 {
             return Err(Errno::EPERM.into());
         }
-        // First: nothing that counts as registered goes without.
+        // The ticket comes first, so that every registered handle has one.
         let ticket = hall.ticket(handle.ino, &handle.body)?;
         let mut doors = handle.body.doors.lock();
         match self.handles.change_standing(number, Standing::Registered) {
@@ -191,7 +201,7 @@ impl FarFs {
         Ok(Registered { version: GUEST_VERSION, inode: handle.ino.0, ticket, socket })
     }
 
-    /// An opening says that from now on it goes by the kernel's rules, for good.
+    /// Ends the registration of a handle: from now on it follows the kernel's rules, for good.
     fn unregister(&self, number: u64) -> Outcome<Handle> {
         if self.hall.is_none() {
             return Err(Errno::ENOTTY.into());

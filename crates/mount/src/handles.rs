@@ -1,4 +1,4 @@
-//! Open files by the number the kernel calls them by.
+//! Open files, by the handle numbers that the kernel uses.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 use crate::body::Body;
 use crate::namespace::Ino;
 
-/// Most open files at a time; as many as Linux allows a system of this size by default (`fs.nr_open`).
+/// Most open files at a time: the default limit of Linux (`fs.nr_open`).
 const MAX_HANDLES: usize = 1 << 20;
 
 /// Too many open files.
@@ -19,23 +19,23 @@ pub(crate) struct NoHandle;
 pub(crate) struct Handle {
     pub(crate) ino: Ino,
     pub(crate) body: Arc<Body>,
-    /// Opened for writing.
+    /// Whether it was opened for writing.
     pub(crate) writable: bool,
     pub(crate) standing: Standing,
 }
 
-/// How an opening stands to the rules of guests.
+/// Whether a handle follows the rules of direct clients (called *guests* in the code).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Standing {
-    /// It goes by the kernel's rules.
+    /// It follows the kernel's rules.
     Plain,
-    /// It goes by those of guests.
+    /// It follows the rules of direct clients.
     Registered,
-    /// It goes by the kernel's, for good.
+    /// It follows the kernel's rules for good: it can no longer register.
     Barred,
 }
 
-/// All open files. Looking one up takes a shared lock for two instructions.
+/// All open files. A look-up holds a shared lock for two instructions.
 #[derive(Default)]
 pub(crate) struct Handles {
     table: RwLock<Table>,
@@ -72,7 +72,7 @@ impl Handles {
         table.slots.get(usize::try_from(number).ok()?)?.clone()
     }
 
-    /// Changes how an opening stands, unless it is barred; returns how it stood.
+    /// Changes the standing of a handle, unless it is barred; returns the standing before.
     pub(crate) fn change_standing(&self, number: u64, standing: Standing) -> Option<Standing> {
         let mut table = self.table.write();
         let handle = table.slots.get_mut(usize::try_from(number).ok()?)?.as_mut()?;

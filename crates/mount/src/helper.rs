@@ -14,7 +14,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 const NAME: &str = "fusermount3";
-/// Where the helper looks for the number of the socket on which to send the opened device.
+/// The variable in which the helper finds the number of the socket on which to send the opened device.
 const SOCKET_VARIABLE: &str = "_FUSE_COMMFD";
 /// The helper makes a few system calls; one that takes longer is stuck and is ended.
 const HELPER_LIMIT: Duration = Duration::from_secs(10);
@@ -25,14 +25,14 @@ pub(crate) fn find() -> Option<PathBuf> {
     std::env::split_paths(&path).map(|dir| dir.join(NAME)).find(|candidate| candidate.is_file())
 }
 
-/// Has the helper mount, and takes over the device it has opened.
+/// Has the helper mount, and receives the device that it has opened.
 pub(crate) fn mount(mountpoint: &Path, options: &str) -> io::Result<OwnedFd> {
     let helper = find().ok_or(io::ErrorKind::NotFound)?;
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_read_timeout(Some(HELPER_LIMIT))?;
     let mut command = Command::new(helper);
     command.arg("-o").arg(options).arg("--").arg(mountpoint);
-    // Standard input is the one descriptor that a child inherits without further ado.
+    // Standard input is a descriptor that a child inherits without further work.
     command.env(SOCKET_VARIABLE, "0").stdin(OwnedFd::from(theirs));
     let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
     drop(command);
@@ -44,7 +44,7 @@ pub(crate) fn mount(mountpoint: &Path, options: &str) -> io::Result<OwnedFd> {
     }
 }
 
-/// Has the helper unmount, at once from every path even if files are open there.
+/// Has the helper unmount: the mount vanishes from its path at once, even if files are open there.
 pub(crate) fn unmount(mountpoint: &Path) -> io::Result<()> {
     let helper = find().ok_or(io::ErrorKind::NotFound)?;
     let arguments = ["-u", "-z", "-q", "--"].map(OsStr::new);
@@ -59,7 +59,7 @@ pub(crate) fn unmount(mountpoint: &Path) -> io::Result<()> {
     }
 }
 
-/// Waits until the process behind `pid` has ended; false if it has not within the time.
+/// Waits until the process `pid` has ended; false if it has not ended within the time.
 pub(crate) fn wait_for_exit(pid: Pid, within: Duration) -> io::Result<bool> {
     let process = pidfd_open(pid, PidfdFlags::empty())?;
     let limit = Timespec { tv_sec: within.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: 0 };

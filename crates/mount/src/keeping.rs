@@ -1,4 +1,5 @@
-//! Names and attributes that a successor finds again, if this process is killed.
+//! Names and attributes that survive this process: they are written to a journal, from which a later process
+//! restores them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -13,18 +14,19 @@ use parking_lot::RwLockWriteGuard;
 use crate::body::Body;
 use crate::namespace::{Budget, MAX_INODES, Namespace, Ownership, kept_bodies};
 
-/// What an earlier process has left of a mount, and where this one writes its names down. Dropped before it was mounted, it leaves
-/// all of that to a successor.
+/// What an earlier process left of a mount, and the journal to which this process writes its names. If it is
+/// dropped before it is mounted, all of that stays for a later process.
 pub struct KeptMount {
     journal: Arc<dyn Journal>,
     kept: Kept,
     files: BTreeMap<u64, FarFile>,
-    /// Of the files, until there is a file system that has them.
+    /// The store of the files, until a file system takes them over.
     store: Option<FileStore>,
 }
 
 impl KeptMount {
-    /// What was written down, where to write, and the files that [`kept_files`] named, as far as `store` has found them.
+    /// The kept state, the journal to write to, and those of the files named by [`kept_files`] that `store`
+    /// has found.
     pub fn new(
         journal: Arc<dyn Journal>,
         kept: Kept,
@@ -37,26 +39,27 @@ impl KeptMount {
 
 impl Drop for KeptMount {
     fn drop(&mut self) {
-        // The files end after this, and that is nothing to be written down.
+        // The files are dropped after this; the journal must not record that.
         if let Some(store) = &self.store {
             store.core().abandon();
         }
     }
 }
 
-/// The files that names stand for in a kept state, by the numbers that they are kept under.
+/// The files that a kept state names, by the numbers under which they are kept.
 pub fn kept_files(kept: &Kept) -> BTreeSet<u64> {
     kept_bodies(kept)
 }
 
-/// A mount's names, and where they are written down.
+/// The names of a mount, and the journal to which they are written.
 pub(crate) struct Names {
     pub(crate) namespace: Namespace<Arc<Body>>,
     pub(crate) journal: Option<Arc<dyn Journal>>,
 }
 
 impl Names {
-    /// What was kept; else an empty root that looks like the directory which the mount covers.
+    /// Restores what was kept; otherwise makes an empty root with the mode and owner of the directory that
+    /// the mount covers.
     pub(crate) fn of(root: Ownership, budget: Budget, kept: Option<KeptMount>) -> Self {
         let now = SystemTime::now();
         let Some(mut found) = kept else {
@@ -67,7 +70,7 @@ impl Names {
         let (kept, mut files) = (mem::take(&mut found.kept), mem::take(&mut found.files));
         let body = |file| Some(Arc::new(Body::new(files.remove(&file)?)));
         let mut namespace = Namespace::restore(&kept, root, now, MAX_INODES, body);
-        // What was left out must not come back under a number that is given out again.
+        // What was left out must not reappear under a number that is assigned again.
         found.journal.append_in_parts(&namespace.left_out(&kept));
         namespace.note_changes();
         namespace.limit_to(budget);
@@ -76,7 +79,7 @@ impl Names {
     }
 }
 
-/// The names while somebody changes them. What was changed is written down before others see it.
+/// The names, locked for a change. The change is written to the journal before other threads see it.
 pub(crate) struct NamesMut<'a> {
     pub(crate) names: RwLockWriteGuard<'a, Namespace<Arc<Body>>>,
     pub(crate) journal: Option<&'a Arc<dyn Journal>>,
@@ -100,7 +103,7 @@ impl Drop for NamesMut<'_> {
     fn drop(&mut self) {
         let Some(journal) = self.journal else { return };
         let changes = self.names.take_changes(|body| body.far.core().kept_id());
-        // A handler that panicked may have left something half done.
+        // A handler that panicked may have left the names half changed.
         if !changes.is_empty() && !std::thread::panicking() {
             journal.append(&changes);
         }

@@ -1,19 +1,21 @@
 //! A directory of far files: the FUSE file system behind `farpool mount`.
 //!
-//! - [`check_mountpoint`] (or [`MountConfig::check`]) says before anything is leased whether the mount can work.
-//! - [`start_watcher`] starts a small child while the process still has one thread; it sees to it that even a
-//!   killed daemon leaves no mount behind.
-//! - [`run`] mounts and serves until told to stop.
+//! - [`check_mountpoint`] (or [`MountConfig::check`]) checks that the mount can work, before any memory is
+//!   leased.
+//! - [`start_watcher`] starts a small child process, while this process still has one thread. The child
+//!   removes the mount if the daemon is killed.
+//! - [`run`] mounts, and serves requests until it is told to stop.
 //!
 //! ```text
-//! fs         requests and replies                  worker   a thread's session, panics contained
+//! fs         requests and replies                  worker   a thread's session; contains panics
 //! namespace  directories, names, attributes (pure) body, handles   files and open files
-//! flusher    has the kernel write back              mount    from making to end
-//! guests     processes that work on files directly
-//! keeping    names and attributes that a successor finds again
-//! attach, helper, watcher, mountpoint, mountinfo       making and unmaking
+//! flusher    has the kernel write back              mount    the life of a mount
+//! guests     direct clients: processes that work on files without the kernel
+//! keeping    names and attributes that survive a restart
+//! attach, helper, watcher, mountpoint, mountinfo       mounting and unmounting
 //! ```
-//! Not here: where far memory comes from (crate `pool`), what it holds (crate `file`), the command line.
+//! Not here: where far memory comes from (crate `pool`), the contents of files (crate `file`), the command
+//! line.
 
 mod attach;
 mod body;

@@ -1,4 +1,4 @@
-//! A mount from its making to its end.
+//! The life of a mount, from mounting to unmounting.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -23,16 +23,16 @@ use crate::namespace::{Budget, MODE_MASK, Ownership};
 use crate::watcher::Watcher;
 use crate::worker::Bell;
 
-/// Most worker threads: each holds a session with the pool, and more than this many requests of one machine at a
+/// Most worker threads. Each holds a session with the pool; more than this many requests of one machine at a
 /// time would only wait for its processors.
 pub const MAX_THREADS: usize = 64;
-/// How soon a wish to stop is noticed.
+/// How often the stop channel is polled.
 const STOP_POLL: Duration = Duration::from_millis(50);
-/// How long the workers may take to end once the mount is gone: an operation under way ends within the pool's
-/// deadline for a node, twice that is plenty.
+/// How long the workers may take to end once the mount is gone. An operation in flight ends within the pool's
+/// deadline for a node; twice that is plenty.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// What to mount where.
+/// What to mount, and where.
 #[derive(Clone, Debug)]
 pub struct MountConfig {
     /// An empty directory.
@@ -41,24 +41,26 @@ pub struct MountConfig {
     pub threads: usize,
     /// Whether other users may use the mount, within the permissions of its files.
     pub allow_other: bool,
-    /// How files bear the loss of a node, unless something else is chosen for one of them or its directory.
+    /// The redundancy of files, unless another is chosen for a file or its directory.
     pub redundancy: Redundancy,
-    /// Most far memory. Names and attributes may take an eighth as much of this process's memory.
+    /// Most far memory, in bytes. Names and attributes may take an eighth as much of this process's memory,
+    /// in addition.
     pub limit_bytes: Option<u64>,
-    /// Who may work on files directly; `None`: nobody.
+    /// Which users may run direct clients; `None`: nobody.
     pub acceleration: Option<Acceleration>,
 }
 
-/// Who may work on files directly, without asking the kernel (`libfarpool_preload.so`). Where somebody may, the kernel keeps
-/// no written data and no attributes back.
+/// Which users may run direct clients: processes that work on files without the kernel
+/// (`libfarpool_preload.so`; called *guests* in the code). On such a mount the kernel holds back no written
+/// data and no attributes.
 #[derive(Clone, Default, Debug)]
 pub struct Acceleration {
-    /// Users who are trusted with all files of the mount, besides root and the one who mounts.
+    /// Users that are trusted with all files of the mount, in addition to root and the user that mounts.
     pub trusted_uids: Vec<u32>,
 }
 
 impl MountConfig {
-    /// Whether this mount can work; to be asked before anything is leased for it.
+    /// Checks that this mount can work. Call it before any memory is leased for it.
     pub fn check(&self) -> Result<(), MountError> {
         if self.allow_other {
             check_allow_other()?;
@@ -67,19 +69,20 @@ impl MountConfig {
     }
 }
 
-/// How serving came to an end.
+/// Why serving ended.
 enum End {
-    /// The session ended by itself: somebody has unmounted.
+    /// The session ended by itself: the file system was unmounted.
     Unmounted(io::Result<()>),
-    /// The owner of the mount wants it gone.
+    /// The owner of the mount asked for its end.
     Stopped,
     /// A worker thread has died.
     Crippled,
 }
 
-/// Mounts, calls `on_ready`, and serves until `stop` says so (a message, or the end of its sender) or somebody
-/// unmounts. Returns when the mount is gone. Files still open then give errors. With `kept` the names are those of an earlier
-/// process, and a later one finds them again.
+/// Mounts, calls `on_ready`, and serves requests until `stop` yields a message, the sender of `stop` is
+/// dropped, or the file system is unmounted. Returns when the mount is gone; files that are still open then
+/// give errors. With `kept`, the names are those of an earlier process, and a later process can restore them
+/// again.
 pub fn run(
     store: FileStore,
     config: &MountConfig,
@@ -91,7 +94,7 @@ pub fn run(
     config.check()?;
     let mountpoint = resolve(&config.mountpoint)?;
     let bell = Bell::default();
-    // The last handle of the store stays here: giving leases back is not for the workers' time.
+    // The last handle of the store stays here, so that no worker has to return leases.
     let kernel = Kernel::default();
     let root = covered(&mountpoint)?;
     let (device, mut attached) = attach(&mountpoint, config.allow_other)?;
@@ -113,16 +116,16 @@ pub fn run(
     let mut options = Config::default();
     options.n_threads = Some(config.threads.clamp(1, MAX_THREADS));
     options.clone_fd = true;
-    // The kernel has checked who may come in (`allow_other`, `default_permissions`) before it asks us.
+    // The kernel has already checked who may use the mount (`allow_other`, `default_permissions`).
     let session =
         Session::from_fd(file_system, device, SessionACL::All, options).map_err(MountError::Broken)?;
     if let Err(error) = attached.widen_readahead() {
         tracing::debug!(%error, "sequential reads stay at the kernel's readahead");
     }
-    let _ = kernel.set(session.notifier()); // empty until now
+    let _ = kernel.set(session.notifier()); // cannot fail: it is set only here
     let (ended, end) = mpsc::channel();
     let serve = move || {
-        // Nobody listens any more if the workers took longer than END_LIMIT.
+        // The receiver is gone if the workers took longer than END_LIMIT.
         let _ = ended.send(session.run());
     };
     thread::Builder::new().name("mount".into()).spawn(serve).map_err(MountError::Broken)?;
@@ -139,7 +142,7 @@ pub fn run(
             take_away(&mut attached, &end).and(Err(MountError::Broken(io::ErrorKind::Other.into())))
         }
     };
-    // The mount first, then its watcher, then the leases.
+    // The order matters: the mount first, then its watcher, then the leases.
     drop(attached);
     drop(guests);
     drop(watcher);
@@ -147,7 +150,7 @@ pub fn run(
     result
 }
 
-/// Receives processes that work on files directly.
+/// Starts the registry of direct clients (called *hall* in the code), and the threads that serve them.
 fn open_hall(
     acceleration: &Acceleration,
     kernel: &Kernel,
@@ -167,7 +170,8 @@ fn serve_until(end: &Receiver<io::Result<()>>, stop: &Receiver<()>, bell: &Bell)
         match end.recv_timeout(STOP_POLL) {
             Ok(result) => return End::Unmounted(result),
             Err(RecvTimeoutError::Disconnected) => return End::Crippled,
-            // All workers end within one another's reach when somebody unmounts; one alone has died.
+            // After an unmount all workers end within one poll of each other. If only one has ended, it has
+            // died.
             Err(RecvTimeoutError::Timeout) if crippled => return End::Crippled,
             Err(RecvTimeoutError::Timeout) => {}
         }
@@ -178,13 +182,13 @@ fn serve_until(end: &Receiver<io::Result<()>>, stop: &Receiver<()>, bell: &Bell)
     }
 }
 
-/// Unmounts and waits for the workers. That their connection broke meanwhile is no news.
+/// Unmounts and waits for the workers. A connection that broke meanwhile is not an error.
 fn take_away(attached: &mut Attached, end: &Receiver<io::Result<()>>) -> Result<(), MountError> {
     attached.detach().map_err(MountError::Broken)?;
     if end.recv_timeout(STOP_POLL).is_ok() {
         return Ok(());
     }
-    // Only detached, by the helper, while files were open: the kernel still asks on their behalf.
+    // The helper only detaches the mount while files are open: the kernel still sends requests for them.
     if let Err(error) = attached.abort() {
         tracing::debug!(%error, "the connection ends with this process");
     }
@@ -194,7 +198,7 @@ fn take_away(attached: &mut Attached, end: &Receiver<io::Result<()>>) -> Result<
     Ok(())
 }
 
-/// The root of the mount looks like the directory it covers.
+/// The mode and owner of the mount's root: those of the directory that it covers.
 fn covered(mountpoint: &Path) -> Result<Ownership, MountError> {
     let unusable = |source| MountError::Unusable { path: mountpoint.to_owned(), source };
     let metadata = std::fs::metadata(mountpoint).map_err(unusable)?;

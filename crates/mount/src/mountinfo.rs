@@ -4,14 +4,14 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// The type of the file system mounted on exactly this path: of the topmost, if several are.
+/// The type of the file system mounted on exactly this path; of the topmost one, if there are several.
 pub(crate) fn type_mounted_at<'a>(mountinfo: &'a [u8], path: &Path) -> Option<&'a str> {
     let lines = mountinfo.split(|&byte| byte == b'\n');
     let mut mounts = lines.filter_map(parse_line).filter(|(at, _)| OsStr::from_bytes(at) == path);
     mounts.next_back().map(|(_, kind)| kind)
 }
 
-/// Mount point and type; `36 35 98:0 / /mnt rw,noatime master:1 - ext3 /dev/root rw`.
+/// Mount point and type of a line such as `36 35 98:0 / /mnt rw,noatime master:1 - ext3 /dev/root rw`.
 fn parse_line(line: &[u8]) -> Option<(Vec<u8>, &str)> {
     let mut fields = line.split(|&byte| byte == b' ');
     let mountpoint = unescape(fields.nth(4)?);
@@ -19,7 +19,7 @@ fn parse_line(line: &[u8]) -> Option<(Vec<u8>, &str)> {
     Some((mountpoint, std::str::from_utf8(kind).ok()?))
 }
 
-/// Blanks, tabs, line ends and backslashes appear as `\` and three octal digits.
+/// Decodes blanks, tabs, line ends and backslashes, which appear as `\` and three octal digits.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;

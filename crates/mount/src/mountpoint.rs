@@ -1,4 +1,4 @@
-//! Looking at a mount point before anything is leased for it.
+//! Checks of a mount point before any memory is leased for it.
 
 use std::fs;
 use std::io;
@@ -14,14 +14,14 @@ use crate::error::MountError;
 use crate::helper;
 use crate::mountinfo::type_mounted_at;
 
-/// A mounted file system that says nothing for so long is taken for alive, and left to its owner.
+/// A mounted file system that does not answer within this time is taken for alive, and left alone.
 const PROBE_LIMIT: Duration = Duration::from_secs(2);
 const MOUNTINFO: &str = "/proc/self/mountinfo";
 const FUSE_DEVICE: &str = "/dev/fuse";
 const FUSE_CONF: &str = "/etc/fuse.conf";
 
-/// Whether a mount on `path` can work; to be asked before anything is leased. A dead Farpool mount that an earlier
-/// daemon left there is taken away.
+/// Checks that a mount on `path` can work; call it before any memory is leased. A dead Farpool mount that an
+/// earlier daemon left there is removed.
 pub fn check_mountpoint(path: &Path) -> Result<(), MountError> {
     open_fuse_device().map_err(|source| match source.kind() {
         io::ErrorKind::PermissionDenied if !rustix::process::geteuid().is_root() => MountError::FuseForbidden,
@@ -47,7 +47,7 @@ pub fn check_mountpoint(path: &Path) -> Result<(), MountError> {
     Ok(())
 }
 
-/// Whether this user may let other users into the mount.
+/// Checks that this user may let other users into the mount.
 pub(crate) fn check_allow_other() -> Result<(), MountError> {
     if rustix::process::geteuid().is_root() {
         return Ok(());
@@ -64,7 +64,8 @@ pub(crate) fn open_fuse_device() -> io::Result<std::os::fd::OwnedFd> {
     Ok(fs::File::options().read(true).write(true).open(FUSE_DEVICE)?.into())
 }
 
-/// The absolute path without links. A dead mount answers nothing about itself, so its parent is asked.
+/// The absolute path without links. A dead mount does not answer about itself, so its parent is resolved
+/// instead.
 pub(crate) fn resolve(path: &Path) -> Result<PathBuf, MountError> {
     let unusable = |source| MountError::Unusable { path: path.to_owned(), source };
     match path.canonicalize() {
@@ -87,14 +88,14 @@ fn is_farpool_mount(resolved: &Path) -> bool {
     fs::read(MOUNTINFO).is_ok_and(|text| type_mounted_at(&text, resolved) == Some(FS_TYPE))
 }
 
-/// Whether the daemon of the mount on `resolved` has ended. Asked from a thread of its own: a daemon that is alive
-/// but stopped would never answer.
+/// Whether the daemon of the mount on `resolved` has ended. A thread of its own asks, because a daemon that
+/// is alive but stopped would never answer.
 fn is_dead(resolved: &Path) -> bool {
     let (answer, verdict) = mpsc::channel();
     let probed = resolved.to_owned();
     let probe = thread::Builder::new().name("mount-probe".into()).spawn(move || {
         let dead = fs::metadata(&probed).is_err_and(|error| says_dead(&error));
-        // Nobody waits any more once the limit has passed.
+        // The receiver is gone once the limit has passed.
         let _ = answer.send(dead);
     });
     probe.is_ok() && verdict.recv_timeout(PROBE_LIMIT).unwrap_or(false)

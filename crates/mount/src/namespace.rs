@@ -1,17 +1,16 @@
 //! The namespace: directories, names and attributes of a mount, in the daemon's memory.
 //!
-//! N1. An inode is named by as many entries as its link count says (a directory: its own entry, its `.`, and the
-//!     `..` of each directory in it), and every entry names an inode that exists.
-//! N2. An inode without a name lives exactly as long as the kernel remembers or holds it open; the call that ends
-//!     it hands back its body, so that the caller frees far memory without holding a lock.
-//! N3. A directory is reached from the root by exactly one path; none lies inside itself.
+//! N1. The link count of an inode is the number of entries that name it (for a directory: its own entry, its
+//!     `.`, and the `..` of each directory in it). Every entry names an inode that exists.
+//! N2. An inode without a name lives exactly as long as the kernel remembers it or holds it open. The call
+//!     that ends it returns its body, so that the caller frees far memory without holding a lock.
+//! N3. Exactly one path leads from the root to a directory; no directory lies inside itself.
 //! N4. Inode numbers and directory cookies are never reused: a stale number finds nothing, and `readdir`
-//!     continues where it stopped whatever happened in between.
+//!     continues where it stopped, whatever happened in between.
 //! N5. A refused operation changes nothing.
-//! N6. The memory that names and attributes take is counted and bounded, in total and for each user
-//!     (`budget`).
-//! Not here: file contents (`F` stands for them), permissions (the kernel checks them, `default_permissions`),
-//! the clock (callers pass `now`), I/O.
+//! N6. The memory of names and attributes is counted and bounded, in total and for each user (`budget`).
+//! Not here: file contents (`F` stands for them), permissions (the kernel checks them,
+//! `default_permissions`), the clock (callers pass `now`), I/O.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -39,21 +38,21 @@ pub use rename::RenameMode;
 pub use xattr::XattrMode;
 use xattr::Xattrs;
 
-/// Most inodes, and most names, at a time. A database's directory holds thousands; a million of them take about
-/// half a GiB of the daemon's memory, which is where a runaway `mkdir` must end.
+/// Most inodes, and most names, at a time. The directory of a database holds thousands. A million take about
+/// half a GiB of the daemon's memory; there a runaway `mkdir` must end.
 pub const MAX_INODES: usize = 1 << 20;
-/// Most names of one file; what ext4 allows, so that no program meets a smaller limit here.
+/// Most names of one file: the limit of ext4, so that no program meets a smaller one here.
 pub const MAX_LINKS: u32 = 65_000;
 /// Longest name in bytes (`NAME_MAX` of Linux).
 pub const MAX_NAME_BYTES: usize = 255;
-/// Longest target of a symbolic link in bytes (`PATH_MAX` of Linux with its closing zero).
+/// Longest target of a symbolic link in bytes (`PATH_MAX` of Linux without its terminating zero).
 pub const MAX_SYMLINK_BYTES: usize = 4095;
 
-/// Permission bits with set-user-id, set-group-id and sticky.
+/// Permission bits, including set-user-id, set-group-id and sticky.
 pub const MODE_MASK: u32 = 0o7777;
 const SET_GROUP_ID: u32 = 0o2000;
 
-/// The number of an inode, never used again.
+/// The number of an inode; it is never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ino(pub u64);
 
@@ -62,13 +61,13 @@ impl Ino {
     pub const ROOT: Ino = Ino(1);
 }
 
-/// Why the namespace refused. Nothing changed.
+/// Why the namespace refused an operation. Nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NamespaceError {
     /// No entry of that name, or the directory was removed.
     #[error("no such file or directory")]
     NotFound,
-    /// The kernel named an inode that ended: a bug of one of the two.
+    /// The kernel named an inode that no longer exists: a bug on one of the two sides.
     #[error("no such inode")]
     Stale,
     /// The name is taken.
@@ -77,28 +76,28 @@ pub enum NamespaceError {
     /// A directory was needed.
     #[error("not a directory")]
     NotADirectory,
-    /// Anything but a directory was needed.
+    /// Something other than a directory was needed.
     #[error("is a directory")]
     IsADirectory,
-    /// Only empty directories are removed or replaced.
+    /// Only an empty directory can be removed or replaced.
     #[error("directory not empty")]
     NotEmpty,
-    /// Longer than [`MAX_NAME_BYTES`] or [`MAX_SYMLINK_BYTES`].
+    /// The name is longer than [`MAX_NAME_BYTES`], or the target than [`MAX_SYMLINK_BYTES`].
     #[error("name too long")]
     NameTooLong,
-    /// More than [`MAX_LINKS`] names of one file.
+    /// The file has [`MAX_LINKS`] names already.
     #[error("too many links")]
     TooManyLinks,
-    /// [`MAX_INODES`], the [`Budget`], or a limit of extended attributes, reached.
+    /// [`MAX_INODES`], the [`Budget`] or a limit of extended attributes has been reached.
     #[error("no room for another inode or attribute")]
     Full,
     /// The user's share of the [`Budget`] is used up.
     #[error("the user has as many names and attributes as one user may have")]
     OverShare,
-    /// A directory would be moved into itself, or an inode is not of the kind the call is for.
+    /// A directory would be moved into itself, or the call does not apply to an inode of this kind.
     #[error("invalid argument")]
     Invalid,
-    /// Directories have one name.
+    /// A directory has only one name.
     #[error("operation not permitted")]
     NotPermitted,
     /// No extended attribute of that name.
@@ -121,9 +120,9 @@ pub enum Kind<F> {
     Directory,
     /// A symbolic link to this target.
     Symlink(OsString),
-    /// A named pipe; the kernel does all the rest.
+    /// A named pipe; the kernel does everything else.
     Fifo,
-    /// A Unix socket; the kernel does all the rest.
+    /// A Unix socket; the kernel does everything else.
     Socket,
 }
 
@@ -143,9 +142,9 @@ pub struct Ownership {
 pub struct Times {
     /// Set by `utimens` only; reads do not move it (the mount is `noatime`).
     pub accessed: SystemTime,
-    /// Of the contents.
+    /// When the contents were last written.
     pub modified: SystemTime,
-    /// Of contents or attributes.
+    /// When contents or attributes last changed.
     pub changed: SystemTime,
 }
 
@@ -155,7 +154,7 @@ impl Times {
     }
 }
 
-/// What `stat` says of an inode, less what its body knows.
+/// The attributes of an inode that `stat` shows, without those that its body knows.
 #[derive(Debug)]
 pub struct Attributes<'a, F> {
     /// The inode's number.
@@ -173,7 +172,7 @@ pub struct Attributes<'a, F> {
 #[derive(Debug)]
 struct Inode<F> {
     kind: Kind<F>,
-    /// Of directories only.
+    /// `Some` for directories only.
     directory: Option<Directory>,
     ownership: Ownership,
     times: Times,
@@ -181,7 +180,7 @@ struct Inode<F> {
     xattrs: Xattrs,
     /// Bytes charged to its owner.
     charged: usize,
-    /// How often the kernel was told of the inode and has not forgotten it.
+    /// How many times the kernel has been told of the inode, less the times that it has forgotten it.
     lookups: u64,
     /// Open file handles.
     opens: u32,
@@ -191,14 +190,14 @@ struct Inode<F> {
 #[derive(Debug)]
 pub struct Namespace<F> {
     inodes: HashMap<Ino, Inode<F>>,
-    /// Entries of all directories together.
+    /// Entries of all directories.
     names: usize,
-    /// What the extended attributes of all inodes take.
+    /// Bytes that the extended attributes of all inodes take.
     xattr_bytes: usize,
     last_ino: u64,
     limit: usize,
     account: Account,
-    /// What has changed since it was last written down, if it is.
+    /// What has changed since the last write to the journal; `None` without a journal.
     touched: Option<Vec<Touched>>,
 }
 
@@ -233,31 +232,32 @@ impl<F> Namespace<F> {
         names
     }
 
-    /// Inodes alive, with or without a name.
+    /// The number of inodes, with or without a name.
     pub fn inodes(&self) -> usize {
         self.inodes.len()
     }
 
-    /// What `stat` says.
+    /// The attributes of an inode.
     pub fn attributes(&self, ino: Ino) -> Outcome<Attributes<'_, F>> {
         let inode = self.inode(ino)?;
         let Inode { kind, ownership, times, nlink, .. } = inode;
         Ok(Attributes { ino, kind, ownership: *ownership, times: *times, nlink: *nlink })
     }
 
-    /// The inode of that name.
+    /// The inode that `name` stands for in `parent`.
     pub fn find(&self, parent: Ino, name: &OsStr) -> Outcome<Ino> {
         check_name(name)?;
         self.directory(parent)?.get(name).ok_or(NamespaceError::NotFound)
     }
 
-    /// The kernel is told of the inode: it stays until [`forget`](Self::forget) says the same number.
+    /// Notes that the kernel has been told of the inode. It stays until [`forget`](Self::forget) has been
+    /// called for as many times.
     pub fn remember(&mut self, ino: Ino) -> Outcome<()> {
         self.inode_mut(ino)?.lookups += 1;
         Ok(())
     }
 
-    /// The kernel forgets `count` of the times it was told.
+    /// Notes that the kernel has forgotten the inode `count` times.
     #[must_use = "an inode may end here: its body is the caller's to free"]
     pub fn forget(&mut self, ino: Ino, count: u64) -> Option<F> {
         let inode = self.inodes.get_mut(&ino)?;
@@ -265,7 +265,7 @@ impl<F> Namespace<F> {
         self.reap(ino)
     }
 
-    /// A file handle is opened: the inode stays until it is [released](Self::release).
+    /// Notes that a file handle was opened: the inode stays until it is [released](Self::release).
     pub fn open(&mut self, ino: Ino) -> Outcome<&F> {
         let inode = self.inode_mut(ino)?;
         match &inode.kind {
@@ -278,7 +278,7 @@ impl<F> Namespace<F> {
         }
     }
 
-    /// A file handle is closed.
+    /// Notes that a file handle was closed.
     #[must_use = "an inode may end here: its body is the caller's to free"]
     pub fn release(&mut self, ino: Ino) -> Option<F> {
         let inode = self.inodes.get_mut(&ino)?;
@@ -286,7 +286,8 @@ impl<F> Namespace<F> {
         self.reap(ino)
     }
 
-    /// A new inode under a new name. It takes the group of a set-group-id directory, as on Linux.
+    /// Makes an inode under a new name. In a set-group-id directory it takes the directory's group, as on
+    /// Linux.
     pub fn make(
         &mut self,
         parent: Ino,
@@ -321,7 +322,7 @@ impl<F> Namespace<F> {
         Ok(ino)
     }
 
-    /// Another name for a file.
+    /// Gives a file another name.
     pub fn link(&mut self, ino: Ino, parent: Ino, name: &OsStr, now: SystemTime) -> Outcome<()> {
         self.check_free(parent, name)?;
         let inode = self.inode(ino)?;
@@ -345,7 +346,7 @@ impl<F> Namespace<F> {
         Ok(())
     }
 
-    /// Removes a name of anything but a directory.
+    /// Removes a name that does not stand for a directory.
     pub fn unlink(&mut self, parent: Ino, name: &OsStr, now: SystemTime) -> Outcome<Option<F>> {
         let ino = self.find(parent, name)?;
         if self.inode(ino)?.directory.is_some() {
@@ -375,7 +376,8 @@ impl<F> Namespace<F> {
         }
     }
 
-    /// The entries of a directory behind `cookie` (zero for all), in the order of their making, `.` and `..` first.
+    /// The entries of a directory after `cookie` (zero for all) in the order in which they were made, `.` and
+    /// `..` first.
     pub fn entries(&self, ino: Ino, cookie: u64) -> Outcome<impl Iterator<Item = DirectoryEntry<'_>>> {
         Ok(self.directory(ino)?.entries(ino, cookie))
     }
@@ -392,7 +394,7 @@ impl<F> Namespace<F> {
         self.inode(ino)?.directory.as_ref().ok_or(NamespaceError::NotADirectory)
     }
 
-    /// Whether a new entry may be made there.
+    /// Checks that a new entry may be made there.
     fn check_free(&self, parent: Ino, name: &OsStr) -> Outcome<()> {
         check_name(name)?;
         if self.directory(parent)?.get(name).is_some() {
@@ -401,7 +403,7 @@ impl<F> Namespace<F> {
         self.check_alive(parent)
     }
 
-    /// Nothing is made in a directory that was removed.
+    /// Checks that the directory has not been removed: nothing is made in such a one.
     fn check_alive(&self, directory: Ino) -> Outcome<()> {
         if self.inode(directory)?.nlink == 0 { Err(NamespaceError::NotFound) } else { Ok(()) }
     }
@@ -418,7 +420,8 @@ impl<F> Namespace<F> {
         Ok(own)
     }
 
-    /// The caller has checked that `parent` is a directory without that name, and has counted the link.
+    /// Adds an entry. The caller has checked that `parent` is a directory without that name, and has counted
+    /// the link.
     fn add_entry(&mut self, parent: Ino, name: &OsStr, ino: Ino, now: SystemTime) {
         self.names += 1;
         self.charge(ino, name_bytes(name));
@@ -430,7 +433,7 @@ impl<F> Namespace<F> {
         *nlink += u32::from(child_is_directory);
     }
 
-    /// The caller has found the entry; the link of the inode behind it is still counted.
+    /// Removes an entry that the caller has found. The link count of its inode does not change.
     fn remove_entry(&mut self, parent: Ino, name: &OsStr, now: SystemTime) {
         self.names -= 1;
         self.touch(|| Touched::Entry(parent, name.to_owned()));
@@ -444,13 +447,14 @@ impl<F> Namespace<F> {
         *nlink -= u32::from(child_is_directory);
     }
 
-    /// Tells a directory where it lies now; says whether it is one.
+    /// Sets the parent of a directory; returns whether the inode is one.
     fn adopt(&mut self, ino: Ino, parent: Ino) -> bool {
         let directory = self.inodes.get_mut(&ino).and_then(|inode| inode.directory.as_mut());
         directory.map(|directory| directory.parent = parent).is_some()
     }
 
-    /// A directory about to change: its link count and its entries. The caller has checked that it is one.
+    /// The link count and the entries of a directory that is about to change. The caller has checked that it
+    /// is one.
     fn edit(&mut self, ino: Ino, now: SystemTime) -> (&mut u32, &mut Directory) {
         self.touch(|| Touched::Inode(ino));
         let inode = self.inodes.get_mut(&ino).expect("the caller has checked the directory");
@@ -459,7 +463,7 @@ impl<F> Namespace<F> {
         (&mut inode.nlink, inode.directory.as_mut().expect("the caller has checked the directory"))
     }
 
-    /// One name less; the entry is gone already.
+    /// Counts one name less; the caller has removed the entry.
     fn drop_name(&mut self, ino: Ino, now: SystemTime) -> Option<F> {
         self.touch(|| Touched::Inode(ino));
         let inode = self.inodes.get_mut(&ino)?;
@@ -468,7 +472,7 @@ impl<F> Namespace<F> {
         self.reap(ino)
     }
 
-    /// Ends an inode that nobody can reach any more.
+    /// Removes an inode that can no longer be reached.
     fn reap(&mut self, ino: Ino) -> Option<F> {
         let inode = self.inodes.get(&ino)?;
         if inode.nlink > 0 || inode.lookups > 0 || inode.opens > 0 {

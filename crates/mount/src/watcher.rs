@@ -1,16 +1,18 @@
-//! The watcher: a child process that outlives a killed daemon just long enough to take its mount away.
+//! The watcher: a child process that outlives a killed daemon just long enough to remove its mount.
 //!
-//! A daemon that ends in whatever way closes its device, and the kernel answers every call on the mount with
-//! ENOTCONN; but the dead mount would stay on its path. So a child holds the reading end of a pipe whose writing
-//! end only the daemon has. A byte means a clean end, and the child leaves. End of file without that byte means
-//! that the daemon is gone. If the mount on the path is the one that the child was told of, it is taken away by force:
-//! a thread of the daemon that waits for the mount itself (`flusher`) may still keep it alive, and calls on it would
-//! then wait for ever. If the child was told of none, it detaches what lies there if that is a *dead* FUSE mount; a
-//! live one is somebody else's.
+//! When a daemon ends, for whatever reason, its device is closed, and the kernel answers every call on the
+//! mount with ENOTCONN. But the dead mount would stay on its path. So a child holds the reading end of a pipe
+//! whose writing end only the daemon has. A byte means a clean end, and the child exits. End of file without
+//! that byte means that the daemon has died. If the mount on the path is the one that the child was told of,
+//! the child removes it by force: a thread of the daemon that waits for the mount itself (`flusher`) may
+//! still keep the mount alive, and calls on it would then wait for ever. If the child was told of no mount,
+//! it detaches what is mounted on the path only if that is a *dead* FUSE mount; a live one belongs to another
+//! process.
 //!
-//! The child is forked, not executed anew, so it runs under the rules of signal handlers: system calls on memory
-//! prepared before the fork, no allocation, no locks. It must be started before the process has threads, maps far
-//! memory or opens the device: a child that holds these would keep alive what the daemon's end is to set free.
+//! The child is forked and does not `exec`, so it keeps to the rules of signal handlers: system calls on
+//! memory prepared before the fork, no allocation, no locks. It must be started before the process has
+//! threads, maps far memory or opens the device: a child that holds these would keep alive what must be
+//! released when the daemon ends.
 
 use std::ffi::{CStr, CString};
 use std::io::{self, PipeWriter, Write};
@@ -25,16 +27,17 @@ use crate::error::MountError;
 use crate::helper::{self, wait_for_exit};
 use crate::mountpoint::resolve;
 
-/// The child has one byte to read and one call to make; it is left to init if that takes longer.
+/// How long the daemon waits for the child, which has one byte to read and one call to make. A child that
+/// takes longer is left to init.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(2);
-/// Where the child keeps its end of the pipe after it has closed everything else.
+/// The descriptor of the pipe in the child, which has closed all others.
 const CHILD_PIPE: RawFd = 3;
 const CHILD_NAME: &CStr = c"farpool-watcher";
-/// What the child may be told: that all is well, in one byte, or which mount it watches, in that many.
+/// The two messages to the child: a clean end (one byte), and the mount that it watches (this many bytes).
 const GOODBYE: u8 = b'x';
 const MOUNT_MESSAGE_BYTES: usize = 8;
 
-/// Where the kernel lets the owner of a FUSE connection end it.
+/// Files by which the owner of a FUSE connection can end it.
 const CONNECTIONS: &[u8] = b"/sys/fs/fuse/connections/";
 const ABORT: &[u8] = b"/abort";
 /// Digits of the largest minor number.
@@ -44,15 +47,15 @@ const ABORT_PATH_BYTES: usize = CONNECTIONS.len() + MINOR_DIGITS + ABORT.len() +
 /// Major and minor number of a file system.
 pub(crate) type Device = (u32, u32);
 
-/// The daemon's hold on its watcher: dropping it is a clean end.
+/// The daemon's handle of its watcher. Dropping it tells the watcher that the daemon ends cleanly.
 #[derive(Debug)]
 pub struct Watcher {
     pipe: PipeWriter,
     child: Pid,
 }
 
-/// Starts the watcher of a mount that is about to be made on `mountpoint`. To be called while the process has a
-/// single thread, before it leases anything.
+/// Starts the watcher of a mount that is about to be made on `mountpoint`. Call it while the process has a
+/// single thread, before it leases any memory.
 pub fn start_watcher(mountpoint: &Path) -> Result<Watcher, MountError> {
     let resolved = resolve(mountpoint)?;
     start(&resolved).map_err(|source| MountError::NoWatcher { source })
@@ -76,18 +79,18 @@ fn start(mountpoint: &Path) -> io::Result<Watcher> {
 }
 
 impl Watcher {
-    /// The mount has been made: major and minor number of its file system.
+    /// Tells the child that the mount has been made: major and minor number of its file system.
     pub(crate) fn mounted(&mut self, device: Device) -> io::Result<()> {
         let mut message = [0; MOUNT_MESSAGE_BYTES];
         message[..4].copy_from_slice(&device.0.to_ne_bytes());
         message[4..].copy_from_slice(&device.1.to_ne_bytes());
-        self.pipe.write_all(&message) // at once: it is shorter than what a pipe takes whole
+        self.pipe.write_all(&message) // atomic: it is shorter than `PIPE_BUF`
     }
 }
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        // A watcher that has gone already needs no goodbye; SIGPIPE is ignored by Rust's runtime.
+        // A watcher that has already exited needs no goodbye. Rust's runtime ignores SIGPIPE.
         let _ = self.pipe.write(&[GOODBYE]);
         if matches!(wait_for_exit(self.child, GOODBYE_LIMIT), Ok(true)) {
             let _ = waitpid(Some(self.child), WaitOptions::NOHANG);
@@ -98,7 +101,7 @@ impl Drop for Watcher {
 /// All that the child needs, prepared before the fork.
 struct Plan {
     mountpoint: CString,
-    /// `fusermount3` and its arguments, for users who may not unmount themselves.
+    /// `fusermount3` and its arguments, for users that may not unmount by themselves.
     helper: Option<(CString, [CString; 6])>,
 }
 
@@ -117,9 +120,10 @@ impl Plan {
     }
 }
 
-/// The life of the child.
+/// What the child does, from the fork to its exit.
 fn watch(pipe: RawFd, null: RawFd, plan: &Plan) -> ! {
-    // SAFETY: system calls on numbers and on the C strings of `plan`, which this process alone has and never frees.
+    // SAFETY: system calls on numbers and on the C strings of `plan`. Only this process has that copy of
+    // `plan`, and it never frees it.
     unsafe {
         leave_the_daemon(pipe, null);
         if let End::Killed { mount } = end_of_daemon() {
@@ -129,12 +133,13 @@ fn watch(pipe: RawFd, null: RawFd, plan: &Plan) -> ! {
     }
 }
 
-/// Takes the mount away that a killed daemon has left.
+/// Removes the mount of a killed daemon.
 ///
 /// # Safety
 /// [`leave_the_daemon`] must have run.
 unsafe fn take_away(plan: &Plan, told: Option<Device>) {
-    // SAFETY: as in `watch`.
+    // SAFETY: system calls on numbers and on the C strings of `plan`. Only this process has that copy of
+    // `plan`, and it never frees it.
     unsafe {
         let there = device_at(&plan.mountpoint);
         match told {
@@ -150,8 +155,8 @@ unsafe fn take_away(plan: &Plan, told: Option<Device>) {
     }
 }
 
-/// Lets go of the terminal, the working directory and every descriptor but the pipe, so that the child neither
-/// dies of a Ctrl-C that is meant for the daemon nor keeps anything of it alive.
+/// Gives up the terminal, the working directory and every descriptor but the pipe. So the child neither dies
+/// of a Ctrl-C that is meant for the daemon nor keeps any of its resources alive.
 ///
 /// # Safety
 /// `pipe` and `null` must be open and above standard error.
@@ -186,7 +191,7 @@ unsafe fn end_of_daemon() -> End {
     let mut mount = None;
     let mut message = [0u8; MOUNT_MESSAGE_BYTES];
     loop {
-        // SAFETY: as many bytes as the local variable has.
+        // SAFETY: the length is that of `message`, a local variable.
         match unsafe { libc::read(CHILD_PIPE, message.as_mut_ptr().cast(), message.len()) } {
             0 => return End::Killed { mount },
             // SAFETY: errno is a variable of this thread.
@@ -200,7 +205,7 @@ unsafe fn end_of_daemon() -> End {
     }
 }
 
-/// The file system at a path, from what the kernel knows without asking a daemon.
+/// Device numbers of the file system at a path, from what the kernel knows without asking a daemon.
 ///
 /// # Safety
 /// Between fork and exit only.
@@ -215,8 +220,8 @@ unsafe fn device_at(path: &CStr) -> Option<Device> {
     }
 }
 
-/// Has the kernel answer everybody who waits for a mount, with an error. Not everywhere possible; unmounting by force,
-/// which is not allowed to everybody, does the same.
+/// Has the kernel answer every process that waits for a mount with an error. Not possible everywhere.
+/// Unmounting by force, which not every user may do, has the same effect.
 ///
 /// # Safety
 /// Between fork and exit only.
@@ -234,7 +239,7 @@ unsafe fn end_connection(minor: u32) {
         }
     }
     let parts = [CONNECTIONS, &digits[used..], ABORT];
-    // The room has its closing zero: the parts are one byte shorter than it at most.
+    // `path` keeps its terminating zero: the parts together are at least one byte shorter.
     for (place, byte) in path.iter_mut().zip(parts.into_iter().flatten()) {
         *place = *byte;
     }
@@ -248,14 +253,14 @@ unsafe fn end_connection(minor: u32) {
     }
 }
 
-/// Whether a FUSE mount without its daemon lies there. The pipe may close before the device does, so the question
-/// may reach a daemon that is still ending; then the answer comes with its end.
+/// Whether a FUSE mount without a daemon is mounted there. The pipe may close before the device does, so the
+/// question may reach a daemon that is still exiting; then the answer comes when it has exited.
 ///
 /// # Safety
 /// Between fork and exit only.
 unsafe fn is_dead(mountpoint: &CStr) -> bool {
     let mut stat = std::mem::MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: the kernel writes one `statfs` or nothing; nobody reads it.
+    // SAFETY: the kernel writes one `statfs` or nothing; it is never read.
     if unsafe { libc::statfs(mountpoint.as_ptr(), stat.as_mut_ptr()) } == 0 {
         return false;
     }
@@ -308,7 +313,7 @@ mod tests {
             return;
         }
         assert!(!lists(dir.path()));
-        // As the kernel does it when the daemon is killed: the pipe closes, and nothing was said.
+        // As when the daemon is killed: the kernel closes the pipe, without a goodbye.
         watcher.pipe = io::pipe().unwrap().1;
         let start = Instant::now();
         while !lists(dir.path()) {
@@ -326,7 +331,7 @@ mod tests {
         }
         drop(watcher);
         assert!(!lists(dir.path()));
-        // What an earlier daemon and its watcher left behind goes before the next mount.
+        // A check removes what an earlier daemon and its watcher left behind.
         check_mountpoint(dir.path()).unwrap();
         assert!(lists(dir.path()));
     }

@@ -1,4 +1,4 @@
-//! What a worker thread has of its own: a session with the pool, and a bell that rings when the thread ends.
+//! The state of a worker thread: a session with the pool, and a bell that rings when the thread ends.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use farpool_file::{FileStore, Session};
 
 thread_local! {
-    /// Workers belong to one mount for their whole life, so the thread is the key.
+    /// A worker belongs to one mount for its whole life, so the thread identifies the mount.
     static WORKER: RefCell<Worker> = const { RefCell::new(Worker { session: None, bell: None }) };
 }
 
@@ -17,7 +17,7 @@ struct Worker {
     bell: Option<Rope>,
 }
 
-/// Rings once any worker thread has ended. While the mount is in use that is a bug in the crate below us: the
+/// Rings once any worker thread has ended. While the mount is in use, that is a bug in the FUSE crate: the
 /// request that the thread had read would never be answered.
 #[derive(Clone, Default)]
 pub(crate) struct Bell(Arc<AtomicBool>);
@@ -37,12 +37,12 @@ impl Drop for Rope {
     }
 }
 
-/// Runs a handler so that its panic ends here. `None`: it panicked; the thread's session is given up with it.
+/// Runs a handler and catches its panic. `None`: it panicked, and the thread's session was dropped.
 pub(crate) fn contained<R>(bell: &Bell, handler: impl FnOnce() -> R) -> Option<R> {
     WORKER.with_borrow_mut(|worker| {
         worker.bell.get_or_insert_with(|| Rope(bell.clone()));
     });
-    // Unwind safety: what a panic may leave half done is poisoned by the caller.
+    // Unwind safety: the caller poisons what a panic may have left half changed.
     let result = catch_unwind(AssertUnwindSafe(handler)).ok();
     if result.is_none() {
         WORKER.with_borrow_mut(|worker| worker.session = None);
@@ -50,7 +50,7 @@ pub(crate) fn contained<R>(bell: &Bell, handler: impl FnOnce() -> R) -> Option<R
     result
 }
 
-/// Lends the thread's session, made at its first use.
+/// Lends the thread's session, which is made at its first use.
 pub(crate) fn with_session<R>(store: &FileStore, work: impl FnOnce(&Session) -> R) -> R {
     WORKER.with_borrow_mut(|worker| work(worker.session.get_or_insert_with(|| store.session())))
 }

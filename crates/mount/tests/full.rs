@@ -1,6 +1,7 @@
 //! Errors when there is no room: only `ENOSPC` from `write`, `fsync` and `close` on a full pool; `EFBIG`
-//! behind the end of the largest file.
-//! `FARPOOL_TEST_FILLS=100 cargo test -p farpool-mount --test full` fills it a hundred times by writes of each size.
+//! beyond the end of the largest file.
+//! `FARPOOL_TEST_FILLS=100 cargo test -p farpool-mount --test full` fills it a hundred times with writes of
+//! each size.
 
 mod support;
 
@@ -16,13 +17,13 @@ use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
 use crate::support::{TestMount, eventually};
 
 const MEMORY_BYTES: u64 = 16 << 20;
-/// Sizes of writes. Those that are no multiple of a block of 8 KiB leave blocks whose halves are written
+/// Sizes of writes. Those that are not multiples of a block of 8 KiB leave blocks whose halves are written
 /// separately.
 const WRITES: [usize; 5] = [4096, 5024, 12 << 10, 65 * 4096, 257 * 4096];
-/// Half a block, which is stored before every other fill, so that the kernel's requests, of many pages each,
-/// begin and end in the middle of blocks from then on.
+/// Half a block, which is stored before every other fill. From then on the kernel's requests, of many pages
+/// each, begin and end in the middle of blocks.
 const FIRST_BYTES: usize = 4096;
-/// Fills by writes of each size, unless `FARPOOL_TEST_FILLS` asks for more.
+/// Fills with writes of each size, unless `FARPOOL_TEST_FILLS` asks for more.
 const FILLS: usize = 4;
 const FILLS_WISHED: &str = "FARPOOL_TEST_FILLS";
 
@@ -30,16 +31,16 @@ fn fills() -> usize {
     std::env::var(FILLS_WISHED).map_or(FILLS, |count| count.parse().unwrap())
 }
 
-/// Closes a file and returns the error of `close`, which dropping a file hides.
+/// Closes a file and returns the error of `close`, which dropping a file would hide.
 fn close(file: File) -> io::Result<()> {
-    // SAFETY: `into_raw_fd` has passed the open descriptor on to this function, which alone owns it and
-    // closes it once.
+    // SAFETY: `into_raw_fd` has passed the open descriptor to this function, which alone owns it and closes
+    // it once.
     let closed = unsafe { libc::close(file.into_raw_fd()) };
     if closed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Writes `begun`, then twice as much as there is room for, or until a `write` fails. Returns all errors of
-/// this and of the calls after it.
+/// Writes `begun`, then twice as much as fits, or until a `write` fails. Returns all errors of these calls
+/// and of those after them.
 fn errors_of_filling(
     path: &Path,
     begun: &[u8],
@@ -122,7 +123,7 @@ fn writes_collected_behind_the_end_of_the_largest_file_are_errors_later_and_neve
         for synced in [true, false] {
             let path = mount.path().join(format!("file-{at}-{synced}"));
             let file = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
-            // The kernel knows of no largest file, and does not ask.
+            // The kernel knows no largest size of a file, and does not ask for it.
             assert_eq!(file.write_at(&[7; 100], at).unwrap(), 100);
             if synced {
                 assert_eq!(errno_of(file.sync_all()), Some(libc::EFBIG));
@@ -132,7 +133,7 @@ fn writes_collected_behind_the_end_of_the_largest_file_are_errors_later_and_neve
             }
             let other = File::open(&path).unwrap();
             let closed = close(file);
-            // `close` gives EIO: the kernel turns every other error than ENOSPC into it here.
+            // `close` gives EIO: here the kernel turns every error but ENOSPC into it.
             assert!(synced || errno_of(closed) == Some(libc::EIO));
             fadvise(&other, 0, None, Advice::DontNeed).unwrap();
             assert_eq!(errno_of(other.read_at(&mut [0; 100], at)), Some(libc::EIO));

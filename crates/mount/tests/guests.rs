@@ -1,4 +1,5 @@
-//! Processes that work on files of a mount directly, beside others that ask the kernel.
+//! Direct clients (called *guests* in the code): processes that work on files of a mount without the kernel,
+//! beside others that ask the kernel.
 
 mod support;
 
@@ -16,7 +17,7 @@ use support::{TestMount, eventually};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: usize = 8192;
-/// Names the file on which a process that a test has started writes directly.
+/// Set for a process that a test has started: the file to which it writes directly.
 const WRITE_AT: &str = "FARPOOL_TEST_WRITE_AT";
 
 /// A file that is open, registered and worked on directly.
@@ -28,13 +29,14 @@ struct Direct {
 }
 
 fn control(fd: RawFd, command: u32, answer: *mut u8) -> std::io::Result<()> {
-    // SAFETY: the kernel writes as many bytes as the command says to `answer`, which the callers see to.
+    // SAFETY: the kernel writes at most as many bytes to `answer` as `command` encodes; each caller passes a
+    // buffer of that size, or a command that writes nothing.
     let done = unsafe { libc::ioctl(fd, command.into(), answer) };
     if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
 fn register(file: &File) -> std::io::Result<Registered> {
-    // SAFETY: a call without memory.
+    // SAFETY: a call that takes only numbers.
     assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_DIRECT) }, 0);
     let mut answer = [0; Registered::BYTES];
     control(file.as_raw_fd(), REGISTER, answer.as_mut_ptr())?;
@@ -65,7 +67,8 @@ impl Direct {
         Some(bytes)
     }
 
-    /// Until the file is open to guests: the daemon opens it soon after its last opening was registered.
+    /// Waits until the file is open to direct clients: the daemon opens it soon after its last handle was
+    /// registered.
     fn until_open(&self) {
         eventually("the file is open to guests", || self.read(0, 1).is_some());
     }
@@ -91,11 +94,11 @@ fn what_is_written_directly_and_through_the_kernel_is_one_file() {
     assert_eq!(direct.read(0, BLOCK).unwrap().len(), 50);
 }
 
-/// A call that makes the kernel use the size that it knows, of a file with a single opening; returns the
+/// A call that makes the kernel use the size that it knows, for a file with a single handle; returns the
 /// size.
 type Question = (&'static str, fn(&Direct, &Path) -> u64);
 
-/// Where the file's growth begins and ends, in the middle of a page.
+/// Where the growth of the file begins and ends, in the middle of a page.
 const START: u64 = 3 * BLOCK as u64;
 const END: u64 = START + 2 * BLOCK as u64 + 100;
 
@@ -113,7 +116,7 @@ const QUESTIONS: [Question; 8] = [
     ("map", |direct, _| {
         control(direct.file.as_raw_fd(), UNREGISTER, std::ptr::null_mut()).unwrap();
         let mapped = support::mapped::Mapped::new(&direct.file, END as usize, rustix::mm::MapFlags::SHARED);
-        assert_eq!(mapped.read(END as usize - 1, 1), [7]); // or SIGBUS
+        assert_eq!(mapped.read(END as usize - 1, 1), [7]); // otherwise SIGBUS
         END
     }),
     ("another opening's map", |_, path| {
@@ -278,7 +281,7 @@ fn mounts_without_acceleration_let_nobody_in() {
     assert_eq!(register(&file).unwrap_err().raw_os_error(), Some(libc::ENOTTY));
 }
 
-/// Not a test: writes the same blocks over and over, directly, until it is killed.
+/// Not a test by itself: writes the same blocks over and over, directly, until it is killed.
 #[test]
 fn write_when_another_test_asks() {
     let Some(path) = std::env::var_os(WRITE_AT) else { return };
@@ -307,7 +310,7 @@ fn writers_that_are_killed_leave_whole_files_that_others_read_and_write() {
     open(&path).write_all_at(&[1; 32 * BLOCK], 0).unwrap();
     for round in 0..20 {
         let mut writer = start_writer(&path);
-        std::thread::sleep(std::time::Duration::from_millis(round)); // anywhere in its work
+        std::thread::sleep(std::time::Duration::from_millis(round)); // at any point of its work
         writer.kill().unwrap();
         writer.wait().unwrap();
         let plain = open(&path);

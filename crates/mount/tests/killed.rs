@@ -1,4 +1,4 @@
-//! The daemon is killed while other processes are in the middle of something.
+//! The daemon is killed while other processes are in the middle of an operation.
 
 mod support;
 
@@ -19,16 +19,17 @@ use crate::support::{TestMount, eventually, is_mounted};
 const MEMORY_BYTES: u64 = 64 << 20;
 const FILE_BYTES: usize = 4 << 20;
 const UNIT: usize = 64 << 10;
-/// Set for a process that uses a mount: what it does, and where.
+/// Set for a process that uses a mount: what it does, and in which directory.
 const USE: &str = "FARPOOL_TEST_USE";
 const USE_AT: &str = "FARPOOL_TEST_USE_AT";
 const READY: &str = "at work";
-/// What a process does, for ever.
+/// What a process does, without end.
 const USES: [&str; 8] = ["read", "write", "write-direct", "map", "seek", "names", "lock", "lock"];
 
 type Outcome = rustix::io::Result<()>;
 
-/// To be called once the file is open: from then on the mount is used, and never the directory beneath it.
+/// Call it once the file is open: from then on the process uses the mount, and never the directory beneath
+/// it.
 fn ready() {
     println!("\n{READY}");
 }
@@ -111,7 +112,7 @@ fn names(directory: &Path) -> Outcome {
     }
 }
 
-/// One of several has the lock, and keeps the others waiting until the mount is of no use any more.
+/// One of several processes has the lock, and keeps the others waiting until the mount no longer works.
 fn lock(directory: &Path) -> Outcome {
     let file = file(directory, "lock", libc::O_DIRECT);
     ready();
@@ -119,7 +120,7 @@ fn lock(directory: &Path) -> Outcome {
     read_on(&file)
 }
 
-/// Nothing to test, unless a test has started it to use a mount until it cannot any more.
+/// Does nothing, unless another test has started it to use a mount until that no longer works.
 #[test]
 fn use_a_mount_when_another_test_asks() {
     let (Ok(wish), Some(directory)) = (std::env::var(USE), std::env::var_os(USE_AT)) else { return };
@@ -157,7 +158,7 @@ fn processes_on_a_mount_whose_daemon_is_killed_get_errors_and_the_next_mount_ser
         for (wish, mut user) in users {
             eventually(&format!("'{wish}' ends"), || user.try_wait().unwrap().is_some());
             let status = user.wait().unwrap();
-            // A page of a mapping that cannot be had is a signal, as with any file.
+            // A page of a mapping that cannot be read raises a signal, as with any file.
             let told = status.success() || (wish == "map" && status.signal() == Some(libc::SIGBUS));
             assert!(told, "{wish}: {status}");
         }

@@ -1,4 +1,4 @@
-//! Mounts begin, are full, and end.
+//! Mounts: how they begin, fill up, and end.
 
 mod support;
 
@@ -63,7 +63,7 @@ fn full_pool_gives_enospc_from_fsync_and_from_every_write_after_and_deleting_men
     let mut file = File::create(&path).unwrap();
     let chunk = vec![7; 1 << 20];
     let mut written = 0;
-    // The kernel accepts some before it finds out that there is no room for it.
+    // The kernel accepts some data before it finds that there is no room for it.
     let refused = loop {
         match file.write_all(&chunk) {
             Ok(()) => written += chunk.len() as u64,

@@ -1,5 +1,5 @@
-//! What programs expect of a file system, on a mount. The same holds on any Linux file system:
-//! `FARPOOL_POSIX_DIR=/tmp cargo test -p farpool-mount --test posix` tests the tests.
+//! What programs expect of a file system, tested on a mount. The same holds on any Linux file system:
+//! `FARPOOL_POSIX_DIR=/tmp cargo test -p farpool-mount --test posix` tests the tests themselves.
 
 #[path = "posix/aio.rs"]
 mod aio;

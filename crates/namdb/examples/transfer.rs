@@ -1,4 +1,5 @@
-//! A bank transfer: `farpool up & farpool db up bank.far & cargo run -p farpool-namdb --example transfer bank.far`
+//! A bank transfer: `farpool up & farpool db up bank.far & cargo run -p farpool-namdb --example transfer
+//! bank.far`
 
 use farpool_namdb::{Client, Database, Reach, Table, TableOptions, TxError};
 use serde::{Deserialize, Serialize};

@@ -1,12 +1,15 @@
-//! Which tables there are (paper 3, section 5.3): rows of a table like any other, changed by transactions like any other.
+//! Which tables there are (paper 3, section 5.3): rows of a table like any other, changed by transactions
+//! like any other.
 //!
-//! C1. All changes are commits of one slot. So how far a snapshot sees that slot says which tables it has: whoever has looked at a table
-//!     in such a snapshot need not look again in another that sees it as far.
-//! C2. That slot is one compute server's at a time, who has the role for it. Before each change it is looked after like one whose client
-//!     has died: whoever had it before may have.
-//! C3. Memory that a table takes is zeros, and is taken in the transaction that makes the table: both have happened or neither.
-//! C4. A table that is dropped keeps its memory in a *tomb* until the horizon has the drop: then all snapshots have it, and nobody comes upon
-//!     that table any more. Then, before another table is made, it is cleared, and a transaction gives it back.
+//! C1. All changes are commits of one slot. So how far a snapshot sees that slot says which tables it has:
+//!     whoever has looked at a table in such a snapshot need not look again in another that sees it as far.
+//! C2. That slot is one compute server's at a time, who has the role for it. Before each change it is looked
+//!     after like one whose client has died: whoever had it before may have.
+//! C3. Memory that a table takes is zeros, and is taken in the transaction that makes the table: both have
+//!     happened or neither.
+//! C4. A table that is dropped keeps its memory in a *tomb* until the horizon has the drop: then all
+//!     snapshots have it, and nobody comes upon that table any more. Then, before another table is made, it
+//!     is cleared, and a transaction gives it back.
 
 mod changing;
 mod making;

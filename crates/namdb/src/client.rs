@@ -104,9 +104,9 @@ impl Client {
         Session { client: self, session: farpool_txn::Session::new() }
     }
 
-    /// Runs a transaction: `body` reads and writes, and what it has written takes effect when it returns, all of it or nothing. Where
-    /// others were first, it is run again from the beginning. What it reads is one snapshot, which has all that this client has
-    /// committed before.
+    /// Runs a transaction: `body` reads and writes, and what it has written takes effect when it returns, all
+    /// of it or nothing. Where others were first, it is run again from the beginning. What it reads is one
+    /// snapshot, which has all that this client has committed before.
     ///
     /// # Errors
     /// What `body` returns, and then nothing of the transaction is left; or why it cannot be committed.
@@ -172,7 +172,8 @@ impl Client {
         self.block_on(self.run_up_to_date(&mut session, &async |tx| tx.tables().await))
     }
 
-    /// What became of a commit of which nobody could tell ([`TxError::Unknown`]), also of another compute server's.
+    /// What became of a commit of which nobody could tell ([`TxError::Unknown`]), also of another compute
+    /// server's.
     ///
     /// # Errors
     /// When far memory does not answer.
@@ -187,9 +188,10 @@ impl Client {
         })
     }
 
-    /// Runs a transaction whose snapshot has every commit that anybody was told of by now. Which tables there are is learnt in other ways
-    /// than from far memory: from another process, another thread, or the change of the catalog that has just found a table of that name.
-    /// None of these shares the session, which alone would not go back.
+    /// Runs a transaction whose snapshot has every commit that anybody was told of by now. Which tables there
+    /// are is learnt in other ways than from far memory: from another process, another thread, or the change
+    /// of the catalog that has just found a table of that name. None of these shares the session, which alone
+    /// would not go back.
     async fn run_up_to_date<T>(
         &self,
         session: &mut farpool_txn::Session,
@@ -283,8 +285,8 @@ impl Client {
     }
 }
 
-/// A client is gone. Where it could not take its word away, what its snapshots needed is kept until the process's seat is looked after: so
-/// that has to be.
+/// A client is gone. Where it could not take its word away, what its snapshots needed is kept until the
+/// process's seat is looked after: so that has to be.
 pub(crate) fn has_left(shared: &Shared, place: Place, left: Result<(), LeaveError>) {
     let Err(error) = left else { return };
     place.keep();

@@ -1,5 +1,5 @@
-//! The collector among the compute servers: it says what no snapshot needs any more, and moves versions that some may need out of
-//! rings that are nearly full.
+//! The collector among the compute servers: it says what no snapshot needs any more, and moves versions that
+//! some may need out of rings that are nearly full.
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use crate::database::Shared;
 use crate::error::DatabaseError;
 use crate::service::{ROLE_PAUSE, show_pause};
 
-/// Between two looks at what no snapshot needs any more: a row whose ring is full waits so long, and a few READs of all words are cheap.
+/// Between two looks at what no snapshot needs any more: a row whose ring is full waits so long, and a few
+/// READs of all words are cheap.
 const COLLECT_PAUSE: Duration = Duration::from_micros(300);
 
 /// Collects while nobody else does.
@@ -67,7 +68,8 @@ impl Known<'_> {
             Ok(rows) => rows,
             Err(ReadError::Memory(error)) => return Err(error.into()),
             Err(error) => {
-                // The others would fare no better. Nothing is moved in tables of which nobody knows whether they are there.
+                // The others would fare no better. Nothing is moved in tables of which nobody knows whether
+                // they are there.
                 tracing::error!(%error, "the catalog cannot be read: tables have no overflow regions for now");
                 Vec::new()
             }

@@ -1,8 +1,11 @@
 //! A process's seat among the compute servers of a database.
 //!
-//! D1. The process works under grants of its own. Once it has a seat, others fence them before they undo what it left.
-//! D2. It says that it lives, on a thread that does nothing long; when it was shut out, nothing that it does takes effect, and it says so.
-//! D3. It gives its seat back only when nothing of it is under way: else the others look after it, as after one that has died.
+//! D1. The process works under grants of its own. Once it has a seat, others fence them before they undo what
+//!     it left.
+//! D2. It says that it lives, on a thread that does nothing long; when it was shut out, nothing that it does
+//!     takes effect, and it says so.
+//! D3. It gives its seat back only when nothing of it is under way: else the others look after it, as after
+//!     one that has died.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -56,16 +59,17 @@ pub struct Reach {
     pub transport: Transports,
     /// How the process shows the nodes that it belongs to the pool.
     pub credentials: Credentials,
-    /// A thread of its own reads what is published for all clients, so that these begin transactions without asking far memory
-    /// (paper 3, section 4.2). It never stops; worth it where there are many clients, or far memory is far.
+    /// A thread of its own reads what is published for all clients, so that these begin transactions without
+    /// asking far memory (paper 3, section 4.2). It never stops; worth it where there are many clients, or
+    /// far memory is far.
     pub fetch_thread: bool,
 }
 
 /// How a process shows that it belongs to the pool.
 #[derive(Clone, Debug, Default)]
 pub enum Credentials {
-    /// By the certificates in the folder that `FARPOOL_TLS_DIR` names; else by those of this user's `farpool up`, unless
-    /// `FARPOOL_BROKER` names another broker; else in plain text.
+    /// By the certificates in the folder that `FARPOOL_TLS_DIR` names; else by those of this user's `farpool
+    /// up`, unless `FARPOOL_BROKER` names another broker; else in plain text.
     #[default]
     Found,
     /// In plain text, which nodes on this host alone allow.
@@ -91,13 +95,14 @@ pub struct CreateOptions {
     pub bytes: u64,
     /// Compute servers at a time, at most 63.
     pub servers: u16,
-    /// Parts of the timestamp oracle, each on another node as long as there are some, at most 16, and not more than compute servers and one
-    /// (paper 3, section 4.2). Each has less to carry; reading a cut of several takes two looks at all of them.
+    /// Parts of the timestamp oracle, each on another node as long as there are some, at most 16, and not
+    /// more than compute servers and one (paper 3, section 4.2). Each has less to carry; reading a cut of
+    /// several takes two looks at all of them.
     pub partitions: u16,
     /// For the intents of one compute server's commits under way: what they write, with the places.
     pub log_bytes: u64,
-    /// A compute server that is silent for so long is taken for dead, from 0.2 to 10 seconds. Longer than a busy machine keeps a thread
-    /// waiting.
+    /// A compute server that is silent for so long is taken for dead, from 0.2 to 10 seconds. Longer than a
+    /// busy machine keeps a thread waiting.
     pub patience: Duration,
 }
 
@@ -140,8 +145,8 @@ pub(crate) struct Shared {
     pub(crate) duties: Duties,
     /// What the fetch thread has read, if there is one.
     pub(crate) fetched: Option<Arc<Fetched>>,
-    /// Slabs of tables, by the table's first record: what the process knows of its chunks is known to all its threads, for as long as it is
-    /// a compute server.
+    /// Slabs of tables, by the table's first record: what the process knows of its chunks is known to all its
+    /// threads, for as long as it is a compute server.
     slabs: Mutex<BTreeMap<u64, Arc<Slab>>>,
     /// What the process has taken of tables' indexes, likewise.
     spares: Mutex<BTreeMap<u64, Arc<IndexSpares>>>,
@@ -156,8 +161,8 @@ pub(crate) struct Shared {
 }
 
 impl Database {
-    /// Makes a database of memory that the pool lends, and writes the file by which others find it. The caller is its first compute
-    /// server; it lasts as long as there is one.
+    /// Makes a database of memory that the pool lends, and writes the file by which others find it. The
+    /// caller is its first compute server; it lasts as long as there is one.
     ///
     /// # Errors
     /// When there is not so much memory, or the file cannot be written. Nothing is left of it then.
@@ -315,7 +320,8 @@ impl Drop for Database {
             }
         }
         if self.shared.has_left.load(Ordering::Acquire) {
-            // A region has so many grants at most. Nobody else knows of these any more, and nothing is attached under them.
+            // A region has so many grants at most. Nobody else knows of these any more, and nothing is
+            // attached under them.
             let endpoint = self.shared.leases.endpoint(SERVICE_ARENA_BYTES);
             block_on(&endpoint, fence_all(&self.shared.leases, &self.shared.grants));
         }

@@ -94,7 +94,8 @@ pub enum DatabaseError {
     Ended(#[from] Ended),
 }
 
-/// Why a process is not a compute server of a database any more. What it had under way was undone by the others, or will be.
+/// Why a process is not a compute server of a database any more. What it had under way was undone by the
+/// others, or will be.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Ended {
     /// Open the database again.
@@ -122,8 +123,8 @@ pub enum TxError {
     /// Others were first, again and again: try later.
     #[error("others were first to write what this transaction writes, again and again")]
     Conflict,
-    /// A snapshot has been open for long, and the table has no room for another old version of what was to be written: end that
-    /// transaction, or make the table with more overflow.
+    /// A snapshot has been open for long, and the table has no room for another old version of what was to be
+    /// written: end that transaction, or make the table with more overflow.
     #[error(
         "table {0} has no room for another old version of a row that an open snapshot needs: end long transactions, or make the table with \
          more overflow"
@@ -183,11 +184,13 @@ pub enum TxError {
     /// Write less at a time.
     #[error(transparent)]
     TooLarge(CommitError),
-    /// Nobody knows yet whether it took effect. This process's part in the database ends by that; open it again, and ask with
-    /// [`Client::outcome`](crate::Client::outcome) once others have looked after what was left.
+    /// Nobody knows yet whether it took effect. This process's part in the database ends by that; open it
+    /// again, and ask with [`Client::outcome`](crate::Client::outcome) once others have looked after what was
+    /// left.
     #[error("nobody knows yet whether commit {0} took effect")]
     Unknown(Version),
-    /// This process is not one of the database's compute servers any more. Nothing of this transaction is left.
+    /// This process is not one of the database's compute servers any more. Nothing of this transaction is
+    /// left.
     #[error(transparent)]
     Ended(Ended),
     /// Far memory does not answer. Nothing of this transaction is left.

@@ -1,4 +1,5 @@
-//! The file by which processes find a database: who has it can do all that an owner can (`docs/src/namdb.md`, *the file*).
+//! The file by which processes find a database: who has it can do all that an owner can (`docs/src/namdb.md`,
+//! *the file*).
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -64,7 +65,8 @@ impl DatabaseFile {
         self.keys.as_ref()
     }
 
-    /// Writes it, for its owner's eyes only. Whoever finds it finds all of it; one that is there already stays.
+    /// Writes it, for its owner's eyes only. Whoever finds it finds all of it; one that is there already
+    /// stays.
     pub(crate) fn save(&self, file: &Path) -> Result<(), DatabaseError> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(self.encode_to_vec());

@@ -82,8 +82,8 @@ pub struct Placed {
     pub slab: u64,
 }
 
-/// Places so many pieces on one node after another, with that many units for the records, the index and the slab of each. `None`: they do
-/// not fit; the maps are of no use then.
+/// Places so many pieces on one node after another, with that many units for the records, the index and the
+/// slab of each. `None`: they do not fit; the maps are of no use then.
 pub fn place(
     maps: &mut [Map],
     nodes: &[NodeId],

@@ -225,7 +225,8 @@ impl Plan {
 /// What each structure starts at: a page, so that no two share one.
 const ALIGN: u64 = 4096;
 
-/// The regions of each node, for what is spread over nodes: parts of the oracle, and the two copies of each log.
+/// The regions of each node, for what is spread over nodes: parts of the oracle, and the two copies of each
+/// log.
 struct Nodes<'a> {
     regions: Vec<Vec<usize>>,
     /// How far each region is taken.

@@ -1,4 +1,5 @@
-//! What a compute server does beside its transactions: says that it lives, looks after those that do not, and does for all what one has to.
+//! What a compute server does beside its transactions: says that it lives, looks after those that do not, and
+//! does for all what one has to.
 
 mod caring;
 mod threads;
@@ -93,7 +94,8 @@ fn take_part(shared: &Shared) -> Result<(), DatabaseError> {
                 .await;
         let mut alive = beats?;
         idle?;
-        // Not while something is under way, or somebody may begin: then the others find that this member lives no more.
+        // Not while something is under way, or somebody may begin: then the others find that this member
+        // lives no more.
         if shared.workers.is_empty() && shared.slot.retire() {
             let (at, duties) = (shared.at().members(), &shared.duties);
             // Of a member that has failed the others are to find that.
@@ -109,7 +111,8 @@ fn take_part(shared: &Shared) -> Result<(), DatabaseError> {
     })
 }
 
-/// The others must shut a member out of which a part has failed, since what was sent may still land: so nothing of it goes on.
+/// The others must shut a member out of which a part has failed, since what was sent may still land: so
+/// nothing of it goes on.
 async fn or_end<T>(
     shared: &Shared,
     part: impl Future<Output = Result<T, DatabaseError>>,
@@ -172,7 +175,8 @@ async fn say_alive(shared: &Shared, memory: &Memory) -> Result<Alive, DatabaseEr
 async fn forget_idle(shared: &Shared, memory: &Memory) -> Result<(), DatabaseError> {
     let (at, first) = (shared.at().horizon(), shared.plan.workers(shared.seat.slot).start);
     while !shared.is_over() {
-        // What is in doubt may still be written: nobody may be given the memory, until this member was shut out.
+        // What is in doubt may still be written: nobody may be given the memory, until this member was shut
+        // out.
         let idle = if shared.slot.is_in_doubt() { Vec::new() } else { shared.workers.idle() };
         for idle in idle {
             let place = first + idle.place();

@@ -64,7 +64,8 @@ const LEAST_OVERFLOW_BYTES: u64 = 128 << 10;
 
 /// Before a row that lies in its place, where rows may be long: how long it is.
 const LENGTH_BYTES: usize = 8;
-/// Chunks of each slab that there should be: each compute server has one at least for each size of blocks that it needs...
+/// Chunks of each slab that there should be: each compute server has one at least for each size of blocks
+/// that it needs...
 const CHUNKS_WANTED: u64 = 64;
 /// ...and how many blocks for the longest rows a chunk has at most.
 const MOST_LONGEST_BLOCKS: u64 = 16;
@@ -80,10 +81,12 @@ pub struct TableOptions {
     pub row_bytes: usize,
     /// Versions of each row that are kept for snapshots, beside the current one, from 1 to 64.
     pub old_versions: usize,
-    /// Versions of any of its rows that are kept beside these while a snapshot needs them. Where there is no room for another, who writes
-    /// that row waits for the snapshot to end. `None`: half as many as rows, and some more.
+    /// Versions of any of its rows that are kept beside these while a snapshot needs them. Where there is no
+    /// room for another, who writes that row waits for the snapshot to end. `None`: half as many as rows, and
+    /// some more.
     pub overflow: Option<u64>,
-    /// Bytes of the longest row, if those that take more than `row_bytes` are to lie in a slab beside the table.
+    /// Bytes of the longest row, if those that take more than `row_bytes` are to lie in a slab beside the
+    /// table.
     pub longest: Option<usize>,
     /// Bytes of that slab. `None`: room for as many of the longest rows as the table has keys.
     pub slab_bytes: Option<u64>,
@@ -116,8 +119,8 @@ impl TableOptions {
         TableOptions { longest: Some(longest), ..self }
     }
 
-    /// With a slab of about so many bytes. Each version that somebody may need takes a block of it, a power of two from 128 bytes on; and
-    /// each compute server takes a piece of it for each size that it writes.
+    /// With a slab of about so many bytes. Each version that somebody may need takes a block of it, a power
+    /// of two from 128 bytes on; and each compute server takes a piece of it for each size that it writes.
     pub fn slab_bytes(self, slab_bytes: u64) -> TableOptions {
         TableOptions { slab_bytes: Some(slab_bytes), ..self }
     }
@@ -144,7 +147,8 @@ impl TableOptions {
     }
 }
 
-/// A table, as one thread works with it: rows `V`, each known by a key `K`. What a row looks like is the programs' to agree upon.
+/// A table, as one thread works with it: rows `V`, each known by a key `K`. What a row looks like is the
+/// programs' to agree upon.
 pub struct Table<K, V> {
     name: String,
     first_record: u64,

@@ -10,7 +10,8 @@ use crate::catalog::{Catalog, TableInfo, TableRow};
 use crate::error::{Stop, TxError, of_key};
 use crate::table::{Key, Table};
 
-/// A transaction under way: it reads one snapshot, and its own writes. What it has written takes effect when its body returns.
+/// A transaction under way: it reads one snapshot, and its own writes. What it has written takes effect when
+/// its body returns.
 pub struct Tx<'a> {
     transaction: Transaction<'a, Shipped>,
     catalog: &'a Catalog,
@@ -99,7 +100,8 @@ impl<'a> Tx<'a> {
         self.told(table.name(), done).map(drop)
     }
 
-    /// Whether the table is there for this transaction. Asks only where tables were made or dropped since this was known.
+    /// Whether the table is there for this transaction. Asks only where tables were made or dropped since
+    /// this was known.
     async fn check<K: Key, V>(&mut self, table: &Table<K, V>) -> Result<(), TxError> {
         let schema = self.schema();
         if table.checked_at() == schema {
@@ -131,7 +133,8 @@ impl<'a> Tx<'a> {
         self.told("of tables", found)
     }
 
-    /// What was found, or why not. Where somebody else was first, the body is run again, whatever it makes of the error.
+    /// What was found, or why not. Where somebody else was first, the body is run again, whatever it makes of
+    /// the error.
     pub(crate) fn told<T>(&mut self, table: &str, found: Result<T, KeyError>) -> Result<T, TxError> {
         found.map_err(|error| match of_key(error, table) {
             Stop::For(error) => error,

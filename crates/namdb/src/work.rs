@@ -1,7 +1,9 @@
-//! Random transactions that write down what they saw, and the judge of what several processes have written down (`docs/src/namdb.md`,
-//! *checking a database*). The judge is the one of the simulations: it looks at cuts and versions, at nothing of the engine's.
+//! Random transactions that write down what they saw, and the judge of what several processes have written
+//! down (`docs/src/namdb.md`, *checking a database*). The judge is the one of the simulations: it looks at
+//! cuts and versions, at nothing of the engine's.
 //!
-//! W1. Before a transaction commits, its line is written, with the version that it will be: who is killed then has left it.
+//! W1. Before a transaction commits, its line is written, with the version that it will be: who is killed
+//!     then has left it.
 //! W2. A line says all that is known; the last line of a transaction counts.
 
 use std::cell::Cell;
@@ -37,7 +39,8 @@ const SHORTEST: usize = 10;
 const LONGEST_ROWS: u64 = 128;
 /// Rows that a transaction touches at most.
 const MOST_ROWS: u64 = 5;
-/// Of a thousand: transactions that only read; rows that are written in the others; rows of these that are deleted.
+/// Of a thousand: transactions that only read; rows that are written in the others; rows of these that are
+/// deleted.
 const READ_ONLY: u64 = 300;
 const WRITTEN: u64 = 600;
 const DELETED: u64 = 100;

@@ -1,7 +1,8 @@
 //! The process's threads that run transactions, and which of them announce their snapshots at present.
 //!
-//! A client that has nothing to do would pin what its last snapshot needed. So its word is taken away by the service thread, and the
-//! client announces itself again before it begins the next time. The [state](place) of a place says who may write its word.
+//! A client that has nothing to do would pin what its last snapshot needed. So its word is taken away by the
+//! service thread, and the client announces itself again before it begins the next time. The [state](place)
+//! of a place says who may write its word.
 
 mod place;
 

@@ -29,7 +29,8 @@ pub(crate) struct Core {
     pub(crate) regions: RegionSet,
     /// Wakes the keeper: a region was fenced. Holds one message: more would say the same.
     fenced: SyncSender<()>,
-    /// Held from a lease's end in the table until it is fenced: who asks for the same meanwhile is answered after.
+    /// Held from a lease's end in the table until it is fenced: who asks for the same meanwhile is answered
+    /// after.
     fencing: Mutex<()>,
     /// Tells the broker's side that a region has become free.
     freed: Notify,

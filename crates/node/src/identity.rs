@@ -20,7 +20,8 @@ pub(crate) struct Identity {
     pub(crate) incarnation: u32,
 }
 
-/// The state folder is this process's own (flock); the kernel gives it back when the process ends, however that is.
+/// The state folder is this process's own (flock); the kernel gives it back when the process ends, however
+/// that is.
 #[derive(Debug)]
 pub(crate) struct Held {
     _lock: File,
@@ -32,8 +33,9 @@ pub(crate) fn fresh() -> io::Result<Identity> {
     Ok(Identity { node, incarnation: 1 })
 }
 
-/// The name kept in `directory`, in its next life, or a fresh one that is kept there from now on. It is this process's
-/// for as long as it holds the folder: two processes under one name would answer for each other's leases.
+/// The name kept in `directory`, in its next life, or a fresh one that is kept there from now on. It is this
+/// process's for as long as it holds the folder: two processes under one name would answer for each other's
+/// leases.
 pub(crate) fn next_life(directory: &Path) -> io::Result<(Identity, Held)> {
     own::make_folder(directory)?;
     let held = hold(directory)?;

@@ -14,8 +14,8 @@ use crate::core::Core;
 /// Longest sleep of the keeper, and how often it looks whether held memory was let go.
 const TICK: Duration = Duration::from_millis(200);
 
-/// After failing to take the memory that fences move to: asking takes as long as touching a region, and leases end on this
-/// thread.
+/// After failing to take the memory that fences move to: asking takes as long as touching a region, and
+/// leases end on this thread.
 const RESTORE_PAUSE: Duration = Duration::from_secs(5);
 
 /// The keeper's thread; ends when dropped.

@@ -32,8 +32,8 @@ pub trait Lender: Send + Sync + 'static {
     /// Adds a client's grant to a lease.
     fn add_grant(&self, owner: OwnerId, lease: &LeaseRef, mode: GrantMode) -> Result<Grant, GrantRefusal>;
 
-    /// Ends a client's grant; when this returns, nothing of it takes effect any more. Asking twice is no error. May
-    /// take as long as moving a region's contents to new memory.
+    /// Ends a client's grant; when this returns, nothing of it takes effect any more. Asking twice is no
+    /// error. May take as long as moving a region's contents to new memory.
     fn fence_grant(&self, owner: OwnerId, lease: &LeaseRef, grant: Epoch) -> Result<(), FenceError>;
 
     /// Extends a lease.
@@ -42,8 +42,8 @@ pub trait Lender: Send + Sync + 'static {
     /// Takes back up to `count` of an owner's revocable leases.
     fn revoke(&self, owner: OwnerId, count: u32, grace: Millis) -> RevokeResponse;
 
-    /// Ends a lease; when this returns, nothing of it takes effect any more. Asking twice is no error. May wait for
-    /// network cards to be cut off.
+    /// Ends a lease; when this returns, nothing of it takes effect any more. Asking twice is no error. May
+    /// wait for network cards to be cut off.
     fn release(&self, owner: OwnerId, lease: &LeaseRef) -> Result<(), LeaseRefusal>;
 
     /// The regions that are not free.

@@ -1,10 +1,11 @@
-//! What a node decides about its leases: the table, and which regions are on their way back. Takes the time and the
-//! keys, touches no memory, and says what is to be done to it.
+//! What a node decides about its leases: the table, and which regions are on their way back. Takes the time
+//! and the keys, touches no memory, and says what is to be done to it.
 //!
-//! N1. The table says who may; its caller makes it so. A grant is opened in the memory only after the table has made
-//!     it and before anybody is told; a lease is fenced there before anybody is told that it ended.
-//! N2. A region comes back to the table as free only after its memory was scrubbed or replaced, and that begins only
-//!     when the caller has said that the lease is fenced and that nobody has to let go of its memory.
+//! N1. The table says who may; its caller makes it so. A grant is opened in the memory only after the table
+//!     has made it and before anybody is told; a lease is fenced there before anybody is told that it ended.
+//! N2. A region comes back to the table as free only after its memory was scrubbed or replaced, and that
+//!     begins only when the caller has said that the lease is fenced and that nobody has to let go of its
+//!     memory.
 //! N3. Leases end on time: the caller asks [`NodeCore::expire`] by [`NodeCore::next_deadline`].
 //! Not here: clocks, threads, random keys, memory, messages' ways.
 
@@ -18,7 +19,8 @@ use farpool_wire::{AccessKey, Epoch, GrantMode, OwnerId, Refusal};
 /// A node's lease table with the regions that are on their way back.
 ///
 /// Its shell does what the answers say, in this order: `grant` and `add_grant`: open the grants, then answer.
-/// `release` and `expire`: fence, then [`fenced`](Self::fenced), then answer. `fence_grant`: fence it, then answer.
+/// `release` and `expire`: fence, then [`fenced`](Self::fenced), then answer. `fence_grant`: fence it, then
+/// answer.
 pub struct NodeCore {
     table: RegionTable,
     returning: Vec<Returning>,
@@ -32,8 +34,8 @@ struct Returning {
 }
 
 impl NodeCore {
-    /// A node whose regions are all free and scrubbed. `incarnation` must be greater than at every earlier start of
-    /// this node.
+    /// A node whose regions are all free and scrubbed. `incarnation` must be greater than at every earlier
+    /// start of this node.
     pub fn new(incarnation: u32, regions: u32, ttl: Millis) -> Self {
         NodeCore { table: RegionTable::new(incarnation, regions, ttl), returning: Vec::new() }
     }
@@ -91,8 +93,8 @@ impl NodeCore {
         })
     }
 
-    /// Takes back up to `count` of an owner's revocable leases that are not being taken back: those lent last, since
-    /// what lies there has had the least time to become worth keeping.
+    /// Takes back up to `count` of an owner's revocable leases that are not being taken back: those lent
+    /// last, since what lies there has had the least time to become worth keeping.
     pub fn revoke(&mut self, now: Millis, owner: OwnerId, count: u32, grace: Millis) -> RevokeResponse {
         let mut answer = RevokeResponse::default();
         let mut candidates = Vec::new();
@@ -148,8 +150,8 @@ impl NodeCore {
         self.returning.push(Returning { lease, scrubbing: false });
     }
 
-    /// A fenced region of which nobody has the memory who must let go first, as `is_held` tells: the caller scrubs or replaces it, and
-    /// says what came of it.
+    /// A fenced region of which nobody has the memory who must let go first, as `is_held` tells: the caller
+    /// scrubs or replaces it, and says what came of it.
     pub fn begin_scrub(&mut self, mut is_held: impl FnMut(u32) -> bool) -> Option<Lending> {
         loop {
             let next = self.returning.iter().position(|returning| !is_held(returning.lease.region))?;

@@ -1,10 +1,14 @@
-//! A node lends memory of its machine: it reserves regions, serves them, and keeps the truth about who holds them.
+//! A node lends memory of its machine: it reserves regions, serves them, and keeps the truth about who holds
+//! them.
 //!
-//! - [`NodeCore`] decides about leases and regions, pure; `core` joins it with the memory, `keeper` with the time.
+//! - [`NodeCore`] decides about leases and regions, pure; `core` joins it with the memory, `keeper` with the
+//!   time.
 //! - `memory` tells how much may be lent; `identity` survives restarts.
-//! - `control` and `register` are the shells towards owners and the broker; the data plane is the fabric's server.
+//! - `control` and `register` are the shells towards owners and the broker; the data plane is the fabric's
+//!   server.
 //!
-//! Not here: lease rules (crate `lease`), how bytes travel (crate `fabric`), which owner gets what (crate `broker`).
+//! Not here: lease rules (crate `lease`), how bytes travel (crate `fabric`), which owner gets what (crate
+//! `broker`).
 
 mod control;
 mod core;

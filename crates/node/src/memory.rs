@@ -11,8 +11,8 @@ const LEAST_RESERVE_BYTES: u64 = 512 << 20;
 /// Left to the machine as a part of what is available.
 const RESERVE_PERCENT: u64 = 10;
 
-/// What `--memory auto` comes to: the smaller of the machine's available memory and the room in this process's
-/// cgroup, less a reserve (design, section 4).
+/// What `--memory auto` comes to: the smaller of the machine's available memory and the room in this
+/// process's cgroup, less a reserve (design, section 4).
 pub fn memory_to_lend() -> io::Result<u64> {
     let available = available_memory()?;
     let reserve = (available / 100 * RESERVE_PERCENT).max(LEAST_RESERVE_BYTES);

@@ -1,5 +1,5 @@
-//! Keeps the node known to the broker: reports its table, says that it lives, and reports again whenever the broker
-//! asks for it or was lost. Leases go on without any of this.
+//! Keeps the node known to the broker: reports its table, says that it lives, and reports again whenever the
+//! broker asks for it or was lost. Leases go on without any of this.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use crate::lender::Lender;
 /// Longest wait for the broker's answer; it may have to wait for its disk.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(3);
 
-/// Pause after the first failed attempt; doubles up to the longest, so that a broker that comes back has its nodes
-/// within seconds and is not run over by them.
+/// Pause after the first failed attempt; doubles up to the longest, so that a broker that comes back has its
+/// nodes within seconds and is not run over by them.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause between attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -28,9 +28,9 @@ const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 /// and no more rarely than this.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A region that became free is told without waiting for the next heartbeat, since the broker places nothing on a node
-/// that it takes for full; but after a heartbeat no sooner than this, so that leases that come and go cost the broker
-/// five heartbeats a second at most.
+/// A region that became free is told without waiting for the next heartbeat, since the broker places nothing
+/// on a node that it takes for full; but after a heartbeat no sooner than this, so that leases that come and
+/// go cost the broker five heartbeats a second at most.
 const FREED_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A node's standing with its broker.
@@ -92,7 +92,8 @@ impl<L: Lender> Registration<L> {
         }
     }
 
-    /// Logs how the node stands when that has changed: a broker may be away for hours, and be asked all the time.
+    /// Logs how the node stands when that has changed: a broker may be away for hours, and be asked all the
+    /// time.
     fn say(&mut self, standing: Result<(), String>) {
         if self.said.as_ref() == Some(&standing) {
             return;
@@ -178,7 +179,8 @@ mod tests {
         Beat(HeartbeatRequest),
     }
 
-    /// Passes on what it hears. Asks for a report at each heartbeat with `asks_again`, else when it has had none.
+    /// Passes on what it hears. Asks for a report at each heartbeat with `asks_again`, else when it has had
+    /// none.
     struct FakeBroker {
         heard: mpsc::Sender<Heard>,
         asks_again: bool,

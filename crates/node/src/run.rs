@@ -28,7 +28,8 @@ use crate::socket::bind_unix;
 /// Smallest region: one extent of a client's file, several times over.
 pub const LEAST_REGION_BYTES: u64 = 1 << 20;
 
-/// Serves a node's memory by network card. It lives in a crate of its own, and whoever makes a program brings it.
+/// Serves a node's memory by network card. It lives in a crate of its own, and whoever makes a program brings
+/// it.
 pub trait CardService: fmt::Debug + Send + Sync {
     /// Where it is to listen, for people to read.
     fn place(&self) -> String;
@@ -196,11 +197,11 @@ pub struct Ready {
     pub region_bytes: u64,
 }
 
-/// Runs a node until `shutdown`. `on_ready` is called once it serves and has registered with the broker, which may then come
-/// and go.
+/// Runs a node until `shutdown`. `on_ready` is called once it serves and has registered with the broker,
+/// which may then come and go.
 ///
-/// A shutdown while the memory is being taken ends it at once, but a thread of the runtime is still at that work then:
-/// end the runtime by `shutdown_background`, which does not wait for it.
+/// A shutdown while the memory is being taken ends it at once, but a thread of the runtime is still at that
+/// work then: end the runtime by `shutdown_background`, which does not wait for it.
 pub async fn run(
     config: NodeConfig,
     on_ready: impl FnOnce(&Ready),

@@ -4,10 +4,10 @@
 //! S2. The path appears only when the socket is ready for all users: the socket is bound and gets its mode in
 //!     a folder that no other user can enter, and is then renamed into place. (Setting a mode by path
 //!     elsewhere may change another file, and the umask is shared by the whole process.)
-//! S3. No other user can change the folder of the socket, or add to it, and so put another socket in its place, not
-//!     even after the node has ended. The sticky bit does not help: it guards the socket only while it exists.
-//!     Clients of a node that has just ended connect again, show their keys, and take whatever answers for the
-//!     node until a lease is not renewed.
+//! S3. No other user can change the folder of the socket, or add to it, and so put another socket in its
+//!     place, not even after the node has ended. The sticky bit does not help: it guards the socket only
+//!     while it exists. Clients of a node that has just ended connect again, show their keys, and take
+//!     whatever answers for the node until a lease is not renewed.
 
 use std::fs::{DirBuilder, Permissions};
 use std::io::{self, ErrorKind};

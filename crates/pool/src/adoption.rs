@@ -1,10 +1,11 @@
-//! Taking over what an earlier process held that was killed: its name, and those of its leases that still run.
+//! Taking over what an earlier process held that was killed: its name, and those of its leases that still
+//! run.
 //!
 //! A1. The nodes say which leases still run; until one has answered, nothing of it is used.
 //! A2. What the earlier process held for lost stays lost.
 //! A3. Places where a write of the earlier process may still land are handed to nobody.
-//! A4. Numbers of regions stay what they were: tables kept beside go by them. One that files refer to is not given to
-//!     another region.
+//! A4. Numbers of regions stay what they were: tables kept beside go by them. One that files refer to is not
+//!     given to another region.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -75,7 +75,8 @@ pub enum AccessError {
         /// The node.
         node: NodeId,
     },
-    /// Nothing happened and nothing is lost: close files, raise the limits (`ulimit -n`), use fewer clients, and try again.
+    /// Nothing happened and nothing is lost: close files, raise the limits (`ulimit -n`), use fewer clients,
+    /// and try again.
     #[error("this process or node {node} is short of descriptors, memory or connections; nothing is lost")]
     Short {
         /// The node.
@@ -99,7 +100,8 @@ pub(crate) fn is_shortage(error: &io::Error) -> bool {
 /// Why another client was not let into a region, or not shut out of it.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GrantError {
-    /// The region is not ours any more: all its grants are over or will be, and nothing can be shut out or let in.
+    /// The region is not ours any more: all its grants are over or will be, and nothing can be shut out or
+    /// let in.
     #[error("region {region}: its lease has ended")]
     LeaseLost {
         /// The region.
@@ -113,7 +115,8 @@ pub enum GrantError {
         /// What it said.
         reason: String,
     },
-    /// Ask again: a client that was to be shut out may still be at work. One that was to be let in got nothing.
+    /// Ask again: a client that was to be shut out may still be at work. One that was to be let in got
+    /// nothing.
     #[error("node {node} gave no usable answer: {reason}")]
     NoAnswer {
         /// The node.

@@ -8,8 +8,8 @@ use crate::holder::GrowthOutcome;
 pub(crate) const GROW_PATIENCE: Millis = Millis(3_000);
 /// How long *full* is taken for granted: a full pool is not asked again for each page that does not fit.
 const FULL_FOR: Millis = Millis(500);
-/// How long *unreachable* is taken for granted once the patience is used up: longer than an attempt on a broker that
-/// hangs.
+/// How long *unreachable* is taken for granted once the patience is used up: longer than an attempt on a
+/// broker that hangs.
 const UNREACHABLE_FOR: Millis = Millis(10_000);
 /// Pause after an attempt in vain, so that a full pool is not asked for every page.
 const RETRY_PAUSE: Millis = Millis(100);
@@ -25,7 +25,8 @@ pub struct Growth {
 }
 
 impl Growth {
-    /// How many regions to ask for next when `held` are held: an eighth of that, at least two, within the `limit`.
+    /// How many regions to ask for next when `held` are held: an eighth of that, at least two, within the
+    /// `limit`.
     pub fn wanted(held: u64, limit: Option<u64>) -> u32 {
         const LEAST: u64 = 2;
         const MOST: u64 = 64;
@@ -59,8 +60,8 @@ impl Growth {
         }
     }
 
-    /// Whether an attempt would bring nothing, as far as the last ones tell: one patience for an outage, not for each
-    /// taker.
+    /// Whether an attempt would bring nothing, as far as the last ones tell: one patience for an outage, not
+    /// for each taker.
     pub fn is_hopeless(&self, now: Millis) -> bool {
         match self.last {
             GrowthOutcome::Grown => false,

@@ -1,12 +1,14 @@
-//! What a holder of leases decides: which to renew and when, what an answer means, when to stop, whether to ask for
-//! more. Takes the time and the answers; asks nobody.
+//! What a holder of leases decides: which to renew and when, what an answer means, when to stop, whether to
+//! ask for more. Takes the time and the answers; asks nobody.
 //!
-//! H1. A lease is used only while [`Holder::usable`] says so: by the holder's own clock, with a margin for both.
-//! H2. A lease is lost when its time is over here or its node has refused it, and by nothing else: brokers that die,
-//!     restart or forget cost no lease.
+//! H1. A lease is used only while [`Holder::usable`] says so: by the holder's own clock, with a margin for
+//!     both.
+//! H2. A lease is lost when its time is over here or its node has refused it, and by nothing else: brokers
+//!     that die, restart or forget cost no lease.
 //! H3. No answer makes a holder use a region longer than the node keeps it: times count from the question.
 //! H4. What cannot be used is given back.
-//! H5. A client that is let in stops no later than the holder would: it is told how long, and counts from its question.
+//! H5. A client that is let in stops no later than the holder would: it is told how long, and counts from its
+//!     question.
 //! Not here: memory, extents, how messages travel.
 
 use std::collections::BTreeMap;
@@ -149,8 +151,8 @@ impl Holder {
         self.holdings.get(region)
     }
 
-    /// For how long a client that asks now may use the region. It counts from when it asked, by its own clock, and needs
-    /// no margin of its own (see [`Holding::usable_for`]).
+    /// For how long a client that asks now may use the region. It counts from when it asked, by its own
+    /// clock, and needs no margin of its own (see [`Holding::usable_for`]).
     pub fn usable_for(&self, now: Millis, region: RegionId) -> Option<Millis> {
         self.usable(now, region).map(|held| held.usable_for(now))
     }
@@ -176,8 +178,8 @@ impl Holder {
         self.holdings.lapsed(now)
     }
 
-    /// What to ask of which nodes now, at most `most` leases in one question. Not asked again before an answer has had
-    /// its time.
+    /// What to ask of which nodes now, at most `most` leases in one question. Not asked again before an
+    /// answer has had its time.
     #[must_use]
     pub fn renewals(&mut self, now: Millis, most: usize) -> Vec<Renewal> {
         let mut renewals = Vec::new();
@@ -219,8 +221,8 @@ impl Holder {
         changes
     }
 
-    /// A node has answered about leases of an earlier process under the same name. Those that still run are the holder's
-    /// now: until when each may be used, and whether it is being taken back.
+    /// A node has answered about leases of an earlier process under the same name. Those that still run are
+    /// the holder's now: until when each may be used, and whether it is being taken back.
     pub fn adoption_answered(
         &mut self,
         now: Millis,
@@ -266,7 +268,8 @@ impl Holder {
         AcquireRequest { owner: self.owner.0, count, class: class.to_wire(), avoid }
     }
 
-    /// The next regions are of use only on other nodes than these: somebody needs them apart from what lies there.
+    /// The next regions are of use only on other nodes than these: somebody needs them apart from what lies
+    /// there.
     pub fn want_elsewhere(&mut self, unwanted: Vec<NodeId>) {
         self.unwanted = Some(unwanted);
     }
@@ -357,8 +360,8 @@ impl Holder {
         Some(AddGrantRequest { owner: self.owner.0, lease, mode: control::GrantMode::from(mode) as i32 })
     }
 
-    /// What the node's answer gives the client. `None`: the lease under which it was asked is over, or the answer is of
-    /// no use. A grant whose answer is lost is nobody's; it ends with the lease.
+    /// What the node's answer gives the client. `None`: the lease under which it was asked is over, or the
+    /// answer is of no use. A grant whose answer is lost is nobody's; it ends with the lease.
     pub fn grant_added(
         &self,
         now: Millis,
@@ -375,8 +378,8 @@ impl Holder {
         Some(ClientGrant { region, epoch, key: answer.access_key()?, mode })
     }
 
-    /// What asks a region's node to shut a client out. `None`: the lease is over, and with it every grant. Until the node
-    /// has answered, the client may still be at work: ask again.
+    /// What asks a region's node to shut a client out. `None`: the lease is over, and with it every grant.
+    /// Until the node has answered, the client may still be at work: ask again.
     pub fn fence_grant(&self, now: Millis, region: RegionId, grant: Epoch) -> Option<FenceGrantRequest> {
         let held = self.usable(now, region)?;
         let lease = Some(LeaseRef::new(region.index, held.epoch, &held.key));

@@ -1,14 +1,17 @@
-//! Leases that several processes hold together: each has all their keys, renews them, and may let others in and shut them out. So what
-//! lies there is kept as long as one of them lives, whichever (`docs/src/leases.md`, *held together*).
+//! Leases that several processes hold together: each has all their keys, renews them, and may let others in
+//! and shut them out. So what lies there is kept as long as one of them lives, whichever
+//! (`docs/src/leases.md`, *held together*).
 //!
-//! J1. Whoever has the keys is an owner like any other: none of them is the first, and none has to outlive the rest.
-//! J2. Nobody works on the memory under the leases themselves: each process has a grant of its own for each region, which the others can
-//!     fence.
+//! J1. Whoever has the keys is an owner like any other: none of them is the first, and none has to outlive
+//!     the rest.
+//! J2. Nobody works on the memory under the leases themselves: each process has a grant of its own for each
+//!     region, which the others can fence.
 //! J3. A lease that ends is lost to all its holders and is not replaced: what lay there is gone. So no holder
 //!     gives a lease up before the node says that it has ended, or it must have ended by any clock: holders
 //!     wait for a node that stops for a while.
 //!
-//! What to ask and what the answers mean is [`Holder`]'s to say; the thread that asks is here. Not here: who is to be shut out, and when.
+//! What to ask and what the answers mean is [`Holder`]'s to say; the thread that asks is here. Not here: who
+//! is to be shut out, and when.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -84,7 +87,8 @@ impl JointKeys {
     }
 }
 
-/// Leases of several holders, as this one has them. Dropping it leaves the leases to the others, or to their end.
+/// Leases of several holders, as this one has them. Dropping it leaves the leases to the others, or to their
+/// end.
 pub struct JointLeases {
     shared: Arc<Shared>,
     runtime: Handle,
@@ -117,10 +121,12 @@ impl JointLeases {
         Ok(first_view(config)?.region_bytes)
     }
 
-    /// Leases so many regions, as few of them on one node as the pool allows, until they are given back or nobody renews them.
+    /// Leases so many regions, as few of them on one node as the pool allows, until they are given back or
+    /// nobody renews them.
     ///
     /// # Errors
-    /// When there are not so many, or they cannot be worked with: they are given back then, or end by themselves.
+    /// When there are not so many, or they cannot be worked with: they are given back then, or end by
+    /// themselves.
     pub fn acquire(config: &PoolConfig, regions: u32) -> Result<JointLeases, JointError> {
         let view = first_view(config)?;
         let runtime = runtime()?;
@@ -243,10 +249,12 @@ impl JointLeases {
         self.run(region, async move { shared.add_grant(region).await }).await
     }
 
-    /// Fences a grant. Afterwards nothing of it takes effect any more; what its client was told is done stays.
+    /// Fences a grant. Afterwards nothing of it takes effect any more; what its client was told is done
+    /// stays.
     ///
     /// # Errors
-    /// When the lease is over, and with it all grants; or when the node does not answer: then its client may still be at work.
+    /// When the lease is over, and with it all grants; or when the node does not answer: then its client may
+    /// still be at work.
     pub async fn fence_grant(&self, region: RegionId, grant: Epoch) -> Result<(), GrantError> {
         let shared = self.shared.clone();
         self.run(region, async move { shared.fence_grant(region, grant).await }).await

@@ -35,22 +35,24 @@ use crate::stock::Stock;
 pub(crate) const DEFAULT_REGION_BYTES: u64 = 64 << 20;
 /// How often leases are looked at.
 pub(crate) const TICK: Duration = Duration::from_millis(100);
-/// How long a broker without nodes is asked for its first: a node registers within a moment of saying that it is ready.
+/// How long a broker without nodes is asked for its first: a node registers within a moment of saying that it
+/// is ready.
 const FIRST_NODE_WITHIN: Duration = Duration::from_secs(3);
 /// How often.
 const FIRST_NODE_POLL: Duration = Duration::from_millis(50);
 /// How often the pool's size is asked for.
 const VIEW_INTERVAL: Duration = Duration::from_secs(1);
-/// For asking for regions: the broker may wait for its turn and for several nodes that do not answer, and what it then
-/// grants should not go unused.
+/// For asking for regions: the broker may wait for its turn and for several nodes that do not answer, and
+/// what it then grants should not go unused.
 pub(crate) const ACQUIRE_DEADLINE: Duration = Duration::from_secs(8);
 /// For any other request; a lease's renewal is asked again several times within its life.
 pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(3);
-/// How long nodes are asked about leases of an earlier process: most of what a lease can have left. A node that was
-/// restarted has none of them.
+/// How long nodes are asked about leases of an earlier process: most of what a lease can have left. A node
+/// that was restarted has none of them.
 const ADOPT_WITHIN: Duration = Duration::from_secs(4);
 const ADOPT_PAUSE: Duration = Duration::from_millis(100);
-/// Regions that stay empty for so long go back to the pool: longer than the gap between two queries that spill.
+/// Regions that stay empty for so long go back to the pool: longer than the gap between two queries that
+/// spill.
 const LINGER: Duration = Duration::from_secs(5);
 
 /// The pool's size as the broker sees it.
@@ -59,8 +61,8 @@ pub(crate) struct View {
     pub(crate) free_regions: u64,
 }
 
-/// Asks the broker, to learn whether it is there. Waits a little for its first node: one that was started together
-/// with the broker may not have registered yet.
+/// Asks the broker, to learn whether it is there. Waits a little for its first node: one that was started
+/// together with the broker may not have registered yet.
 pub(crate) fn first_view(config: &PoolConfig) -> Result<View, PoolError> {
     let runtime = runtime().map_err(PoolError::Start)?;
     runtime.block_on(async {
@@ -154,7 +156,8 @@ impl Keeper {
         Ok(Keeper { stop: Some(stop), thread: Some(thread), runtime: handle })
     }
 
-    /// Runs a request on the keeper's thread; whoever waits may be of any executor. `None`: the keeper has ended.
+    /// Runs a request on the keeper's thread; whoever waits may be of any executor. `None`: the keeper has
+    /// ended.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         request: impl Future<Output = T> + Send + 'static,
@@ -197,7 +200,8 @@ async fn keep(shared: Arc<Shared>, broker: BrokerClient<Channel>, mut stopped: o
             Some(tokio::spawn(renew(shared.clone(), client, renewal)))
         });
         for task in asked.collect::<Vec<_>>() {
-            let _ = task.await; // it has its own deadline; without an answer the lease lasts as long as it did
+            // It has its own deadline; without an answer the lease lasts as long as it did.
+            let _ = task.await;
         }
         return;
     }

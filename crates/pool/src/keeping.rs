@@ -1,5 +1,5 @@
-//! What a successor must find again of leases: which regions are held under which numbers, and where a dead write may land.
-//! Pure but for the journal it writes to.
+//! What a successor must find again of leases: which regions are held under which numbers, and where a dead
+//! write may land. Pure but for the journal it writes to.
 //!
 //! ```text
 //! P                      KeptPool

@@ -68,9 +68,9 @@ impl Pool {
         Self::start(config, stock)
     }
 
-    /// As [`connect`](Self::connect), and all that is held is written down in a journal. What an earlier process has left in
-    /// one, `kept`, is taken over as far as its leases still run; the caller says of what it was in use
-    /// ([`Stock::adopt_extent`]), and when that is over ([`Stock::adoption_is_over`]).
+    /// As [`connect`](Self::connect), and all that is held is written down in a journal. What an earlier
+    /// process has left in one, `kept`, is taken over as far as its leases still run; the caller says of what
+    /// it was in use ([`Stock::adopt_extent`]), and when that is over ([`Stock::adoption_is_over`]).
     pub fn connect_keeping(
         config: PoolConfig,
         journal: Arc<dyn Journal>,
@@ -167,8 +167,8 @@ impl Pool {
         self.inner.shared.stock.take_extent(place).await
     }
 
-    /// Lets another client into a region, and says for how long. The client counts that from when it asked us, by its
-    /// own clock, and asks us again before it is over.
+    /// Lets another client into a region, and says for how long. The client counts that from when it asked
+    /// us, by its own clock, and asks us again before it is over.
     pub async fn add_grant(
         &self,
         region: &Arc<LeasedRegion>,
@@ -180,7 +180,8 @@ impl Pool {
         asked.await.ok_or_else(|| ended(node))?
     }
 
-    /// Shuts a client out. Afterwards nothing of its grant takes effect any more; what it was told is done stays.
+    /// Shuts a client out. Afterwards nothing of its grant takes effect any more; what it was told is done
+    /// stays.
     pub async fn fence_grant(&self, region: &Arc<LeasedRegion>, grant: Epoch) -> Result<(), GrantError> {
         let (shared, region) = (self.inner.shared.clone(), region.clone());
         let node = region.id.node;

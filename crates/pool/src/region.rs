@@ -9,8 +9,8 @@ use farpool_wire::{AccessKey, Epoch, RegionId};
 use crate::error::AccessError;
 use crate::giving_up::Hearing;
 
-// Orderings below: the flags and times are only ever raised towards *stop*, they guard no other memory, and an
-// operation that misses one by a moment is refused by the node. Hence `Relaxed` throughout.
+// Orderings below: the flags and times are only ever raised towards *stop*, they guard no other memory, and
+// an operation that misses one by a moment is refused by the node. Hence `Relaxed` throughout.
 
 /// One acquaintance with a node: from its first lease until it is given up.
 #[derive(Debug)]
@@ -37,8 +37,8 @@ impl NodeState {
         }
     }
 
-    /// Whether the node was given up. It stays so: a node that comes back gets a new `NodeState` with its next
-    /// lease.
+    /// Whether the node was given up. It stays so: a node that comes back gets a new `NodeState` with its
+    /// next lease.
     pub fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }
@@ -136,7 +136,8 @@ impl LeasedRegion {
         self.leaving.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the region is being taken back: what lies there is lost unless it is moved elsewhere, or dropped, soon.
+    /// Whether the region is being taken back: what lies there is lost unless it is moved elsewhere, or
+    /// dropped, soon.
     pub fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Relaxed)
     }

@@ -2,9 +2,10 @@
 //!
 //! S1. A session reaches a region only after attaching it, and lets go of it once the region is given back or
 //!     lost, idle or not.
-//! S2. After an operation that may still be under way the session reconnects before anything else: what was under
-//!     way is dead then, and doing it again is safe (design, section 3: incarnations).
-//! S3. A write that is dropped half-way, or given up without an answer from a new incarnation, puts its extent in doubt.
+//! S2. After an operation that may still be under way the session reconnects before anything else: what was
+//!     under way is dead then, and doing it again is safe (design, section 3: incarnations).
+//! S3. A write that is dropped half-way, or given up without an answer from a new incarnation, puts its
+//!     extent in doubt.
 //! S4. `giving_up` judges what a failed try says about the node. Operations are tried again until the node is
 //!     given up, and end soon after that, whatever is left of their deadlines.
 //! S5. A session that a node has refused a place uses the connections of its siblings (`borrowing`). By then
@@ -61,8 +62,8 @@ pub struct SessionGuard<'a> {
 pub(crate) struct Confined(pub(crate) SessionCore);
 
 // SAFETY: a core is made of counted pointers that are not atomic. All of them live inside the core: what its
-// methods hand out (buffers, futures) may not outlive the guard, by the contract of `SessionGuard::core`, and the
-// guard is on one thread. So the whole moves between threads, never a part; the mutex orders the moves.
+// methods hand out (buffers, futures) may not outlive the guard, by the contract of `SessionGuard::core`, and
+// the guard is on one thread. So the whole moves between threads, never a part; the mutex orders the moves.
 unsafe impl Send for Confined {}
 
 impl Session {
@@ -142,7 +143,8 @@ struct Tries {
     until: Millis,
 }
 
-/// A transfer that is being tried. If it ends, or is dropped, while a write of it may still land, the extent is in doubt.
+/// A transfer that is being tried. If it ends, or is dropped, while a write of it may still land, the extent
+/// is in doubt.
 struct UnderWay<'a> {
     extent: &'a Extent,
     may_land: Cell<bool>,
@@ -166,8 +168,8 @@ enum Next {
     Fail(AccessError),
 }
 
-/// What an error of one try means for the operation. That nothing came of this try says nothing about an earlier one
-/// whose fate is in doubt.
+/// What an error of one try means for the operation. That nothing came of this try says nothing about an
+/// earlier one whose fate is in doubt.
 fn settled(error: AccessError, region: RegionId, in_doubt: bool) -> AccessError {
     match error {
         AccessError::Refused(_) if in_doubt => AccessError::LeaseLost { region },
@@ -356,8 +358,8 @@ impl SessionCore {
         }
     }
 
-    /// Asks the node to attach a region, for as long as it says that the memory is just being moved: that takes as long
-    /// as copying a region, and says nothing against the node.
+    /// Asks the node to attach a region, for as long as it says that the memory is just being moved: that
+    /// takes as long as copying a region, and says nothing against the node.
     async fn attach_once_it_stays(&self, queue: &NodeQueue, region: &LeasedRegion) -> Result<(), OpError> {
         let give_up_at = self.leases.now().plus(self.trouble.while_moved);
         loop {
@@ -458,9 +460,9 @@ impl SessionCore {
             }
             OpError::Refused(Refusal::NotAttached | Refusal::Busy)
             | OpError::Unknown { cause: Uncertain::EpochMoved, .. } => {
-                // A sibling reconnected the queue meanwhile, or the region's memory is another since a grant was
-                // fenced, or the lease is over: the node says which when it is asked to attach. Writing again is
-                // safe, since nothing of the lost try takes effect any more.
+                // A sibling reconnected the queue meanwhile, or the region's memory is another since a grant
+                // was fenced, or the lease is over: the node says which when it is asked to attach. Writing
+                // again is safe, since nothing of the lost try takes effect any more.
                 queue.attached.borrow_mut().remove(&region.id.index);
                 Next::TryAgain
             }

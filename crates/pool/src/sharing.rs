@@ -1,6 +1,7 @@
 //! Letting other clients into regions of ours, and shutting them out.
 //!
-//! What is asked and what the answers mean is [`Holder`](crate::Holder)'s to say; the way to the node is here.
+//! What is asked and what the answers mean is [`Holder`](crate::Holder)'s to say; the way to the node is
+//! here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +25,8 @@ const FENCE_TRIES: u32 = 10;
 /// A fence has been answered by then, or failed: half a minute.
 pub const FENCE_DEADLINE: Duration = REQUEST_DEADLINE.saturating_mul(FENCE_TRIES);
 
-/// Adds a grant, and says for how long the client may use it (see [`Holder::usable_for`](crate::Holder::usable_for)).
+/// Adds a grant, and says for how long the client may use it (see
+/// [`Holder::usable_for`](crate::Holder::usable_for)).
 pub(crate) async fn add_grant(
     shared: &Arc<Shared>,
     region: &LeasedRegion,
@@ -63,8 +65,9 @@ pub(crate) async fn ask_for_grant(
     Ok(asked.map_err(|_| late(node))?.map_err(|status| refused(node, &status))?.into_inner())
 }
 
-/// Asks a node to fence a grant, by what `question` says until the lease is over. Asked again while the node has not answered: copying a
-/// region of many GiB lasts longer than an answer may, and who asks again learns when it is done.
+/// Asks a node to fence a grant, by what `question` says until the lease is over. Asked again while the node
+/// has not answered: copying a region of many GiB lasts longer than an answer may, and who asks again learns
+/// when it is done.
 pub(crate) async fn ask_for_fence(
     mut client: NodeClient<Channel>,
     region: RegionId,

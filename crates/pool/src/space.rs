@@ -18,9 +18,9 @@ use crate::region::LeasedRegion;
 
 /// Size of an extent, and of a file's stripe unit.
 ///
-/// Large enough that an 8 KiB or 128 KiB request touches one node and that a gigabyte needs only 4,096 extents;
-/// small enough that the largest request (1 MiB) is spread over four nodes, that the many small spill files of
-/// a hash join waste little, and that a region of 64 MiB serves 256 of them.
+/// Large enough that an 8 KiB or 128 KiB request touches one node and that a gigabyte needs only 4,096
+/// extents; small enough that the largest request (1 MiB) is spread over four nodes, that the many small
+/// spill files of a hash join waste little, and that a region of 64 MiB serves 256 of them.
 pub const EXTENT_BYTES: u64 = 256 << 10;
 
 /// Numbers of an earlier process that are used again: more would be there only if state made no sense.
@@ -50,14 +50,16 @@ impl Extent {
         RemoteAddr { region: self.region.id, offset: self.place as u64 * EXTENT_BYTES + offset }
     }
 
-    /// Whether a write of which nobody knows may still land here. It stays so: what the extent holds belongs elsewhere, and
-    /// its place is not used again under this lease.
+    /// Whether a write of which nobody knows may still land here. It stays so: what the extent holds belongs
+    /// elsewhere, and its place is not used again under this lease.
     pub fn is_in_doubt(&self) -> bool {
-        // Acquire: pairs with the release below. Whoever finds the lock of a block given up finds the doubt as well.
+        // Acquire: pairs with the release below. Whoever finds the lock of a block given up finds the doubt
+        // as well.
         self.in_doubt.load(Ordering::Acquire)
     }
 
-    /// An extent that somebody else has taken and keeps, as a guest of his sees it: dropping it gives nothing back.
+    /// An extent that somebody else has taken and keeps, as a guest of his sees it: dropping it gives nothing
+    /// back.
     pub fn of_guest(region: Arc<LeasedRegion>, place: u32, number: u64) -> Self {
         Extent { region, place, number, space: Weak::new(), in_doubt: AtomicBool::new(false), kept: None }
     }
@@ -70,7 +72,8 @@ impl Extent {
         }
     }
 
-    /// A small number that no other extent of the process has at the same time: an index for tables kept beside.
+    /// A small number that no other extent of the process has at the same time: an index for tables kept
+    /// beside.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -245,7 +248,8 @@ impl Space {
         })
     }
 
-    /// Takes an extent on the node that `place` falls to, or on another that has room; only where `within` allows.
+    /// Takes an extent on the node that `place` falls to, or on another that has room; only where `within`
+    /// allows.
     pub(crate) fn take(&mut self, place: u64, within: &Where, space: &Arc<Mutex<Space>>) -> Option<Extent> {
         if self.free == 0 {
             return None;
@@ -303,7 +307,8 @@ impl Space {
         }
     }
 
-    /// Lets go of the regions that `over` names: their free extents are gone, those in use stay with their takers.
+    /// Lets go of the regions that `over` names: their free extents are gone, those in use stay with their
+    /// takers.
     pub(crate) fn remove(&mut self, mut over: impl FnMut(&LeasedRegion) -> bool) -> Vec<Arc<LeasedRegion>> {
         let mut removed = Vec::new();
         for regions in self.nodes.values_mut() {
@@ -311,8 +316,8 @@ impl Space {
                 if !held.leaving {
                     self.free -= held.free.len() as u64;
                 }
-                // A number whose extents are still in use is not used again: tables beside refer to it. Nor one of which it is
-                // not known yet, while it is being taken over.
+                // A number whose extents are still in use is not used again: tables beside refer to it. Nor
+                // one of which it is not known yet, while it is being taken over.
                 let is_unused = !self.is_adopting && held.free.len() == held.extents as usize;
                 if is_unused {
                     self.free_numbers.push(held.number);
@@ -338,7 +343,8 @@ impl Space {
         }
     }
 
-    /// Lets go of regions that were empty for `linger_ms`, or are to be left and empty, but keeps `keep_free` free extents.
+    /// Lets go of regions that were empty for `linger_ms`, or are to be left and empty, but keeps `keep_free`
+    /// free extents.
     pub(crate) fn shrink(&mut self, now_ms: u64, linger_ms: u64, keep_free: u64) -> Vec<Arc<LeasedRegion>> {
         if self.is_adopting {
             return Vec::new();

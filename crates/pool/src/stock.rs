@@ -1,7 +1,7 @@
 //! What one process holds of the pool: leases, regions, nodes and extents, and what becomes of them.
 //!
-//! The clock and the way to a node are given; asking brokers and nodes is a shell's part (`keeper`, or a simulation's),
-//! which brings the answers here.
+//! The clock and the way to a node are given; asking brokers and nodes is a shell's part (`keeper`, or a
+//! simulation's), which brings the answers here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,8 +24,8 @@ use crate::keeping::Keeping;
 use crate::region::{LeasedRegion, NodeState};
 use crate::space::{EXTENT_BYTES, Extent, Space, Where};
 
-/// More regions are asked for when fewer free extents than this are left: 32 MiB, some milliseconds of writing,
-/// about as long as asking takes.
+/// More regions are asked for when fewer free extents than this are left: 32 MiB, some milliseconds of
+/// writing, about as long as asking takes.
 const LOW_WATER_EXTENTS: u64 = 128;
 
 /// Sizes of the pool, for `statfs`.
@@ -315,7 +315,8 @@ impl Stock {
         self.space.lock().free() < LOW_WATER_EXTENTS || self.with_holder(|holder| holder.wants_elsewhere())
     }
 
-    /// How often a lease or a node was lost: whoever keeps redundant data looks at it when the number has changed.
+    /// How often a lease or a node was lost: whoever keeps redundant data looks at it when the number has
+    /// changed.
     pub fn losses(&self) -> u64 {
         // Acquire: pairs with the release in `note_loss`; whoever finds the number finds the regions over.
         self.losses.load(Ordering::Acquire)

@@ -1,7 +1,7 @@
 //! The thread that looks after the nodes' lives, and makes idle sessions let go of regions.
 //!
-//! A client learns of a node's death from its own operations; but memory that is mapped here outlives the node,
-//! and an idle mount has no operations. So each node is pinged over the fabric.
+//! A client learns of a node's death from its own operations; but memory that is mapped here outlives the
+//! node, and an idle mount has no operations. So each node is pinged over the fabric.
 
 use std::io;
 use std::rc::Rc;

@@ -1,6 +1,6 @@
-//! The interposer with a stand-in for the mount, for tests: every regular file on a tmpfs counts as one of a mount's,
-//! and is served through a descriptor of the stand-in's own. So what a program sees must not change, and the counts
-//! below tell that it was this library that served it.
+//! The interposer with a stand-in for the mount, for tests: every regular file on a tmpfs counts as a file of
+//! a mount, and is served through a descriptor of the stand-in's own. So a program must see no difference,
+//! and the counts below show that this library served it.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -19,26 +19,26 @@ use farpool_preload::backend::{
 static SERVED: AtomicU64 = AtomicU64::new(0);
 /// Descriptions whose acceleration was given up.
 static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
-/// Whether the stand-in is at fault.
+/// Whether operations of the stand-in panic.
 static FAULTY: AtomicBool = AtomicBool::new(false);
-/// How many calls by the kernel cost as much as opening a file.
+/// How many calls through the kernel cost as much as opening a file.
 static CALLS_WORTH_OPENING: AtomicU32 = AtomicU32::new(1);
-/// Whether the stand-in plays dead.
+/// Whether the stand-in acts as a mount that has ended.
 static DEAD: AtomicBool = AtomicBool::new(false);
 
-/// How many operations were served so far.
+/// How many operations have been served.
 #[unsafe(no_mangle)]
 pub extern "C" fn farpool_double_served() -> u64 {
     SERVED.load(Ordering::Relaxed)
 }
 
-/// How often acceleration was given up so far.
+/// How often acceleration has been given up.
 #[unsafe(no_mangle)]
 pub extern "C" fn farpool_double_given_up() -> u64 {
     GIVEN_UP.load(Ordering::Relaxed)
 }
 
-/// From now on opening a file costs as much as so many calls by the kernel.
+/// From now on opening a file costs as much as `calls` calls through the kernel.
 #[unsafe(no_mangle)]
 pub extern "C" fn farpool_double_open_at(calls: u32) {
     CALLS_WORTH_OPENING.store(calls, Ordering::Relaxed);
@@ -50,7 +50,7 @@ pub extern "C" fn farpool_double_die() {
     DEAD.store(true, Ordering::Relaxed);
 }
 
-/// From now on every operation is a fault of the library's own.
+/// From now on every operation panics, as a fault of the library's own.
 #[unsafe(no_mangle)]
 pub extern "C" fn farpool_double_fail() {
     FAULTY.store(true, Ordering::Relaxed);
@@ -61,17 +61,18 @@ struct Tmpfs;
 /// Files by device and inode.
 type Files = HashMap<(u64, u64), Arc<StdFile>>;
 
-/// What the daemon would know: all files that were ever registered.
+/// What the daemon would know: all files ever registered.
 static FILES: Mutex<Option<Files>> = Mutex::new(None);
 
-/// Where the stand-in's own descriptors begin, so that programs find the numbers that they would find without it.
+/// The first of the stand-in's own descriptors. It is high, so that programs get the numbers that they would
+/// get without the stand-in.
 pub const OWN_DESCRIPTORS_FROM: RawFd = 700;
 
 fn reopen(fd: RawFd) -> Option<StdFile> {
     let low = OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{fd}")).ok()?;
-    // SAFETY: makes a descriptor that nobody else owns yet.
+    // SAFETY: takes numbers only; makes a descriptor that nothing else owns yet.
     let high = unsafe { libc::fcntl(low.as_raw_fd(), libc::F_DUPFD_CLOEXEC, OWN_DESCRIPTORS_FROM) };
-    // SAFETY: just made.
+    // SAFETY: the descriptor was just made, and nothing else owns it.
     (high >= 0).then(|| unsafe { StdFile::from_raw_fd(high) })
 }
 
@@ -79,7 +80,8 @@ impl Backend for Tmpfs {
     fn recognises(&self, fd: RawFd) -> bool {
         let mut system = std::mem::MaybeUninit::<libc::statfs>::uninit();
         let mut file = std::mem::MaybeUninit::<libc::stat>::uninit();
-        // SAFETY: both buffers are alive, and filled where they are looked at.
+        // SAFETY: both buffers live until the calls return, have the size that each call fills, and are read
+        // only after the call has succeeded.
         unsafe {
             libc::fstatfs(fd, system.as_mut_ptr()) == 0
                 && system.assume_init().f_type == libc::TMPFS_MAGIC
@@ -95,7 +97,7 @@ impl Backend for Tmpfs {
     fn register(&self, fd: RawFd) -> Option<Registration> {
         let facts = std::fs::metadata(format!("/proc/self/fd/{fd}")).ok()?;
         let id = (facts.dev(), facts.ino());
-        // Once only: opening and closing a file once more would drop the program's record locks.
+        // Opened only once: opening and closing the file again would drop the program's record locks.
         if let Entry::Vacant(place) = FILES.lock().unwrap().get_or_insert_default().entry(id) {
             place.insert(Arc::new(reopen(fd)?));
         }
@@ -114,7 +116,7 @@ impl Backend for Tmpfs {
     }
 }
 
-/// Of one process only, as the real one's connections are.
+/// A host that one process has joined: like the real connections, it serves only that process.
 struct Joined {
     process: u32,
 }
@@ -176,8 +178,8 @@ impl File for Served {
     fn read_at(&self, session: &dyn Any, offset: u64, to: &[Room<'_>]) -> Option<usize> {
         let (fd, pieces) = (self.file.as_raw_fd(), to.len());
         // SAFETY:
-        // - In bounds: `to` has `pieces` entries, which have the layout of `iovec`; whoever made each `Room`
-        //   promised its bytes.
+        // - In bounds: `to` has `pieces` entries, which have the layout of `iovec`; the code that made each
+        //   `Room` promised its bytes.
         // - Exclusive: the kernel writes into the program's memory only, as the program asked for.
         // - Alive: `to` and its pieces are borrowed until the call returns.
         let moved = unsafe { libc::syscall(libc::SYS_preadv, fd, to.as_ptr(), pieces, offset, 0) };
@@ -187,7 +189,7 @@ impl File for Served {
     fn write_at(&self, session: &dyn Any, offset: u64, from: &[Given<'_>]) -> Option<usize> {
         let (fd, pieces) = (self.file.as_raw_fd(), from.len());
         // SAFETY:
-        // - In bounds: `from` has `pieces` entries, which have the layout of `iovec`; whoever made each
+        // - In bounds: `from` has `pieces` entries, which have the layout of `iovec`; the code that made each
         //   `Given` promised its bytes.
         // - Exclusive: the kernel only reads them.
         // - Alive: `from` and its pieces are borrowed until the call returns.
@@ -201,6 +203,7 @@ extern "C" fn start() {
 }
 
 #[used]
-// SAFETY: the loader calls what lies in this section once, without arguments that a function without any would miss.
+// SAFETY: the loader calls each function in this section once, and a function without parameters ignores the
+// arguments that it passes.
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;

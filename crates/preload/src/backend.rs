@@ -1,4 +1,4 @@
-//! What the interposer needs from a mount. The real one speaks to the daemon; tests bring a stand-in.
+//! What the interposer needs from a mount. The real backend talks to the daemon; tests bring a stand-in.
 
 use std::any::Any;
 use std::os::fd::RawFd;
@@ -20,49 +20,50 @@ pub struct Registration {
     pub socket: [u8; SOCKET_NAME_MAX],
 }
 
-/// The kernel's side: descriptors of mounts.
+/// The kernel's side of a mount: descriptors of its files.
 ///
-/// Every method may be called by several threads at once, and must make no hooked call of which it would need the
-/// library's own effect: while one of these runs, the thread's hooked calls go straight to the kernel.
+/// Several threads may call each method at once. A method must not rely on hooks: while it runs, the thread's
+/// hooked calls go straight to the kernel.
 pub trait Backend: Sync {
-    /// Whether the descriptor may be of a mount. Called once for most descriptors of a program: it must be cheap,
-    /// and change nothing.
+    /// Whether the descriptor may belong to a mount. It is called once for most descriptors of a program, so
+    /// it must be cheap, and change nothing.
     fn recognises(&self, fd: RawFd) -> bool;
 
-    /// How many positional calls by the kernel cost as much as opening a file with its host.
+    /// How many positional calls through the kernel cost as much as opening a file with its host.
     fn calls_worth_opening(&self) -> u32;
 
-    /// Registers the descriptor's open file description. Doing it again answers the same. `None`: not a mount, or
-    /// its file is not to be accelerated.
+    /// Registers the descriptor's open file description. Repeating it gives the same answer. `None`: it is
+    /// not on a mount, or its file is not to be accelerated.
     fn register(&self, fd: RawFd) -> Option<Registration>;
 
-    /// Gives acceleration of the description up for good, also of one that was never registered; returns when no
-    /// operation on it is in flight. Plain system calls only: a `vfork` child calls it.
+    /// Gives up acceleration of the description for good, also of one that was never registered. Returns when
+    /// no operation on it is in flight. It makes plain system calls only, because a `vfork` child calls it.
     fn unregister(&self, fd: RawFd);
 
     /// Connects to the host of a mount.
     fn join(&self, registration: &Registration) -> Option<Arc<dyn Host>>;
 }
 
-/// A mount, joined by this process. In a forked child it is abandoned, and never dropped.
+/// A mount that this process has joined. In a forked child it is abandoned, and never dropped.
 pub trait Host: Send + Sync {
     /// The file that a ticket names.
     fn open(&self, ticket: &[u8; TICKET_BYTES]) -> Option<Box<dyn File>>;
 
-    /// What one thread needs for its operations.
+    /// A session: what one thread needs for its operations.
     fn session(&self) -> Option<Box<dyn Any>>;
 
-    /// Whether the mount has ended. Then nothing more is opened here, and its files answer nothing.
+    /// Whether the mount has ended. Then no further file is opened here, and its files answer `None`.
     fn is_over(&self) -> bool;
 
-    /// In the child of a fork: touches nothing that the parent has any more. What is left is leaked. Takes no lock.
+    /// Called in the child of a fork: leaves everything alone that the parent still has. What remains is
+    /// leaked. Takes no lock.
     fn abandon(&self);
 }
 
-/// A file of a mount. `None` means: ask the kernel; so it is for ever once the mount has ended. Sessions are of the
-/// same host.
+/// A file of a mount. `None` means that the kernel must be asked; once the mount has ended, the answer is
+/// always `None`. Sessions must belong to the same host.
 pub trait File: Send + Sync {
-    /// Reads from `offset` on. Fewer bytes than asked for mean the end of the file.
+    /// Reads from `offset` on. Fewer bytes than requested mean the end of the file.
     fn read_at(&self, session: &dyn Any, offset: u64, to: &[Room<'_>]) -> Option<usize>;
 
     /// Writes from `offset` on.

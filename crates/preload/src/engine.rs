@@ -1,4 +1,4 @@
-//! What the hooks ask: serve this call, or let the kernel do it?
+//! The decision behind each hook: serve this call here, or let the kernel do it?
 
 use std::any::Any;
 use std::os::fd::RawFd;
@@ -14,31 +14,34 @@ use crate::process::{Process, Right};
 use crate::sys;
 use crate::table::{DESCRIPTORS_MAX, Found, Pin, Slot, Table, flag};
 
-/// Bytes that one call moves at most, as in the kernel (`MAX_RW_COUNT`): more is the kernel's to cut short.
+/// Most bytes of one call, as in the kernel (`MAX_RW_COUNT`). The kernel cuts longer calls short.
 const CALL_BYTES_MAX: usize = 0x7fff_f000;
-/// Guards are at most this part of the descriptors that the process may have. The rest is the program's.
+/// Guards are at most one part in this many of the descriptors that the process may have. The rest is the
+/// program's.
 const GUARDS_PART: u64 = 4;
-/// Guards lie above this number, or above half the limit if that is lower: programs expect low numbers to be theirs.
+/// Guards have numbers from this one up, or from half the limit if that is lower: programs expect low numbers
+/// to be theirs.
 const GUARDS_FROM: u64 = 1024;
-/// A file that is longer is opened with its host at the first positional call: it is likely to see many.
+/// A longer file is opened with its host at the first positional call, as it is likely to see many.
 const SMALL_FILE_BYTES: u64 = 128 << 10;
 
 static MOUNTS: Mounts = Mounts::new();
 
-/// One process's interposer.
+/// The interposer of one process.
 pub struct Engine {
     pub(crate) process: Process,
     pub(crate) table: Table,
     backend: OnceLock<&'static dyn Backend>,
     hosts: Hosts,
-    /// Whether the program ever took a record lock: closing any descriptor of a file drops those on it.
+    /// Whether the program ever took a record lock: closing any descriptor of a file drops the process's
+    /// record locks on it.
     pub(crate) takes_record_locks: AtomicBool,
-    /// Numbers that are to be copied for a spawned program, see [`Engine::will_copy`].
+    /// Descriptors that are to be copied for a spawned program, see [`Engine::will_copy`].
     pub(crate) copied: [AtomicU64; DESCRIPTORS_MAX / u64::BITS as usize],
 }
 
 impl Engine {
-    /// Nothing known yet.
+    /// An engine that knows nothing yet.
     #[allow(clippy::new_without_default)] // a static needs `const`
     pub const fn new() -> Self {
         Engine {
@@ -55,12 +58,12 @@ impl Engine {
         self.backend.get().copied().unwrap_or(&MOUNTS)
     }
 
-    /// Puts something else in the place of the mounts, once.
+    /// Replaces the mounts by another backend, once.
     pub fn use_backend(&self, backend: &'static dyn Backend) -> bool {
         self.backend.set(backend).is_ok()
     }
 
-    /// A positional read, if it can be served here.
+    /// Serves a positional read, if it can be served here.
     pub fn read(&self, fd: RawFd, to: &[Room<'_>], offset: i64) -> Option<usize> {
         if self.table.is_plain(fd) {
             return None;
@@ -72,7 +75,7 @@ impl Engine {
         })
     }
 
-    /// A positional write, if it can be served here.
+    /// Serves a positional write, if it can be served here.
     pub fn write(&self, fd: RawFd, from: &[Given<'_>], offset: i64) -> Option<usize> {
         if self.table.is_plain(fd) {
             return None;
@@ -84,8 +87,8 @@ impl Engine {
         })
     }
 
-    /// Whether the descriptor is one of ours, found out if it is not known yet. For callers who must not look at the
-    /// program's memory if it is not.
+    /// Whether the descriptor belongs to a mount; finds out if that is not known yet. For callers that must
+    /// not read the program's memory if it does not.
     pub fn is_ours(&self, fd: RawFd) -> bool {
         if self.table.is_plain(fd) {
             return false;
@@ -118,8 +121,8 @@ impl Engine {
         pin.opened()?.operate(operation)
     }
 
-    /// Whether a file of which so many calls were made, the last of them up to the byte `end`, is opened with its
-    /// host: a small file not before it has seen as many calls as that costs.
+    /// Whether a file is opened with its host after `calls` calls, the last of which ends at the byte `end`.
+    /// A small file is opened only after as many calls as the opening costs.
     fn is_worth_opening(&self, fd: RawFd, calls: u32, end: u64) -> bool {
         calls >= self.backend().calls_worth_opening()
             || end > SMALL_FILE_BYTES
@@ -131,7 +134,7 @@ impl Engine {
         pin.guard().is_some_and(|guard| same(fd, guard))
     }
 
-    /// The number means something else now: it was closed behind the library's back.
+    /// Notes that the number means something else now: it was closed without the library's knowledge.
     pub(crate) fn lost(&self, fd: RawFd, pin: &Pin<'_>) {
         if self.process.is_owner() {
             if self.takes_record_locks.load(Ordering::Relaxed) {
@@ -141,7 +144,7 @@ impl Engine {
         }
     }
 
-    /// Whether anything may be used that belongs to this process. In the child of a fork, prepares it.
+    /// Whether the state of this process may be used. In the child of a fork, prepares it.
     pub(crate) fn is_ready(&self) -> bool {
         self.process.is_ready(|| {
             self.table.adopt();
@@ -160,11 +163,11 @@ impl Engine {
         }
     }
 
-    /// The first positional call on a descriptor.
+    /// Handles the first positional call on a descriptor.
     fn learn(&self, fd: RawFd) -> Option<Pin<'_>> {
         let backend = self.backend();
         if !backend.recognises(fd) || !self.process.start() {
-            // A number that is not open may be a mount's tomorrow.
+            // A number that is not open may belong to a mount later.
             if sys::ends_at_exec(fd).is_some() {
                 self.table.set_plain(fd);
             }
@@ -186,7 +189,7 @@ impl Engine {
         }
     }
 
-    /// A description that is known by another number.
+    /// The description of `fd`, if it is known by another number.
     pub(crate) fn shared(&self, fd: RawFd) -> Option<Pin<'_>> {
         if self.table.live() == 0 {
             return None;
@@ -195,13 +198,15 @@ impl Engine {
         self.table.pins().find(|pin| pin.id() == id && self.is_still(fd, pin))
     }
 
-    /// Registers a description with its mount. Its file is [opened](Self::open) later: that costs ten times as much.
+    /// Registers a description with its mount. Its file is [opened](Self::open) later: that costs ten times
+    /// as much.
     ///
-    /// Not one with `O_APPEND`: the kernel finds the end of a file by what it remembers of its size, which goes stale
-    /// where a file grows by accelerated writes.
+    /// A description with `O_APPEND` is not registered: the kernel finds the end of a file by the size that
+    /// it remembers, which goes stale where a file grows by accelerated writes.
     ///
-    /// `O_DIRECT` comes first: from then on nothing that the kernel does for this description leaves anything in its
-    /// page cache. The guard comes last, because closing it again would drop the program's record locks.
+    /// `O_DIRECT` is set first: from then on nothing that the kernel does for this description leaves pages
+    /// in its page cache. The guard is made last, because closing it again would drop the program's record
+    /// locks.
     fn register(&self, backend: &dyn Backend, fd: RawFd, right: &Right<'_>) -> Option<Pin<'_>> {
         let (id, status) = (sys::file_id(fd)?, sys::status_flags(fd)?);
         let limit = sys::soft_limit(libc::RLIMIT_NOFILE);
@@ -216,8 +221,8 @@ impl Engine {
         let is_registered = backend.register(fd).is_some();
         let guard = if is_registered { new_guard(fd, limit) } else { None };
         let Some(guard) = guard else {
-            // First with the mount: while it counts the description as registered, others may work on the file
-            // directly, and the kernel's pages of it would not hear of that.
+            // Undone with the mount first: while it counts the description as registered, other processes may
+            // work on the file directly, and the kernel's pages of the file would not be updated.
             if is_registered {
                 backend.unregister(fd);
             }
@@ -230,8 +235,8 @@ impl Engine {
         Some(self.table.claim(&Found { guard, id, flags: allowed(status), write_limit }, right))
     }
 
-    /// Opens the file of a registered description with its host; in the child of a fork, which has connections of its
-    /// own, once more.
+    /// Opens the file of a registered description with its host. The child of a fork, which has connections
+    /// of its own, opens it again.
     fn open(&self, fd: RawFd, pin: &Pin<'_>) -> Option<()> {
         let backend = self.backend();
         if !self.process.is_owner() {
@@ -254,7 +259,8 @@ impl Engine {
     }
 }
 
-/// Offset and end of a call that could be served at all. The rest is refused, cut short, or answered by the kernel.
+/// Offset and end of a call that can be served at all. Other calls are refused, cut short, or answered by the
+/// kernel.
 fn range(offset: i64, mut pieces: impl Iterator<Item = usize>) -> Option<(u64, u64)> {
     let bytes = pieces.try_fold(0_usize, |sum, piece| sum.checked_add(piece))?;
     if bytes == 0 || bytes > CALL_BYTES_MAX {

@@ -1,5 +1,6 @@
-//! Entering the library: marked, so that a signal handler or a callee that comes back finds the kernel; contained, so
-//! that a fault of ours is not the program's; and without a trace in `errno`.
+//! Entering the library. The thread is marked, so that a signal handler or a callback into a hook finds the
+//! kernel. Panics are contained, so that a fault of the library does not become the program's. `errno` is
+//! restored.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,14 +13,14 @@ unsafe extern "C" {
 const PTHREAD_CANCEL_DISABLE: i32 = 1;
 
 thread_local! {
-    /// Without a destructor, so that it can be read in a signal handler and at the end of a thread.
+    /// It has no destructor, so that it can be read in a signal handler and at the end of a thread.
     static WITHIN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether a fault of the library has switched it off. Set once, and nothing is ordered by it.
+/// Whether a fault of the library has switched it off. It is set once, and orders nothing.
 static OFF: AtomicBool = AtomicBool::new(false);
 
-/// One thread's stay within the library.
+/// The time that one thread spends within the library.
 struct Stay {
     errno: i32,
     cancel_state: i32,
@@ -31,7 +32,8 @@ impl Stay {
             return None;
         }
         let mut cancel_state = 0;
-        // SAFETY: the thread's own `errno` and its own cancellation state.
+        // SAFETY: the thread's own `errno` and its own cancellation state; `cancel_state` lives until the
+        // call returns.
         let errno = unsafe {
             pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut cancel_state);
             *libc::__errno_location()
@@ -42,7 +44,8 @@ impl Stay {
 
 impl Drop for Stay {
     fn drop(&mut self) {
-        // SAFETY: as in `begin`; the state is what it was then.
+        // SAFETY: the thread's own `errno` and its own cancellation state, which is set to what `begin`
+        // found.
         unsafe {
             *libc::__errno_location() = self.errno;
             pthread_setcancelstate(self.cancel_state, std::ptr::null_mut());
@@ -51,8 +54,8 @@ impl Drop for Stay {
     }
 }
 
-/// Runs the library's own part of a hooked call. `None` if the thread is within already, if the library is off, or
-/// if it has just failed: then the kernel is asked as if there were no library.
+/// Runs the library's own part of a hooked call. `None` if the thread is within the library already, if the
+/// library is off, or if it has just failed: then the kernel is asked as if there were no library.
 pub fn within<T>(work: impl FnOnce() -> Option<T>) -> Option<T> {
     let _stay = Stay::begin()?;
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
@@ -61,7 +64,7 @@ pub fn within<T>(work: impl FnOnce() -> Option<T>) -> Option<T> {
     })
 }
 
-/// As [`within`], for work without an answer.
+/// As [`within`], for work without a result.
 pub fn do_within(work: impl FnOnce()) {
     within(|| {
         work();
@@ -84,11 +87,11 @@ mod tests {
         // SAFETY: the thread's own `errno`.
         unsafe { *libc::__errno_location() = libc::ENOTTY };
         within(|| {
-            // SAFETY: as above.
+            // SAFETY: the thread's own `errno`.
             unsafe { *libc::__errno_location() = libc::EIO };
             Some(())
         });
-        // SAFETY: as above.
+        // SAFETY: the thread's own `errno`.
         assert_eq!(unsafe { *libc::__errno_location() }, libc::ENOTTY);
     }
 }

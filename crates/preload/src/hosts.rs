@@ -1,4 +1,4 @@
-//! Mounts that this process has joined, and what each thread needs to use them.
+//! Mounts that this process has joined, and the sessions that each thread needs to use them.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -9,13 +9,15 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use crate::backend::{Backend, File, Host, Registration, SOCKET_NAME_MAX};
 use crate::process::Right;
 
-/// Mounts joined at once by one process; files of further ones are not accelerated. A machine has few.
+/// Most mounts that one process has joined at a time; files of further ones are not accelerated. A machine
+/// has few.
 const HOSTS_MAX: usize = 8;
 
-/// Numbers each joining, so that a session is never used with another host, or in a forked child.
+/// The number of the next joined mount. Numbers ensure that a session is never used with another host, or in
+/// a forked child.
 static JOINED: AtomicU64 = AtomicU64::new(1);
 
-/// How often this memory was copied by a fork. Sessions of before are another process's.
+/// How often this memory was copied by a fork. Sessions of an earlier generation belong to another process.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 /// A mount that was joined.
@@ -32,7 +34,7 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Runs one operation with the thread's session, which a thread that ends may have no more.
+    /// Runs one operation with the thread's session; `None` if the thread is ending and has none.
     pub fn operate(&self, operation: impl FnOnce(&dyn File, &dyn Any) -> Option<usize>) -> Option<usize> {
         let with = |sessions: &RefCell<Sessions>| {
             let mut sessions = sessions.try_borrow_mut().ok()?;
@@ -50,7 +52,7 @@ struct Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // A parent's session is not ended in its child: that would speak to the parent's peers.
+        // A child does not end its parent's session: that would send messages to the parent's peers.
         if self.generation != GENERATION.load(Ordering::Relaxed) {
             std::mem::forget(self.value.take());
         }
@@ -100,18 +102,18 @@ impl Hosts {
         Hosts { entries: [const { AtomicPtr::new(null_mut()) }; HOSTS_MAX] }
     }
 
-    /// Opens the file that was registered, joining its mount if that was not done yet.
+    /// Opens the file that was registered. Joins its mount if that has not been done yet.
     pub fn open(&self, backend: &dyn Backend, answer: &Registration, right: &Right<'_>) -> Option<Opened> {
         let joined = self.find(&answer.socket, right).or_else(|| self.join(backend, answer, right))?;
         let file = joined.host.open(&answer.ticket)?;
         Some(Opened { joined, file })
     }
 
-    /// Only the holder of the right looks at entries, so none is freed meanwhile.
+    /// Finds a joined mount. Only the holder of the right reads entries, so none is freed meanwhile.
     fn find(&self, socket: &[u8; SOCKET_NAME_MAX], _right: &Right<'_>) -> Option<Joined> {
         self.entries.iter().find_map(|entry| {
-            // SAFETY: null or from `Box::into_raw`; freed only under the right, which the caller holds. Acquire
-            // pairs with the release in `join`.
+            // SAFETY: null or from `Box::into_raw`; freed only under the right, which the caller holds.
+            // Acquire pairs with the release in `join`.
             let entry = unsafe { entry.load(Ordering::Acquire).as_ref() }?;
             (entry.socket == *socket && !entry.joined.host.is_over()).then(|| entry.joined.clone())
         })
@@ -122,27 +124,29 @@ impl Hosts {
         let host = backend.join(answer)?;
         let joined = Joined { number: JOINED.fetch_add(1, Ordering::Relaxed), host };
         let entry = Box::new(Entry { socket: answer.socket, joined: joined.clone() });
-        // Release publishes the entry; pairs with `find`. Acquire: what is replaced is freed here.
+        // Release publishes the entry; pairs with `find`. Acquire: the replaced entry is freed here.
         let before = place.swap(Box::into_raw(entry), Ordering::AcqRel);
         if !before.is_null() {
-            // SAFETY: from `Box::into_raw` here; entries are only looked at under the right.
+            // SAFETY: from `Box::into_raw` in this function; entries are read only under the right, which the
+            // caller holds.
             drop(unsafe { Box::from_raw(before) });
         }
         Some(joined)
     }
 
     fn is_free(&self, entry: &AtomicPtr<Entry>, _right: &Right<'_>) -> bool {
-        // SAFETY: as in `find`.
+        // SAFETY: null or from `Box::into_raw`; freed only under the right, which the caller holds. Acquire
+        // pairs with the release in `join`.
         let entry = unsafe { entry.load(Ordering::Acquire).as_ref() };
         entry.is_none_or(|entry| entry.joined.host.is_over())
     }
 
-    /// In the child of a fork: forgets the parent's mounts without ending anything.
+    /// Called in the child of a fork: forgets the parent's mounts without ending anything.
     pub fn forget(&self) {
         GENERATION.fetch_add(1, Ordering::Relaxed);
         for entry in &self.entries {
             let entry = entry.swap(null_mut(), Ordering::Acquire);
-            // SAFETY: null or from `Box::into_raw`; in the child nobody frees it.
+            // SAFETY: null or from `Box::into_raw`; the child never frees it.
             if let Some(entry) = unsafe { entry.as_ref() } {
                 entry.joined.host.abandon();
             }

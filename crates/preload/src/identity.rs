@@ -1,7 +1,7 @@
 //! Do two descriptors name the same open file description?
 //!
-//! Linux 6.10 answers in a fraction of a microsecond (`F_DUPFD_QUERY`), older kernels in some microseconds (`kcmp`).
-//! Where neither is allowed nothing is accelerated.
+//! Linux 6.10 and later answer in a fraction of a microsecond (`F_DUPFD_QUERY`), older kernels in some
+//! microseconds (`kcmp`). Where neither is allowed, nothing is accelerated.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -16,8 +16,8 @@ const KCMP_FILE: i32 = 0;
 const BY_QUERY: u8 = 0;
 const BY_KCMP: u8 = 1;
 
-/// How this kernel is asked. One byte that only ever changes from the first way to the second, so nothing is
-/// ordered by it.
+/// How this kernel is asked. The byte changes only once, from the first way to the second, so it orders
+/// nothing.
 static WAY: AtomicU8 = AtomicU8::new(BY_QUERY);
 
 /// Whether both descriptors are open and name the same description.
@@ -28,8 +28,8 @@ pub fn same(one: RawFd, other: RawFd) -> bool {
     match sys::fcntl(one, F_DUPFD_QUERY, other as usize) {
         1 => true,
         0 => false,
-        // A kernel that does not know the command says `EINVAL` of open descriptors; so does this one of closed ones
-        // never.
+        // A kernel that does not know the command returns `EINVAL` for open descriptors. A kernel that knows
+        // it never returns `EINVAL` for closed ones.
         _ if sys::last_error() == libc::EINVAL => {
             WAY.store(BY_KCMP, Ordering::Relaxed);
             same_by_kcmp(one, other)

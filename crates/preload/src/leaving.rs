@@ -9,8 +9,8 @@ use crate::sys;
 use crate::table::{Pin, Slot, flag};
 
 impl Engine {
-    /// Runs `real`, which closes the descriptor. What is remembered goes first, the guard last: what `close` reports
-    /// of earlier writes is the program's to see.
+    /// Runs `real`, which closes the descriptor. The table entry goes first, the guard last, so that the
+    /// program sees what `close` reports of earlier writes.
     pub fn close<T>(&self, fd: RawFd, real: impl FnOnce() -> T) -> T {
         if !self.table.is_known(fd) {
             self.table.forget_plain(fd, fd);
@@ -27,7 +27,7 @@ impl Engine {
         answer
     }
 
-    /// Whether there may be guards that are kept for the sake of record locks.
+    /// Whether there may be guards that are kept because of record locks.
     fn may_keep(&self) -> bool {
         self.takes_record_locks.load(Ordering::Relaxed) && self.table.live() != 0
     }
@@ -49,8 +49,8 @@ impl Engine {
         answer
     }
 
-    /// The descriptor `new` has become a copy of `old`. A descriptor of a mount is registered now, if it was not:
-    /// else the copies of a description would not know of each other.
+    /// Notes that the descriptor `new` has become a copy of `old`. If it belongs to a mount and was not
+    /// registered, it is registered now; otherwise the copies of a description would not know of each other.
     pub fn copied(&self, old: RawFd, new: RawFd) {
         if !self.table.is_known(new) {
             self.table.forget_plain(new, new);
@@ -116,7 +116,7 @@ impl Engine {
         }
     }
 
-    /// Drops what belonged to a number that the program has closed.
+    /// Drops the state of a number that the program has closed.
     fn drop_closed(&self, pin: Pin<'_>) {
         let id = pin.id();
         drop(pin);
@@ -125,7 +125,7 @@ impl Engine {
         }
     }
 
-    /// The description that a number means, found however the number came to mean it.
+    /// The description that a number names, however the number came to name it.
     fn described(&self, fd: RawFd) -> Option<Pin<'_>> {
         if self.table.live() == 0 || !self.is_ready() {
             return None;
@@ -136,13 +136,13 @@ impl Engine {
         }
     }
 
-    /// Whether the description is registered, and opened for what is `needed`.
+    /// Whether the description is registered, and open for what is `needed`.
     pub fn is_served(&self, fd: RawFd, needed: u32) -> bool {
         within(|| self.described(fd).filter(|pin| pin.has(needed) && !pin.has(flag::ENDING)).map(drop))
             .is_some()
     }
 
-    /// As [`described`](Self::described). A descriptor that is not known yet is registered now.
+    /// As [`described`](Self::described), but registers a descriptor that is not known yet.
     fn found(&self, fd: RawFd) -> Option<Pin<'_>> {
         self.described(fd).or_else(|| {
             if let Slot::Known(stale) = self.table.look(fd) {
@@ -152,8 +152,8 @@ impl Engine {
         })
     }
 
-    /// Gives acceleration of a description up for good: first here, then with the mount, which waits for operations
-    /// in flight, and tells the kernel the size that they have given the file.
+    /// Gives up acceleration of a description for good: first here, then with the mount, which waits for
+    /// operations in flight, and tells the kernel the size that they have given the file.
     pub(crate) fn give_up(&self, fd: RawFd, pin: &Pin<'_>) {
         if pin.has(flag::GIVEN_UP) {
             return;
@@ -168,8 +168,9 @@ impl Engine {
         pin.set(flag::GIVEN_UP);
     }
 
-    /// The descriptor is about to be mapped, passed to another process, or written to at the end that the kernel
-    /// remembers. A description that is not registered yet must not be later, so the mount is told of that one, too.
+    /// Gives up acceleration of a descriptor that is about to be mapped, passed to another process, or
+    /// written to at the end that the kernel remembers. A description that is not registered yet must not be
+    /// registered later, so the mount is told of that one, too.
     pub fn give_away(&self, fd: RawFd) {
         do_within(|| self.bar(fd));
     }
@@ -182,12 +183,13 @@ impl Engine {
         }
     }
 
-    /// Another program is about to inherit what is not closed for it.
+    /// Gives up acceleration of every descriptor that another program is about to inherit, because `exec`
+    /// does not close it.
     pub fn leave(&self) {
         do_within(|| self.bar_all(|fd| sys::ends_at_exec(fd) == Some(false)));
     }
 
-    /// Another program is about to be spawned, with copies of descriptors made for it.
+    /// As [`leave`](Self::leave), for a spawned program, which also gets copies of descriptors made for it.
     pub fn leave_with_copies(&self) {
         do_within(|| self.bar_all(|fd| sys::ends_at_exec(fd) == Some(false) || self.is_copied(fd)));
     }
@@ -200,8 +202,8 @@ impl Engine {
         });
     }
 
-    /// The program said that a spawned program shall have a copy of this number. It is never forgotten: acceleration
-    /// of what the number means at a later spawn may be given up without need.
+    /// Notes that a spawned program will get a copy of this number. The note is never removed: at a later
+    /// spawn, acceleration of what the number then names may be given up without need.
     pub fn will_copy(&self, fd: RawFd) {
         if let Some((word, bit)) = place(fd)
             && let Some(word) = self.copied.get(word)
@@ -215,7 +217,7 @@ impl Engine {
         word.is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
 
-    /// What `F_GETFL` shall say: not the bit that the library has set.
+    /// The flags that `F_GETFL` returns: without the bit that the library has set.
     pub fn shown_flags(&self, fd: RawFd, status: i32) -> i32 {
         if status < 0 || status & libc::O_DIRECT == 0 || self.table.live() == 0 {
             return status;
@@ -227,8 +229,9 @@ impl Engine {
         if is_set_here.is_some() { status & !libc::O_DIRECT } else { status }
     }
 
-    /// Runs `real`, an `F_SETFL`, with what the program wants and what the library needs. A descriptor of a mount is
-    /// registered for that: another process may have set `O_DIRECT` on its description, and still need it.
+    /// Runs `real`, an `F_SETFL`, with the flags that the program wants and those that the library needs. A
+    /// descriptor of a mount is registered for that: another process may have set `O_DIRECT` on its
+    /// description, and still need it.
     pub fn set_flags(&self, fd: RawFd, wanted: i32, real: impl FnOnce(i32) -> i32) -> i32 {
         let pin = if self.table.is_plain(fd) { None } else { within(|| self.found(fd)) };
         let Some(pin) = pin else { return real(wanted) };
@@ -248,7 +251,7 @@ impl Engine {
         answer
     }
 
-    /// The program takes record locks; see [`flag::KEPT`].
+    /// Notes that the program takes record locks; see [`flag::KEPT`].
     pub fn note_record_locks(&self) {
         self.takes_record_locks.store(true, Ordering::Relaxed);
     }

@@ -1,29 +1,32 @@
-//! `libfarpool_preload.so`: positional reads and writes of files on a Farpool mount, served within the process.
+//! `libfarpool_preload.so`: positional reads and writes of files on a Farpool mount, served within the
+//! process.
 //!
-//! I1. An accelerated call acts on the open file description that the descriptor names at that moment: the kernel
-//!     is asked each time ([`identity`]). What the table of descriptors remembers is a hint, so a descriptor that was
-//!     closed or replaced behind the library's back costs speed, never bytes.
-//! I2. Whatever the library does not know, cannot do, or is not sure of goes to the kernel, with the arguments that
-//!     the program gave and with `errno` as it was.
-//! I3. Acceleration of a description ends before it is mapped, passed to another process, or left open across an
-//!     `exec`.
-//! I4. A program that never makes a positional call on a file of a mount is left alone: no thread, no allocation, no
-//!     descriptor, no output.
-//! I5. No lock is held across anything that could wait for it: whoever finds the table busy asks the kernel.
+//! I1. An accelerated call acts on the open file description that the descriptor names at that moment: the
+//!     kernel is asked each time ([`identity`]). What the table of descriptors remembers is a hint. So a
+//!     descriptor that was closed or replaced without the library's knowledge costs speed, never bytes.
+//! I2. A call that the library does not know, cannot serve, or is not sure of goes to the kernel, with the
+//!     arguments that the program gave and with `errno` as it was.
+//! I3. Acceleration of a description ends before it is mapped, passed to another process, or left open across
+//!     an `exec`.
+//! I4. A program that never makes a positional call on a file of a mount is left alone: no thread, no
+//!     allocation, no descriptor, no output.
+//! I5. No lock is held across anything that could wait for it: a thread that finds the table busy asks the
+//!     kernel.
 //!
-//! **Signals.** A thread that is within the library is marked ([`entry`]). A handler that interrupts it and makes any
-//! hooked call gets the kernel's own; so each hook is as async-signal-safe as the function it stands for, except that
-//! the *first* positional call on a descriptor may allocate. A handler must not leave an interrupted positional call
-//! by `longjmp`: that thread would not be accelerated again, and giving up the file's acceleration would wait for it
-//! until the mount's deadline.
+//! **Signals.** A thread that is within the library is marked ([`entry`]). If a signal handler interrupts it
+//! and makes a hooked call, that call goes straight to the kernel. So each hook is as async-signal-safe as
+//! the function that it replaces, except that the positional calls that register a
+//! descriptor and open its file may allocate: the first one, and one of those that follow. A handler must not
+//! leave an interrupted positional call by `longjmp`: that thread would not be accelerated
+//! again, and giving up the file's acceleration would wait for it until the mount's deadline.
 //!
-//! **Threads.** Deferred cancellation is held off for as long as a thread is within the library.
+//! **Threads.** Deferred cancellation is disabled while a thread is within the library.
 //!
-//! **Forks.** What belongs to one process lies behind a page that the kernel empties in the child of a fork, however
-//! it was made ([`process`]); the child builds its own on its first call. A `vfork` child, which runs in its
-//! parent's memory, changes nothing there.
+//! **Forks.** The state of one process lies behind a page that the kernel clears in the child of a fork,
+//! however the child was made ([`process`]); the child builds its own state on its first call. A `vfork`
+//! child, which runs in its parent's memory, changes nothing there.
 //!
-//! Not here: the protocol with the mount ([`backend`] is where it goes in), and what the kernel keeps to itself:
+//! Not here: the protocol with the mount (it plugs in at [`backend`]), and calls that only the kernel serves:
 //! `read`, `write`, `lseek`, `ftruncate`, `fallocate`, `sendfile`, `io_uring`.
 
 pub mod backend;

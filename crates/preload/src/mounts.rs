@@ -1,4 +1,5 @@
-//! The mounts of this machine, as a backend: two ioctls to the daemon by way of the kernel, and its host's line.
+//! The mounts of this machine, as a backend: two ioctls to the daemon through the kernel, and the socket of
+//! its host.
 
 use std::any::Any;
 use std::os::fd::RawFd;
@@ -13,21 +14,23 @@ use crate::sys;
 
 /// `FUSE_SUPER_MAGIC` of `linux/magic.h`.
 const FUSE: i64 = 0x6573_5546;
-/// File systems by FUSE that let us in nowhere, as remembered; a further one takes the place of the oldest.
+/// How many FUSE file systems are remembered that do not accept direct clients; a further one replaces the
+/// oldest.
 const OTHERS_MAX: usize = 16;
-/// A call by the kernel takes about 20 microseconds more than a direct one. Opening a file with the daemon, and unmapping it
-/// at the end, takes about 300.
+/// A call through the kernel takes about 20 microseconds more than a direct one. Opening a file with the
+/// daemon, and unmapping it at the end, takes about 300.
 const CALLS_WORTH_OPENING: u32 = 16;
 
-/// All mounts that there are.
+/// All mounts of the machine.
 pub struct Mounts {
-    /// Devices of other file systems: zero, or one more than the device's number. Hints, so nothing is ordered by them.
+    /// Devices of other file systems: each entry is zero, or the device's number plus one. They are hints, so
+    /// they order nothing.
     others: [AtomicU64; OTHERS_MAX],
     next_other: AtomicU64,
 }
 
 impl Mounts {
-    /// Nothing known yet.
+    /// A backend that knows nothing yet.
     #[allow(clippy::new_without_default)] // a static needs `const`
     pub const fn new() -> Self {
         Mounts { others: [const { AtomicU64::new(0) }; OTHERS_MAX], next_other: AtomicU64::new(0) }
@@ -57,10 +60,11 @@ impl Backend for Mounts {
 
     fn register(&self, fd: RawFd) -> Option<Registration> {
         let mut answer = [0_u8; Registered::BYTES];
-        // SAFETY: the number says how many bytes the answer has at most; the buffer has as many, and nobody else has it.
+        // SAFETY: the command's number encodes the most bytes of the answer. The buffer has that many, lives
+        // until the call returns, and is borrowed by nothing else.
         let done = unsafe { libc::syscall(libc::SYS_ioctl, fd, REGISTER, answer.as_mut_ptr()) };
         if done != 0 {
-            // Another file system; or a mount that lets nobody in, or not this user.
+            // Another file system, or a mount that admits no process, or not this user.
             if matches!(sys::last_error(), libc::ENOTTY | libc::ENOSYS | libc::EACCES) {
                 self.note_other(fd);
             }

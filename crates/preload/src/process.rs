@@ -1,8 +1,9 @@
-//! Whose memory is this? A page that the kernel empties in the child of a fork says it, without a system call.
+//! Which process does this memory belong to? A page that the kernel clears in the child of a fork answers
+//! that without a system call.
 //!
-//! It is emptied by every way of forking that copies memory, also by those that run no handlers (`_Fork`, `clone`).
-//! A `vfork` child shares its parent's memory and finds the page as the parent left it; only its process id
-//! differs.
+//! Every way of forking that copies memory clears it, including those that run no handlers (`_Fork`,
+//! `clone`). A `vfork` child shares its parent's memory and finds the page as the parent left it; only its
+//! process id differs.
 
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
@@ -12,17 +13,17 @@ const FRESH: u32 = 0;
 const REBUILDING: u32 = 1;
 const READY: u32 = 2;
 
-/// What lies in the page. All zero is valid, and is what a child finds.
+/// The contents of the page. All zeros are valid, and are what a child finds.
 #[repr(C)]
 struct Page {
     state: AtomicU32,
-    /// 1 while somebody changes the table or the hosts.
+    /// 1 while a thread changes the table or the hosts.
     locked: AtomicU32,
-    /// The process that this memory belongs to; 0 until known.
+    /// The process to which this memory belongs; 0 until it is known.
     owner: AtomicI32,
 }
 
-/// Bytes to map: one page on any machine we know.
+/// Bytes to map: one page. The kernel rounds up where pages are larger.
 const PAGE_BYTES: usize = 4096;
 
 /// The page of this process, once there is one.
@@ -30,7 +31,7 @@ pub struct Process {
     page: AtomicPtr<Page>,
 }
 
-/// The right to change what belongs to the process. Never waited for.
+/// The right to change the state of the process: a lock that no thread waits for.
 pub struct Right<'a>(&'a Page);
 
 impl Drop for Right<'_> {
@@ -41,19 +42,19 @@ impl Drop for Right<'_> {
 }
 
 impl Process {
-    /// No page yet: nothing was ever accelerated.
+    /// A process without a page: nothing was ever accelerated.
     pub const fn new() -> Self {
         Process { page: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
     fn page(&self) -> Option<&Page> {
-        // SAFETY: null or a page from `start`, which is never unmapped once it is here; all its fields are atomics.
-        // Acquire pairs with the exchange in `start`.
+        // SAFETY: null or a page from `start`, which is never unmapped once it is stored here; all its fields
+        // are atomics. Acquire pairs with the exchange in `start`.
         unsafe { self.page.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Makes the page, on the first contact with a mount. False if the kernel has no such pages: then nothing must
-    /// be accelerated.
+    /// Makes the page, on the first contact with a mount. False if the kernel does not support such pages:
+    /// then nothing may be accelerated.
     pub fn start(&self) -> bool {
         if self.page().is_some() {
             return true;
@@ -70,7 +71,7 @@ impl Process {
             // SAFETY: the handler is a function of this library, which is never unloaded.
             Ok(_) => unsafe { libc::pthread_atfork(None, None, Some(note_child)) == 0 },
             Err(_) => {
-                // SAFETY: nobody else has seen this page.
+                // SAFETY: this thread has mapped the page, and no other thread has seen it.
                 unsafe { libc::syscall(libc::SYS_munmap, page, PAGE_BYTES) };
                 true
             }
@@ -82,8 +83,8 @@ impl Process {
         self.page().is_some()
     }
 
-    /// Whether what is remembered belongs to this process. In a child, the first to ask rebuilds it; whoever comes
-    /// meanwhile is told no.
+    /// Whether the remembered state belongs to this process. In a child, the first thread to ask rebuilds it;
+    /// threads that ask meanwhile get false.
     pub fn is_ready(&self, rebuild: impl FnOnce()) -> bool {
         let Some(page) = self.page() else { return false };
         // Acquire pairs with the store of READY below, and shows what was rebuilt.
@@ -108,12 +109,12 @@ impl Process {
         }
     }
 
-    /// Whether the caller is the process itself, and not its `vfork` child. One system call.
+    /// Whether the caller is the process itself, and not its `vfork` child. It takes one system call.
     pub fn is_owner(&self) -> bool {
         self.page().is_none_or(|page| page.owner.load(Ordering::Relaxed) == sys::process_id())
     }
 
-    /// The right to change table and hosts, unless somebody has it.
+    /// Takes the right to change table and hosts, unless it is taken.
     pub fn right(&self) -> Option<Right<'_>> {
         let page = self.page()?;
         // Acquire pairs with the drop of the last holder's right.
@@ -121,7 +122,8 @@ impl Process {
         free.then_some(Right(page))
     }
 
-    /// In the child of a fork: whose memory this is from now on. One store, as befits a handler of forks.
+    /// Called in the child of a fork: notes that the memory belongs to the child from now on. A single store,
+    /// as is fitting in a fork handler.
     pub fn note_owner(&self) {
         if let Some(page) = self.page() {
             page.owner.store(sys::process_id(), Ordering::Relaxed);
@@ -136,15 +138,15 @@ extern "C" fn note_child() {
 fn map_page() -> Option<*mut Page> {
     let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     let anywhere = std::ptr::null::<u8>();
-    // SAFETY: a new mapping somewhere; nothing that exists is touched.
+    // SAFETY: makes a new mapping at an address of the kernel's choice; no existing memory is touched.
     let page = unsafe { libc::syscall(libc::SYS_mmap, anywhere, PAGE_BYTES, access, kind, -1, 0) };
     if page == -1 {
         return None;
     }
-    // SAFETY: the mapping just made, whole.
+    // SAFETY: the whole of the mapping that was just made, which only this thread knows.
     let marked = unsafe { libc::syscall(libc::SYS_madvise, page, PAGE_BYTES, libc::MADV_WIPEONFORK) == 0 };
     if !marked {
-        // SAFETY: nobody else has seen it.
+        // SAFETY: this thread has just made the mapping, and no other thread has seen it.
         unsafe { libc::syscall(libc::SYS_munmap, page, PAGE_BYTES) };
         return None;
     }

@@ -1,12 +1,13 @@
-//! System calls made past the library's own hooks: libc's wrappers of the same names would lead back into them.
+//! System calls that bypass the library's own hooks: libc's wrappers of the same names would lead back into
+//! them.
 //!
-//! They set `errno` on failure; whoever runs within [`crate::entry`] has it put back.
+//! They set `errno` on failure; [`crate::entry`] restores it for callers within it.
 
 use std::os::fd::RawFd;
 
 /// `fcntl` with one argument.
 pub fn fcntl(fd: RawFd, command: i32, argument: usize) -> i32 {
-    // SAFETY: the commands used here take and return numbers; no memory is handed over.
+    // SAFETY: the commands used here take and return numbers; no memory is passed.
     unsafe { libc::syscall(libc::SYS_fcntl, fd, command, argument) as i32 }
 }
 
@@ -22,7 +23,7 @@ pub fn ends_at_exec(fd: RawFd) -> Option<bool> {
     (flags >= 0).then_some(flags & libc::FD_CLOEXEC != 0)
 }
 
-/// Closes a descriptor of the library's own. Linux closes it whatever it answers.
+/// Closes a descriptor of the library's own. Linux closes it even if the call returns an error.
 pub fn close(fd: RawFd) {
     // SAFETY: the caller owns this descriptor.
     unsafe { libc::syscall(libc::SYS_close, fd) };
@@ -33,18 +34,18 @@ pub fn close(fd: RawFd) {
 pub struct FileId {
     /// Device of the file system.
     pub device: u64,
-    /// The inode there.
+    /// The inode in that file system.
     pub inode: u64,
 }
 
-/// What the kernel knows of an open file without asking a mount.
+/// Facts about an open file that the kernel knows without asking a mount.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
     /// Which file it is.
     pub id: FileId,
-    /// Neither a folder nor anything special.
+    /// It is neither a directory nor a special file.
     pub is_regular: bool,
-    /// How long it is, by what the kernel remembers.
+    /// Its size, as the kernel remembers it.
     pub bytes: u64,
 }
 
@@ -56,23 +57,24 @@ pub fn file_id(fd: RawFd) -> Option<FileId> {
 /// The kind of file system that a descriptor is open on (`f_type`).
 pub fn file_system(fd: RawFd) -> Option<i64> {
     let mut system = std::mem::MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: the buffer is one `statfs`, and alive; nobody else has it.
+    // SAFETY: the buffer is one `statfs`, lives until the call returns, and is borrowed by nothing else.
     let answer = unsafe { libc::syscall(libc::SYS_fstatfs, fd, system.as_mut_ptr()) };
-    // SAFETY: the kernel has filled it.
+    // SAFETY: the call succeeded, so the kernel has filled it.
     (answer == 0).then(|| unsafe { system.assume_init() }.f_type)
 }
 
 /// The calling thread's `errno`.
 pub fn last_error() -> i32 {
-    // SAFETY: the thread's own.
+    // SAFETY: the thread's own `errno`.
     unsafe { *libc::__errno_location() }
 }
 
-/// What the kernel knows of an open file.
+/// The facts that the kernel knows about an open file.
 pub fn facts(fd: RawFd) -> Option<Facts> {
     let mut stat = std::mem::MaybeUninit::<libc::statx>::uninit();
     let how = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    // SAFETY: the path is an empty string, the buffer is one `statx`; both are alive, and nobody else has the buffer.
+    // SAFETY: the path is an empty C string, the buffer is one `statx`. Both live until the call returns, and
+    // the buffer is borrowed by nothing else.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_statx,
@@ -86,22 +88,22 @@ pub fn facts(fd: RawFd) -> Option<Facts> {
     if answer != 0 {
         return None;
     }
-    // SAFETY: the kernel has filled it.
+    // SAFETY: the call succeeded, so the kernel has filled it.
     let stat = unsafe { stat.assume_init() };
     let device = libc::makedev(stat.stx_dev_major, stat.stx_dev_minor);
     let is_regular = u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFREG;
     Some(Facts { id: FileId { device, inode: stat.stx_ino }, is_regular, bytes: stat.stx_size })
 }
 
-/// Bytes of folder entries taken at a time; they lie on the stack.
+/// Bytes of directory entries read at a time; they lie on the stack.
 const ENTRIES_BYTES: usize = 2048;
-/// In an entry of a folder (`linux_dirent64`): where its length is, and where its name begins.
+/// Offsets in a directory entry (`linux_dirent64`): of its length, and of its name.
 const ENTRY_LENGTH: usize = 16;
 const ENTRY_NAME: usize = 19;
-/// Where there is no `/proc`, numbers below this one are tried.
+/// Without `/proc`, numbers below this one are tried.
 const NUMBERS_TRIED: RawFd = 1024;
 
-/// All open descriptors, without allocating: this runs in the children of forks.
+/// Visits all open descriptors without allocating, since it runs in the children of forks.
 pub fn each_open(mut visit: impl FnMut(RawFd)) {
     let how = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     // SAFETY: the path is a C string.
@@ -113,7 +115,8 @@ pub fn each_open(mut visit: impl FnMut(RawFd)) {
     };
     let mut entries = [0_u8; ENTRIES_BYTES];
     loop {
-        // SAFETY: the buffer is as long as it says, alive, and nobody else has it.
+        // SAFETY: the buffer has the length that is passed, lives until the call returns, and is borrowed by
+        // nothing else.
         let filled =
             unsafe { libc::syscall(libc::SYS_getdents64, folder, entries.as_mut_ptr(), ENTRIES_BYTES) };
         let Ok(filled @ 1..) = usize::try_from(filled) else { break };
@@ -139,17 +142,17 @@ fn number(entry: &[u8]) -> Option<RawFd> {
     std::str::from_utf8(name).ok()?.parse().ok()
 }
 
-/// The calling process, as the kernel says now.
+/// The process id of the caller; asks the kernel each time.
 pub fn process_id() -> i32 {
-    // SAFETY: takes nothing.
+    // SAFETY: takes no arguments.
     unsafe { libc::syscall(libc::SYS_getpid) as i32 }
 }
 
-/// A soft limit of the process; `u64::MAX` if there is none or it cannot be had.
+/// A soft limit of the process; `u64::MAX` if there is none or it cannot be read.
 pub fn soft_limit(resource: libc::__rlimit_resource_t) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let nothing = std::ptr::null::<libc::rlimit>();
-    // SAFETY: the buffer is one `rlimit`, and alive; no new limit is given.
+    // SAFETY: the buffer is one `rlimit` and lives until the call returns; no new limit is passed.
     let answer = unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, nothing, &raw mut limit) };
     if answer == 0 { limit.rlim_cur } else { u64::MAX }
 }

@@ -1,11 +1,14 @@
-//! What is remembered of descriptors: for each number nothing, that it is none of ours, or its description.
+//! What is remembered of descriptors. For each number: nothing, that it does not belong to a mount, or its
+//! description.
 //!
-//! T1. A [`Description`]'s memory is never freed, only used again: a stale pointer to it can be looked at.
-//! T2. It is used again only when nobody refers to it: neither a slot nor a [`Pin`]. References are taken from a count
-//!     above zero only, and a slot is looked at again after that.
-//! T3. Each description has a *guard*, a descriptor of the library's own for the same open file description, by which
-//!     [`crate::identity`] tells whether a number still means it. The guard is closed with the description.
-//! T4. Nothing here waits, so a fork may happen anywhere; the child counts anew ([`Table::adopt`]).
+//! T1. The memory of a [`Description`] is never freed, only reused: a stale pointer to it can be read.
+//! T2. It is reused only when neither a slot nor a [`Pin`] refers to it. A reference is taken only from a
+//!     count above zero, and the slot is read again after that.
+//! T3. Each description has a *guard*, a descriptor of the library's own for the same open file description.
+//!     By it [`crate::identity`] tells whether a number still names the description. The guard is closed with
+//!     the description.
+//! T4. Nothing here waits, so a fork may happen at any point; the child counts references anew
+//!     ([`Table::adopt`]).
 
 use std::os::fd::RawFd;
 use std::ptr::{null_mut, without_provenance_mut};
@@ -15,17 +18,18 @@ use crate::hosts::Opened;
 use crate::process::Right;
 use crate::sys::{self, FileId};
 
-/// Descriptors beyond are not accelerated: 512 KiB of address space, of which only what is used takes memory.
+/// Descriptors from this number on are not accelerated. The table takes 512 KiB of address space; only used
+/// parts take memory.
 pub const DESCRIPTORS_MAX: usize = 1 << 16;
 
-/// The number is none of ours. No description lies at so low an address.
+/// The number does not belong to a mount. No description lies at so low an address.
 const PLAIN: *mut Description = without_provenance_mut(1);
 /// The number is a guard.
 const GUARD: *mut Description = without_provenance_mut(2);
 
 const NO_GUARD: RawFd = -1;
 
-/// What an open file description allows, and what became of it. Bits of one word.
+/// What an open file description allows, and its state, as bits of one word.
 pub mod flag {
     /// Opened for reading.
     pub const READABLE: u32 = 1;
@@ -33,11 +37,11 @@ pub mod flag {
     pub const WRITABLE: u32 = 2;
     /// The program itself asked for `O_DIRECT`.
     pub const WANTS_DIRECT: u32 = 4;
-    /// Nothing is accelerated from now on.
+    /// From now on nothing is accelerated.
     pub const ENDING: u32 = 8;
     /// Acceleration was given up, for good, and the mount knows.
     pub const GIVEN_UP: u32 = 16;
-    /// Lost sight of while the program may hold record locks, which closing the guard would drop.
+    /// The description was lost while the program may hold record locks, which closing the guard would drop.
     pub const KEPT: u32 = 32;
 }
 
@@ -51,15 +55,15 @@ pub struct Description {
     device: AtomicU64,
     inode: AtomicU64,
     write_limit: AtomicU64,
-    /// Positional calls that the kernel has answered because the file was not opened yet.
+    /// Positional calls that the kernel has answered because the file was not opened with its host yet.
     calls: AtomicU32,
     opened: AtomicPtr<Opened>,
 }
 
-// All numbers below are stored before the first reference is (release, in `Table::claim`) and read by holders of a
-// reference (acquire, in `Pin::take`); what changes later is a single word of its own. Hence `Relaxed`.
+// All numbers below are stored before the first reference is (release, in `Table::claim`) and read by holders
+// of a reference (acquire, in `Pin::take`). What changes later is a single word on its own. Hence `Relaxed`.
 impl Description {
-    /// The library's own descriptor for it, unless that was lost.
+    /// The library's own descriptor for the description, unless that was lost.
     pub fn guard(&self) -> Option<RawFd> {
         let guard = self.guard.load(Ordering::Relaxed);
         (guard != NO_GUARD).then_some(guard)
@@ -81,7 +85,7 @@ impl Description {
         self.flags.fetch_and(!flags, Ordering::Relaxed);
     }
 
-    /// Writes beyond are the kernel's to refuse.
+    /// The end up to which writes are served here. Writes beyond it go to the kernel, which refuses them.
     pub fn write_limit(&self) -> u64 {
         self.write_limit.load(Ordering::Relaxed)
     }
@@ -91,14 +95,14 @@ impl Description {
         self.calls.fetch_add(1, Ordering::Relaxed).saturating_add(1)
     }
 
-    /// The file as its host serves it; not there until it was opened, in a child of a fork once more.
+    /// The file as its host serves it, once it was opened. The child of a fork has to open it again.
     pub fn opened(&self) -> Option<&Opened> {
-        // SAFETY: null or from `Box::into_raw`; freed only when the last reference is gone, and `self` is borrowed
-        // from a holder of one. Acquire pairs with `set_opened`.
+        // SAFETY: null or from `Box::into_raw`; freed only when the last reference is gone, and `self` is
+        // borrowed from a holder of a reference. Acquire pairs with `set_opened`.
         unsafe { self.opened.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The right makes callers take turns; so nobody's is replaced.
+    /// Stores the opened file. The right makes callers take turns, so none replaces another's file.
     pub fn set_opened(&self, opened: Opened, _right: &Right<'_>) {
         if self.opened().is_none() {
             // Release publishes the contents; pairs with `opened`.
@@ -107,7 +111,7 @@ impl Description {
     }
 }
 
-/// Everything that a new description starts with.
+/// The initial values of a new description.
 pub struct Found {
     pub guard: RawFd,
     pub id: FileId,
@@ -124,7 +128,8 @@ pub struct Pin<'a> {
 impl<'a> Pin<'a> {
     fn take(table: &'a Table, description: &'a Description) -> Option<Self> {
         let more = |count: u32| (count > 0).then(|| count + 1);
-        // Acquire pairs with the release of whoever stored the count: the contents are those of this life.
+        // Acquire pairs with the release of the thread that stored the count: the contents are those of the
+        // present use.
         let taken = description.references.fetch_update(Ordering::Acquire, Ordering::Relaxed, more).is_ok();
         taken.then_some(Pin { table, description })
     }
@@ -138,7 +143,7 @@ impl<'a> Pin<'a> {
 
 impl Clone for Pin<'_> {
     fn clone(&self) -> Self {
-        // Relaxed: made from a reference, so the contents are known here already.
+        // Relaxed: the caller holds a reference, so it sees the contents already.
         self.description.references.fetch_add(1, Ordering::Relaxed);
         Pin { table: self.table, description: self.description }
     }
@@ -161,7 +166,7 @@ impl Drop for Pin<'_> {
 /// What is remembered of one number.
 pub enum Slot<'a> {
     Unknown,
-    /// None of ours; or it is changing just now.
+    /// It does not belong to a mount, or it is changing at the moment.
     Plain,
     Known(Pin<'a>),
 }
@@ -169,11 +174,11 @@ pub enum Slot<'a> {
 /// The table of one process.
 pub struct Table {
     slots: [AtomicPtr<Description>; DESCRIPTORS_MAX],
-    /// All descriptions there ever were, newest first.
+    /// All descriptions ever made, newest first.
     first: AtomicPtr<Description>,
-    /// How many are taken.
+    /// How many descriptions are in use.
     live: AtomicU32,
-    /// All numbers from here on are unknown.
+    /// All numbers from this one on are unknown.
     end: AtomicUsize,
 }
 
@@ -191,13 +196,13 @@ impl Table {
         usize::try_from(fd).ok().and_then(|number| self.slots.get(number))
     }
 
-    /// Whether the number is known to be none of ours. The common case of most programs: one load, which nothing is
-    /// ordered by.
+    /// Whether the number is known not to belong to a mount. For most programs this is the common case: one
+    /// load, which orders nothing.
     pub fn is_plain(&self, fd: RawFd) -> bool {
         self.slot(fd).is_none_or(|slot| slot.load(Ordering::Relaxed) == PLAIN)
     }
 
-    /// Whether the number is known to be a description's or a guard.
+    /// Whether the number is known to name a description or a guard.
     pub fn is_known(&self, fd: RawFd) -> bool {
         self.slot(fd).is_some_and(|slot| {
             let at = slot.load(Ordering::Relaxed);
@@ -210,7 +215,8 @@ impl Table {
     }
 
     fn borrow(&self, at: *mut Description) -> Option<&Description> {
-        // SAFETY: what is neither null nor one of the two marks came from `claim` and is never freed (T1).
+        // SAFETY: a pointer that is neither null nor one of the two marks came from `claim`, and what it
+        // points to is never freed (T1).
         Self::is_description(at).then(|| unsafe { &*at })
     }
 
@@ -224,13 +230,13 @@ impl Table {
         }
         let pin = self.borrow(at).and_then(|description| Pin::take(self, description));
         match pin {
-            // T2: it may have had another life in between; while the pin is held it has none.
+            // T2: the description may have been reused in between; while the pin is held it cannot be.
             Some(pin) if slot.load(Ordering::Acquire) == at => Slot::Known(pin),
             _ => Slot::Plain,
         }
     }
 
-    /// Remembers that an unknown number is none of ours.
+    /// Remembers that an unknown number does not belong to a mount.
     pub fn set_plain(&self, fd: RawFd) {
         if let Some(slot) = self.slot(fd) {
             self.end.fetch_max(fd as usize + 1, Ordering::Relaxed);
@@ -238,7 +244,7 @@ impl Table {
         }
     }
 
-    /// Forgets numbers that are none of ours, of a range whose descriptors were closed.
+    /// Forgets the numbers of a range, whose descriptors were closed, that do not belong to a mount.
     pub fn forget_plain(&self, first: RawFd, last: RawFd) {
         for fd in self.numbers(first, last) {
             if let Some(slot) = self.slot(fd) {
@@ -247,13 +253,13 @@ impl Table {
         }
     }
 
-    /// The part of a range of numbers, both ends included, of which anything is remembered.
+    /// The part of a range of numbers, both ends included, for which the table may remember anything.
     pub fn numbers(&self, first: RawFd, last: RawFd) -> std::ops::Range<RawFd> {
         let end = self.end.load(Ordering::Relaxed).min(DESCRIPTORS_MAX) as RawFd;
         first.max(0)..last.saturating_add(1).min(end)
     }
 
-    /// Guards within the range were closed with it.
+    /// Notes that the guards within a range were closed with it.
     pub fn lose_guards(&self, first: RawFd, last: RawFd) {
         for description in self.all() {
             let guard = description.guard.load(Ordering::Relaxed);
@@ -267,12 +273,12 @@ impl Table {
     pub fn put(&self, fd: RawFd, pin: Pin<'_>) {
         let Some(slot) = self.slot(fd) else { return };
         self.end.fetch_max(fd as usize + 1, Ordering::Relaxed);
-        // Release pairs with `look`; acquire: what was there is released here.
+        // Release pairs with `look`. Acquire: what the slot held is released here.
         let before = slot.swap(pin.into_pointer(), Ordering::AcqRel);
         self.gone(fd, before);
     }
 
-    /// Forgets what is remembered of a number, and gives the reference to its description if it was one.
+    /// Forgets what is remembered of a number; returns the reference to its description if it had one.
     pub fn take(&self, fd: RawFd) -> Option<Pin<'_>> {
         let slot = self.slot(fd)?;
         let at = slot.load(Ordering::Acquire);
@@ -288,7 +294,7 @@ impl Table {
         self.borrow(at).map(|description| Pin { table: self, description })
     }
 
-    /// Forgets a number, but only if it still means this description.
+    /// Forgets a number, but only if it still names this description.
     pub fn take_if(&self, fd: RawFd, pin: &Pin<'_>) {
         let Some(slot) = self.slot(fd) else { return };
         let at = std::ptr::from_ref(pin.description).cast_mut();
@@ -297,7 +303,7 @@ impl Table {
         }
     }
 
-    /// Ends what a slot held before.
+    /// Releases what a slot held before.
     fn gone(&self, fd: RawFd, before: *mut Description) {
         if before == GUARD {
             self.forget_guard(fd);
@@ -306,7 +312,8 @@ impl Table {
         }
     }
 
-    /// The descriptor of that number is, or is about to be, the program's: it does not guard anything any more.
+    /// Notes that the descriptor of that number is, or is about to be, the program's: it is no longer a
+    /// guard.
     fn lose_guard(&self, fd: RawFd) {
         if let Some(slot) = self.slot(fd) {
             let _ = slot.compare_exchange(GUARD, null_mut(), Ordering::Relaxed, Ordering::Relaxed);
@@ -335,12 +342,12 @@ impl Table {
         self.all().filter_map(|description| Pin::take(self, description))
     }
 
-    /// How many descriptions, and so guards, there are.
+    /// How many descriptions, and so guards, are in use.
     pub fn live(&self) -> u32 {
         self.live.load(Ordering::Relaxed)
     }
 
-    /// A new description, with its first reference.
+    /// Sets up a description, with its first reference.
     pub fn claim(&self, found: &Found, _right: &Right<'_>) -> Pin<'_> {
         let description = self.free().unwrap_or_else(|| self.grow());
         self.live.fetch_add(1, Ordering::Relaxed);
@@ -353,7 +360,8 @@ impl Table {
         if let Some(slot) = self.slot(found.guard) {
             self.end.fetch_max(found.guard as usize + 1, Ordering::Relaxed);
             self.gone(found.guard, slot.swap(GUARD, Ordering::AcqRel));
-            // Said again: if the number was marked for one that had lost it, it was just taken from this one as well.
+            // Stored again: if the slot was marked as the guard of a description that had lost it, `gone` has
+            // just taken the number from this description as well.
             description.guard.store(found.guard, Ordering::Relaxed);
         }
         // Release publishes all of the above; pairs with `Pin::take`.
@@ -368,7 +376,7 @@ impl Table {
         })
     }
 
-    /// Only the holder of the right grows the list.
+    /// Adds a description to the list. Only the holder of the right may call it.
     fn grow(&self) -> &Description {
         let description = Box::leak(Box::new(Description {
             next: self.first.load(Ordering::Acquire),
@@ -387,8 +395,9 @@ impl Table {
     }
 
     fn release(&self, description: &Description) {
-        // Release: what was done under the reference comes first; acquire: the last one sees it all. Never below
-        // zero: a handler that forked has left its parent's references behind.
+        // Release: what was done under the reference comes first. Acquire: the last holder sees all of it.
+        // The count never goes below zero: a signal handler that forked has left its parent's references
+        // behind.
         let fewer = |count: u32| count.checked_sub(1);
         if description.references.fetch_update(Ordering::AcqRel, Ordering::Relaxed, fewer) == Ok(1) {
             self.retire(description);
@@ -398,7 +407,8 @@ impl Table {
     fn retire(&self, description: &Description) {
         let opened = description.opened.swap(null_mut(), Ordering::AcqRel);
         if !opened.is_null() {
-            // SAFETY: from `Box::into_raw` in `set_opened`; nobody refers to the description, so nobody borrows it.
+            // SAFETY: from `Box::into_raw` in `set_opened`. The last reference to the description is gone, so
+            // nothing borrows the file.
             drop(unsafe { Box::from_raw(opened) });
         }
         if !description.has(flag::KEPT) {
@@ -413,7 +423,7 @@ impl Table {
         description.taken.store(false, Ordering::Release);
     }
 
-    /// Closes the guard, unless the program has meanwhile closed it and uses the number for something else.
+    /// Closes the guard, unless the program has closed it meanwhile and uses the number for another file.
     fn end_guard(&self, description: &Description) {
         let guard = description.guard.swap(NO_GUARD, Ordering::Relaxed);
         if guard == NO_GUARD {
@@ -428,8 +438,8 @@ impl Table {
         }
     }
 
-    /// The program has just closed a descriptor of this file, and with that dropped its record locks on it: guards
-    /// that were kept for them can go.
+    /// Called when the program has just closed a descriptor of this file, which dropped its record locks on
+    /// it: guards that were kept for them are closed.
     pub fn let_go(&self, id: FileId) {
         for description in self.all() {
             let kept = description.has(flag::KEPT) && description.references.load(Ordering::Acquire) == 0;
@@ -441,7 +451,8 @@ impl Table {
         }
     }
 
-    /// In the child of a fork: counts references anew, and forgets, without ending it, what belonged to the parent.
+    /// Called in the child of a fork: counts references anew, and forgets the parent's state without ending
+    /// it.
     pub fn adopt(&self) {
         for description in self.all() {
             description.opened.store(null_mut(), Ordering::Relaxed);
@@ -463,8 +474,9 @@ impl Table {
     }
 }
 
-// SAFETY: the raw pointers lead to descriptions, which are never freed and consist of atomics and of a `next` that is
-// set before they are shared; what `opened` points to is `Send + Sync`.
+// SAFETY: the raw pointers lead to descriptions, which are never freed and consist of atomics and of a `next`
+// that is set before they are shared; what `opened` points to is `Send + Sync`.
 unsafe impl Send for Table {}
-// SAFETY: as above.
+// SAFETY: the raw pointers lead to descriptions, which are never freed and consist of atomics and of a `next`
+// that is set before they are shared; what `opened` points to is `Send + Sync`.
 unsafe impl Sync for Table {}

@@ -1,6 +1,7 @@
-//! Small files that are opened for a few calls only: opening them with their host would cost more than it gives.
+//! Small files that see only a few calls: opening them with their host would cost more than it gains.
 //!
-//! The hooks are linked into this test, as in `model.rs`. One test, since it counts what the process does.
+//! The hooks are linked into this test, as in `model.rs`. There is only one test, since it counts what the
+//! process does.
 
 #[path = "../examples/double.rs"]
 #[allow(dead_code)]
@@ -11,7 +12,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// As many calls by the kernel cost as much as opening a file, here.
+/// How many calls through the kernel cost as much as opening a file, in this test.
 const WORTH: u32 = 5;
 /// Larger than any small file.
 const LARGE_BYTES: u64 = 1 << 20;
@@ -20,20 +21,20 @@ fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
 }
 
-/// How many of so many reads of the first byte were served by the library.
+/// How many of `reads` reads of the first byte the library served.
 fn served(file: &File, reads: u32) -> u64 {
     let before = double::farpool_double_served();
     for _ in 0..reads {
         let mut byte = 0_u8;
-        // SAFETY: the buffer is one byte, and alive.
+        // SAFETY: the buffer is one byte, and lives until the call returns.
         assert_eq!(unsafe { libc::pread(file.as_raw_fd(), (&raw mut byte).cast(), 1, 0) }, 1);
     }
     double::farpool_double_served() - before
 }
 
-/// The same in the child of a fork.
+/// As [`served`], in the child of a fork.
 fn served_in_child(file: &File, reads: u32) -> u64 {
-    // SAFETY: the child reads, and leaves by `_exit`; no other thread of this process is at work.
+    // SAFETY: the child reads, and exits by `_exit`; no other thread of this process is running.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let served = served(file, reads);
@@ -41,7 +42,7 @@ fn served_in_child(file: &File, reads: u32) -> u64 {
         unsafe { libc::_exit(served as i32) };
     }
     let mut status = -1;
-    // SAFETY: waits for the child made above; `status` is alive.
+    // SAFETY: waits for the child made above; `status` lives until the call returns.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert!(libc::WIFEXITED(status), "the child died");
     libc::WEXITSTATUS(status) as u64
@@ -70,7 +71,7 @@ fn small_file_is_opened_once_it_has_seen_as_many_calls_as_that_costs_and_a_large
 
     let copied = open(&path("small"));
     assert_eq!(served(&copied, 2), 0);
-    // SAFETY: a descriptor that nobody else owns yet.
+    // SAFETY: `dup` has just made this descriptor, and nothing else owns it.
     let copy = unsafe { File::from_raw_fd(libc::dup(copied.as_raw_fd())) };
     assert_eq!((served(&copy, WORTH - 3), served(&copied, 1)), (0, 1), "copies have one count");
 

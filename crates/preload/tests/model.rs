@@ -1,5 +1,5 @@
-//! Descriptors against a model of what each number means: opened, copied, replaced, closed with and without the
-//! library's knowledge, read and written by a forked child.
+//! Descriptors against a model of what each number names: opened, copied, replaced, closed with and without
+//! the library's knowledge, read and written by a forked child.
 //!
 //! The hooks are linked into this test, so libc's names lead to them here; `double` stands in for the mount.
 
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 const FILES: usize = 3;
-/// Numbers that the sequences use. They lie below where guards and the stand-in's own descriptors begin.
+/// Numbers that the sequences use. They are lower than those of guards and of the stand-in's own descriptors.
 const FIRST: RawFd = 100;
 const NUMBERS: usize = 8;
 const FILE_BYTES: usize = 3000;
@@ -59,7 +59,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a number means.
+/// What a number names.
 struct Meaning {
     file: usize,
     writable: bool,
@@ -111,7 +111,7 @@ impl World {
     }
 
     fn close(&mut self, number: usize, seen: Seen) {
-        // SAFETY: as in `open`.
+        // SAFETY: numbers from `FIRST` on belong to this test alone.
         let answer = unsafe {
             match seen {
                 Seen::ByLibrary => libc::close(fd(number)),
@@ -123,7 +123,7 @@ impl World {
     }
 
     fn copy(&mut self, from: usize, to: usize, seen: Seen) {
-        // SAFETY: as in `open`.
+        // SAFETY: numbers from `FIRST` on belong to this test alone.
         let answer = unsafe {
             match seen {
                 Seen::ByLibrary => libc::dup2(fd(from), fd(to)),
@@ -153,7 +153,7 @@ impl World {
     fn write(&self, number: usize, at: usize, byte: u8) {
         let bytes = [byte; 100];
         let end = (at + bytes.len()).min(FILE_BYTES);
-        // SAFETY: the buffer is as long as it says.
+        // SAFETY: the buffer has the length that is passed, and lives until the call returns.
         let moved = unsafe { libc::pwrite(fd(number), bytes.as_ptr().cast(), end - at, at as i64) };
         match &self.numbers[number] {
             Some(meaning) if meaning.writable => {
@@ -165,7 +165,7 @@ impl World {
     }
 
     fn map(&self, number: usize) {
-        // SAFETY: a new mapping somewhere, which is taken away again.
+        // SAFETY: a new mapping at an address of the kernel's choice, which is unmapped again and never read.
         unsafe {
             let nowhere = std::ptr::null_mut();
             let at = libc::mmap(nowhere, 1, libc::PROT_READ, libc::MAP_SHARED, fd(number), 0);
@@ -176,11 +176,13 @@ impl World {
         }
     }
 
-    /// All numbers, in the child of a fork; and in its child, with some of them closed and replaced there.
+    /// Reads all numbers in the child of a fork, and in its child, where some of them are closed and
+    /// replaced.
     fn read_in_child(&self, number: usize, at: usize) {
         in_child(|| {
             let fine = (0..NUMBERS).all(|number| read(fd(number), at) == self.expected(number, at));
-            // SAFETY: as in `open`; the parent has descriptors of its own.
+            // SAFETY: numbers from `FIRST` on belong to this test alone, and the parent has descriptors of
+            // its own.
             unsafe { libc::dup2(fd(number), fd(0)) };
             let expected = self.expected(if self.numbers[number].is_some() { number } else { 0 }, at);
             in_child(|| read(fd(0), at) == expected);
@@ -199,14 +201,14 @@ impl World {
 
 fn read(fd: RawFd, at: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![0; 100];
-    // SAFETY: the buffer is as long as it says.
+    // SAFETY: the buffer has the length that is passed, and lives until the call returns.
     let moved = unsafe { libc::pread(fd, bytes.as_mut_ptr().cast(), bytes.len(), at as i64) };
     bytes.truncate(usize::try_from(moved).ok()?);
     Some(bytes)
 }
 
 fn in_child(claim: impl FnOnce() -> bool) {
-    // SAFETY: the child reads files, compares, and leaves by `_exit`; only this test runs in this process.
+    // SAFETY: the child reads files, compares, and exits by `_exit`; only this test runs in this process.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let fine = claim();
@@ -214,28 +216,29 @@ fn in_child(claim: impl FnOnce() -> bool) {
         unsafe { libc::_exit(i32::from(!fine)) };
     }
     let mut status = -1;
-    // SAFETY: waits for the child made above; `status` is alive.
+    // SAFETY: waits for the child made above; `status` lives until the call returns.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(status, 0, "the child saw something else");
 }
 
-/// Descriptors between half the limit, where guards begin, and where the stand-in's own begin.
+/// How many descriptors are open between half the limit, where guards begin, and the first of the stand-in's
+/// own.
 fn guards() -> usize {
-    // SAFETY: asks for flags of a number.
+    // SAFETY: takes numbers only.
     let is_open = |fd: &RawFd| unsafe { libc::syscall(libc::SYS_fcntl, *fd, libc::F_GETFD) >= 0 };
     (OPEN_FILES as RawFd / 2..double::OWN_DESCRIPTORS_FROM).filter(is_open).count()
 }
 
 fn limit_descriptors() {
     let limit = libc::rlimit { rlim_cur: OPEN_FILES, rlim_max: OPEN_FILES };
-    // SAFETY: the buffer is one `rlimit`.
+    // SAFETY: the buffer is one `rlimit`, and lives until the call returns.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
 }
 
 #[test]
 fn every_number_reads_and_writes_the_file_that_it_means_however_it_came_to_mean_it() {
     limit_descriptors();
-    // The library has silenced it, which is not what a test wants.
+    // The library's hook hides panics, which a test must not.
     drop(std::panic::take_hook());
     let config = ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() };
     let guards_left = Cell::new(0);

@@ -1,6 +1,8 @@
-//! A description for which there is no room for a guard: the mount must not go on counting it as registered.
+//! A description for which there is no room for a guard: the mount must not continue to count it as
+//! registered.
 //!
-//! In a process of its own, which runs out of descriptors. The hooks are linked into this test, as in `model.rs`.
+//! It has a process of its own, which runs out of descriptors. The hooks are linked into this test, as in
+//! `model.rs`.
 
 #[path = "../examples/double.rs"]
 #[allow(dead_code)]
@@ -15,13 +17,13 @@ const GUARDS_FROM: RawFd = OPEN_FILES as RawFd / 2;
 
 fn limit_descriptors() {
     let limit = libc::rlimit { rlim_cur: OPEN_FILES, rlim_max: OPEN_FILES };
-    // SAFETY: the buffer is one `rlimit`, and alive.
+    // SAFETY: the buffer is one `rlimit`, and lives until the call returns.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
 }
 
 /// Uses up the numbers that guards could have.
 fn take_all_numbers(file: &File) {
-    // SAFETY: takes numbers only; the copies are never closed, and nobody else owns them.
+    // SAFETY: takes numbers only; the copies are never closed, and nothing else owns them.
     while unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, GUARDS_FROM) } >= 0
     {
     }
@@ -29,14 +31,13 @@ fn take_all_numbers(file: &File) {
 
 fn read(file: &File) -> u8 {
     let mut byte = 0_u8;
-    // SAFETY: the buffer is one byte, and alive.
+    // SAFETY: the buffer is one byte, and lives until the call returns.
     assert_eq!(unsafe { libc::pread(file.as_raw_fd(), (&raw mut byte).cast(), 1, 0) }, 1);
     byte
 }
 
 fn is_direct(file: &File) -> bool {
-    // Past the hook, which would hide the bit.
-    // SAFETY: takes numbers only.
+    // SAFETY: the call takes and returns numbers only. It bypasses the hook, which would hide the bit.
     let flags = unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), libc::F_GETFL) };
     flags as i32 & libc::O_DIRECT != 0
 }

@@ -1,7 +1,7 @@
-//! The library in C programs that do not know of it: what they see is what they would see without it.
+//! The library in C programs that do not know of it: they must see what they would see without it.
 //!
-//! Each runs without it, with it (where nothing is a mount, so all goes to the kernel), and with the stand-in of
-//! `examples/double.rs`, by which the files of a tmpfs are accelerated.
+//! Each program runs without the library, with it (no file is on a mount, so every call goes to the kernel),
+//! and with the stand-in of `examples/double.rs`, which accelerates the files of a tmpfs.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ const TMPFS: &str = "/dev/shm";
 const SEQUENCE_STEPS: &str = "3000";
 const SEQUENCES: u64 = 8;
 
-/// What cargo has built beside these tests.
+/// A file that cargo has built beside these tests.
 fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let found = test.ancestors().skip(1).map(|folder| folder.join(name)).find(|path| path.exists());
@@ -56,7 +56,8 @@ fn run(program: &Path, arguments: &[&str], preloaded: Option<&Path>) -> Output {
     output
 }
 
-/// A program, and a folder for the files of each run.
+/// Builds a program and passes it to `check`, with a function that makes a directory for the files of each
+/// run.
 fn in_folders(name: &str, parent: &Path, check: impl Fn(&Path, &dyn Fn() -> TempDir)) {
     let build = tempfile::tempdir().unwrap();
     let program = compile(name, build.path());

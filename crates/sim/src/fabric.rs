@@ -1,5 +1,5 @@
-//! `sim fabric`: clients, queues, regions and grants on the simulated fabric, with faults; judged by what the
-//! fabric's contract promises (`docs/src/fabric.md`).
+//! `sim fabric`: clients, queues, regions and grants on the simulated fabric, with faults. The judge checks
+//! what the fabric's contract promises (`docs/src/fabric.md`).
 
 mod client;
 mod director;
@@ -22,7 +22,7 @@ use crate::staying::Left;
 use director::{Board, Node};
 use history::History;
 
-/// The fabric's scenario.
+/// The scenario of the fabric.
 pub const FABRIC: Scenario = Scenario { name: "fabric", mutations: MUTATIONS, run };
 
 const NO_FENCE: &str = "no-fence";
@@ -35,14 +35,14 @@ const TORN_COPY: &str = "reader-trusts-torn-copy";
 const MUTATIONS: &[&str] =
     &[NO_FENCE, NO_SCRUB, EPOCH_WORD, OLD_INCARNATION, DUPLICATE, FENCE_FLAG, TORN_COPY];
 
-/// Far more than any run takes: whoever has not ended by then hangs.
+/// Far more than any run takes: a run that is not over by then hangs.
 const RUN_NS: u64 = 1_000_000_000;
-/// From posting to *unknown*, by the client's clock.
+/// The time from posting to *unknown*, by the client's clock.
 const DEADLINE: Duration = Duration::from_micros(100);
-/// Operations (or batches) of each client task.
+/// Operations or batches of each client task.
 const ROUNDS: u64 = 22;
 
-/// What all parts of one run share.
+/// State that all parts of one run share.
 struct Run {
     world: World,
     tasks: Tasks,
@@ -53,9 +53,9 @@ struct Run {
     nodes: Vec<Rc<Node>>,
     /// The present process of each client.
     clients: RefCell<Vec<ProcessId>>,
-    /// Client tasks that have not ended; when there are none, the nodes stop lending.
+    /// Client tasks that have not finished; when there are none, the nodes stop lending.
     left: Left,
-    /// Names clients' streams of randomness, and sessions.
+    /// A counter that names clients' streams of randomness, and sessions.
     names: RefCell<u64>,
 }
 
@@ -91,7 +91,7 @@ impl Run {
     }
 }
 
-/// The kind of world that a seed gets: any subset of faults, so that some seeds look at each of them alone.
+/// The world of a seed. Each seed has a random subset of faults, so that some seeds test each fault alone.
 fn world_of(seed: u64, mutation: Option<&'static str>, trace: bool, random: &mut Random) -> World {
     let mut some = |permille: u32| if random.chance(600) { permille } else { 0 };
     let faults = Faults {
@@ -113,7 +113,7 @@ fn world_of(seed: u64, mutation: Option<&'static str>, trace: bool, random: &mut
     World::new(WorldConfig { network: Network::default(), faults, mutation, trace, ..WorldConfig::new(seed) })
 }
 
-/// A clock up to 10 % off.
+/// The rate of a clock that is up to 10 % off.
 fn clock_rate(random: &mut Random) -> u64 {
     900_000 + random.below(200_001)
 }
@@ -169,7 +169,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     }
 }
 
-/// Two to four clients: some on a node's host with its memory in their hands, the others across the network.
+/// Two to four clients. Some are on a node's host and access its memory directly; the others use the network.
 fn places(world: &World, nodes: &[Rc<Node>], random: &mut Random) -> Vec<Place> {
     let count = 2 + random.below(3) as u32;
     (0..count)
@@ -183,7 +183,7 @@ fn places(world: &World, nodes: &[Rc<Node>], random: &mut Random) -> Vec<Place> 
         .collect()
 }
 
-/// A process of a client; a new one after each crash.
+/// A new process for a client, at its start and after each crash.
 fn new_process(run: &Run, place: Place) -> ProcessId {
     run.world.add_process(place.host)
 }

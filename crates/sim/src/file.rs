@@ -1,5 +1,6 @@
-//! `sim file`: files striped over nodes, with everything that can go wrong under them; judged by what a file promises
-//! (`docs/src/files.md`).
+//! `sim file`: files striped over nodes, with everything that can go wrong under them. The judge checks what
+//! a file promises (`docs/src/files.md`). A process that works on files directly is called a *guest* in the
+//! code.
 
 mod broken;
 mod client;
@@ -47,49 +48,50 @@ use successor::Legacy;
 /// The scenario of files.
 pub const FILE: Scenario = Scenario { name: "file", mutations: broken::MUTATIONS, run };
 
-/// How long a lease lasts, in milliseconds: shorter than in production, so that more of them end in a run.
+/// The duration of a lease, in milliseconds: shorter than in production, so that more leases end in a run.
 const TTL_MS: std::ops::Range<u64> = 3_000..8_000;
-/// How long everybody is busy and much goes wrong, in times of a lease.
+/// The length of the busy phase, in which most things go wrong, in durations of a lease.
 const BUSY_TTLS: u64 = 3;
-/// Far more than any run takes: whoever has not ended by then hangs.
+/// Far more than any run takes: a run that is not over by then hangs.
 const RUN_NS: u64 = 600_000_000_000;
-/// Extents of a region: few, so that a file lies in several.
+/// Extents of a region: few, so that a file lies in several regions.
 const REGION_EXTENTS: u64 = 2;
-/// Room for the largest transfer with its blocks completed at both ends, twice, as in production.
+/// Staging memory of a process: twice the largest transfer, with its partial blocks completed at both ends,
+/// as in production.
 const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
-/// Files that there are at a time, each replaced by a new one now and then.
+/// The number of files at a time; each is replaced by a new one now and then.
 const FILES: usize = 2;
-/// Worlds in which nodes only refuse connections, in thousandths.
+/// The share of worlds whose only fault is that nodes refuse connections, in thousandths.
 const REFUSING_PERMILLE: u32 = 120;
-/// Files that guests may make longer when they are opened to them, in thousandths.
+/// The share of openings to direct clients that also let these make the file longer, in thousandths.
 const GROWING_PERMILLE: u32 = 700;
-/// Writes that a lying connection loses, in thousandths.
+/// The share of writes that a lying connection loses, in thousandths.
 const LOST_WRITE_PERMILLE: u32 = 60;
 
-/// What everybody does.
+/// The phases of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Work; things go wrong.
+    /// Clients work; things go wrong.
     Busy,
     /// Nothing goes wrong any more.
     Quiet,
-    /// Give everything back.
+    /// Clients give everything back.
     Leaving,
 }
 
 /// A file and its number.
 type Numbered = (u64, Arc<FileCore<Chosen>>);
 
-/// What all parts of one run share.
+/// State that all parts of one run share.
 struct Run {
     plane: Rc<Plane>,
-    /// The machine on which all of this owner runs.
+    /// The machine on which all processes of this owner run.
     host: HostId,
-    /// The process that looks after the leases.
+    /// The process that maintains the leases.
     home: Cell<ProcessId>,
     stock: RefCell<Arc<Stock>>,
     store: RefCell<Arc<StoreCore<Chosen>>>,
-    /// What outlives the owner, if anything does.
+    /// The state that outlives the owner, if any does.
     legacy: Option<Legacy>,
     files: RefCell<Vec<Numbered>>,
     files_made: Cell<u64>,
@@ -100,21 +102,21 @@ struct Run {
     shaking: Rc<Cell<Shaking>>,
     phase: Cell<Phase>,
     clients: RefCell<Vec<(ProcessId, Option<Rc<Guest>>)>>,
-    /// Clients to be started once another owner has taken over.
+    /// Clients to start once another owner has taken over.
     successors_wanted: Cell<usize>,
-    /// Whether processes work on files directly.
+    /// Whether some processes work on files directly.
     has_guests: bool,
-    /// The sizes that the kernel has for files, where there are guests.
+    /// The kernel's sizes of files, where there are direct clients.
     sizes: RefCell<kernel::Sizes>,
-    /// Files that somebody closes to guests for a while.
+    /// Files that a client closes to direct clients for a while.
     closed: RefCell<BTreeSet<u64>>,
-    /// Of those, the ones on which no guest is at work any more.
+    /// Closed files on which no direct client is still at work.
     shut: RefCell<BTreeSet<u64>>,
-    /// Clients that have not ended.
+    /// Clients that have not finished.
     at_work: Cell<u32>,
     mishaps: Cell<u32>,
     excuses: Excuses,
-    /// Nodes refuse connections; nothing else goes wrong.
+    /// The only fault is that nodes refuse connections.
     refuses: bool,
     /// Every region ever held.
     regions: RefCell<Vec<Arc<LeasedRegion>>>,
@@ -130,12 +132,12 @@ impl Deref for Run {
 }
 
 impl Run {
-    /// What is held now.
+    /// The regions that are held now.
     fn stock(&self) -> Arc<Stock> {
         self.stock.borrow().clone()
     }
 
-    /// What its files are made of.
+    /// The store of this owner's files.
     fn store(&self) -> Arc<StoreCore<Chosen>> {
         self.store.borrow().clone()
     }
@@ -144,7 +146,7 @@ impl Run {
         self.home.get()
     }
 
-    /// A process's end of the fabric.
+    /// A new fabric endpoint for a process.
     fn endpoint(&self, process: ProcessId) -> Endpoint {
         let here = self.nodes.iter().find(|node| node.host == self.host).map(|node| node.id);
         let shaking = self.shaking.clone();
@@ -207,22 +209,22 @@ struct Ills {
     faults: Faults,
     delivery: Delivery,
     shaking: Shaking,
-    /// Nothing of it costs a lease or a node.
+    /// None of it costs a lease or a node.
     harmless: bool,
 }
 
 impl Ills {
-    /// No ills: only mishaps go wrong.
+    /// Nothing goes wrong except mishaps.
     fn none() -> Self {
         let (faults, delivery) = (Faults::default(), Delivery::default());
         Ills { faults, delivery, shaking: Shaking::default(), harmless: true }
     }
 }
 
-/// Any subset of what can go wrong.
+/// Draws any subset of what can go wrong.
 fn ills(mutation: Option<&'static str>, random: &mut Random) -> Ills {
     let mut some = |permille: u32| if random.chance(400) { permille } else { 0 };
-    // Else it would take many worlds until it matters.
+    // With fewer late packets, it would take many worlds until this mutation matters.
     let late_permille = if mutation == Some(LATE_FORGOTTEN) { 200 } else { some(40) };
     let faults = Faults {
         late_permille,
@@ -261,7 +263,7 @@ fn world_of(seed: u64, trace: bool, faults: Faults) -> World {
     World::new(WorldConfig { network, faults, trace, ..WorldConfig::new(seed) })
 }
 
-/// A clock up to 10 % off.
+/// The rate of a clock that is up to 10 % off.
 fn clock_rate(random: &mut Random) -> u64 {
     900_000 + random.below(200_001)
 }
@@ -274,8 +276,8 @@ fn nodes_of(
     random: &mut Random,
 ) -> Vec<Rc<Node>> {
     let count = if bears { 3 + random.below(3) } else { 1 + random.below(4) };
-    // Guests write only to nodes of this machine; with fewer of those, few worlds would have guests that make
-    // a file longer.
+    // Direct clients write only to nodes of this machine. Without such a node, few worlds would have direct
+    // clients that make a file longer.
     let is_about_growth = matches!(mutation, Some(GROWTH_GOES_ON | UNTOLD));
     let node = |index| {
         let shares_host = index == 0 && (random.chance(500) || is_about_growth);
@@ -291,7 +293,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     broken::set(mutation);
     let mut random = Random::new(seed, 30);
     let bears = random.chance(worlds::BEARING_PERMILLE) && mutation != Some(LATE_FORGOTTEN);
-    // A source of its own, so that the worlds of older seeds stay the same.
+    // A separate stream of randomness, so that the worlds of existing seeds stay the same.
     let mut refusals = Random::new(seed, 33);
     let refuses = mutation.map_or(refusals.chance(REFUSING_PERMILLE), |broken| broken == REFUSED_IS_DEAD);
     let bears = bears && !refuses;

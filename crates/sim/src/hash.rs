@@ -1,5 +1,6 @@
-//! `sim hash`: clients find keys in a hash table in the memory of several nodes, and give them record numbers, while buckets split all
-//! the time, operations end in doubt and clients die anywhere (`docs/src/txn.md`, *keys*).
+//! `sim hash`: clients look up keys in a hash table in the memory of several nodes and give them record
+//! numbers. Meanwhile buckets split all the time, operations end in doubt, and clients die anywhere
+//! (`docs/src/txn.md`, *keys*).
 
 mod broken;
 mod client;
@@ -43,23 +44,25 @@ const IN_DOUBT: &str = "number-in-doubt-used-again";
 const MUTATIONS: &[&str] =
     &[UNCLOSED, ACROSS_SPLIT, LOST_ENTRY, ANY_ENTRY, ENTRY_FIRST, HASH_ALONE, IN_DOUBT];
 
-/// Far more than any run takes: whoever has not ended by then hangs.
+/// Far longer than any run takes: a task that has not ended by then hangs.
 const RUN_NS: u64 = 10_000_000_000;
-/// From posting to *unknown*, while things go wrong: some packets are later.
+/// From the posting of an operation until its outcome counts as *unknown*, while faults occur: some packets
+/// arrive later.
 const DEADLINE: Duration = Duration::from_micros(150);
-/// Nothing takes so long once nothing goes wrong any more.
+/// The same once no more faults occur: no operation takes so long then.
 const LAST_DEADLINE: Duration = Duration::from_millis(50);
 const ARENA_BYTES: usize = 64 * 4096;
 const REGION_BYTES: u64 = 512 << 10;
-/// Regions of each node.
+/// Indexes of the regions of each node.
 const INDEX: u32 = 0;
 const RECORDS: u32 = 1;
 const ORACLE: u32 = 2;
 const REGIONS: u32 = 3;
 const EPOCH: Epoch = Epoch(7);
-/// In each piece, so that a table is never full, whatever clients take with them when they die.
+/// Records and pairs of buckets in each piece: enough that a table never gets full, whatever dying clients
+/// had reserved.
 const ROOMY: u64 = 2_000;
-/// The same, where every record has its versions, and few die.
+/// The same where every record has its versions, and few clients die.
 const ROOMY_WITH_VERSIONS: u64 = 500;
 
 /// What all parts of one run share.
@@ -73,15 +76,15 @@ struct Run {
     /// Clients run transactions on a table with keys.
     is_of_transactions: bool,
     keys: Keys,
-    /// There is room for everything: *full* is no answer.
+    /// There is room for every key: *full* is not a valid answer.
     is_roomy: bool,
     history: RefCell<History>,
     complaints: RefCell<Vec<String>>,
-    /// The present process of each client.
+    /// The current process of each client.
     clients: RefCell<Vec<ProcessId>>,
-    /// Tasks that have not ended, of clients and of what goes wrong.
+    /// Tasks of clients and of mishaps that have not ended.
     left: Left,
-    /// Names sessions and streams of randomness.
+    /// The last name given to a session or to a stream of randomness.
     names: Cell<u64>,
 }
 
@@ -202,7 +205,7 @@ fn run_by<R: IndexRules>(seed: u64, trace: bool) -> RunReport {
     }
 }
 
-/// Any subset of faults, so that some seeds look at one alone.
+/// Any subset of faults, so that some seeds test one fault alone.
 fn world_of(seed: u64, trace: bool, random: &mut Random) -> World {
     let mut some = |permille: u32| if random.chance(600) { permille } else { 0 };
     let faults = Faults {
@@ -263,7 +266,7 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
     }
 }
 
-/// With a single node's memory in his hands, or across the network.
+/// Draws where a client lives: with the memory of a single node mapped, or across the network.
 fn place(run: &Run, index: usize, random: &mut Random) -> Place {
     if run.nodes.len() == 1 && random.chance(400) {
         Place { index, host: run.nodes[0].host, path: Path::Shared }

@@ -1,4 +1,4 @@
-//! A node's memory: the real regions, behind a shell that can be broken.
+//! A node's memory: real regions behind a shell that can be broken on purpose.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,16 +13,16 @@ pub(crate) struct LendingHost {
     count: u32,
     region_bytes: u64,
     pub(crate) regions: RegionSet,
-    /// Broken: a fence stops nobody. By region, the epoch under which it is lent now.
+    /// Broken: fences have no effect. For each region, the epoch of its present lease.
     unfenced: Option<Vec<AtomicU64>>,
-    /// By region, how many are moving its memory, in a world where that takes time.
+    /// For each region, the number of moves of its memory in progress, in a world where moves take time.
     moving: Vec<AtomicU64>,
-    /// By region, whether that is over behind the next access.
+    /// For each region, whether its memory is moving until the next access.
     moving_until_asked: Vec<AtomicBool>,
 }
 
 impl LendingHost {
-    /// A node with so many regions.
+    /// A node with `count` regions of `region_bytes` each.
     pub(crate) fn new(node: NodeId, count: u32, region_bytes: u64) -> Self {
         let regions =
             RegionSet::create(count, region_bytes, Locking::None, |_| {}).expect("a few pages of memory");
@@ -31,29 +31,30 @@ impl LendingHost {
         LendingHost { node, count, region_bytes, regions, unfenced: None, moving, moving_until_asked }
     }
 
-    /// Broken: a fence stops nobody.
+    /// Broken: fences have no effect.
     pub(crate) fn without_fences(mut self) -> Self {
         self.unfenced = Some((0..self.count).map(|_| AtomicU64::new(0)).collect());
         self
     }
 
-    /// From now on the region's memory is being moved: whoever asks for it is told to come again.
+    /// Starts a move of the region's memory. Until it ends, accesses are refused as `Busy`.
     pub(crate) fn begin_move(&self, region: u32) {
         self.moving[region as usize].fetch_add(1, Ordering::Relaxed); // one thread per world
     }
 
-    /// The memory is being moved, and comes to rest right behind the next access, which is told to come again.
+    /// Starts a move of the region's memory that ends with the next access. That access is still refused as
+    /// `Busy`.
     pub(crate) fn move_until_asked(&self, region: u32) {
-        self.moving_until_asked[region as usize].store(true, Ordering::Relaxed); // as above
+        self.moving_until_asked[region as usize].store(true, Ordering::Relaxed); // one thread per world
     }
 
-    /// It has moved.
+    /// Ends a move.
     pub(crate) fn end_move(&self, region: u32) {
-        self.moving[region as usize].fetch_sub(1, Ordering::Relaxed); // as above
+        self.moving[region as usize].fetch_sub(1, Ordering::Relaxed); // one thread per world
     }
 
     fn check_rest(&self, region: u32) -> Result<(), Refusal> {
-        // As above.
+        // Relaxed: one thread per world.
         let is_moving =
             self.moving.get(region as usize).is_some_and(|moving| moving.load(Ordering::Relaxed) > 0);
         if is_moving { Err(Refusal::Busy) } else { Ok(()) }
@@ -67,7 +68,7 @@ impl LendingHost {
         }
     }
 
-    /// The region's first words as they are now.
+    /// Reads the first words of the region.
     pub(crate) fn look(&self, region: u32, epoch: Epoch, words: u64) -> Vec<u64> {
         let mut found = Vec::new();
         let looked = self.regions.with_region(region, epoch, AccessKind::Read, &mut |memory| {
@@ -97,14 +98,15 @@ impl Host for LendingHost {
         access: &mut dyn FnMut(&Mapping) -> Result<(), AccessError>,
     ) -> Result<(), Refusal> {
         self.check_rest(region)?;
-        // As above.
+        // Relaxed: one thread per world.
         let asked = self.moving_until_asked.get(region as usize);
         if asked.is_some_and(|asked| asked.swap(false, Ordering::Relaxed)) {
             return Err(Refusal::Busy);
         }
         match (self.regions.with_region(region, epoch, kind, access), &self.unfenced) {
             (Err(Refusal::StaleEpoch), Some(unfenced)) => {
-                let present = Epoch(unfenced[region as usize].load(Ordering::Relaxed)); // as in `open`
+                // Relaxed: one thread per world.
+                let present = Epoch(unfenced[region as usize].load(Ordering::Relaxed));
                 self.regions.with_region(region, present, kind, access)
             }
             (result, _) => result,

@@ -1,10 +1,11 @@
-//! Whole-system simulation: production code in a seeded world, judged by checkers that live apart from it.
+//! Whole-system simulation: production code runs in a seeded world, and independent checkers judge what it
+//! does.
 //!
-//! - A [`Scenario`] runs one seed: it builds a world, lets clients and faults loose in it, and hands the history of
-//!   what was asked and answered to its checker.
+//! - A [`Scenario`] runs one seed: it builds a world, starts clients and faults in it, and hands the history
+//!   of requests and answers to its checker.
 //! - [`sweep`] runs many seeds on all processors; each seed is single-threaded and independent of the others.
-//! - [`hunt`] breaks the code under test on purpose and looks for the first seeds that notice. A checker that cannot
-//!   fail proves nothing.
+//! - [`hunt`] breaks the code under test on purpose and looks for the first seeds that notice. A checker that
+//!   cannot fail proves nothing.
 //!
 //! Not here: the simulated world itself (`farpool_fabric::sim`), the command line (crate `cli`).
 

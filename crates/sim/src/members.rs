@@ -1,6 +1,6 @@
-//! `sim members`: compute servers of one database, which take seats, look after each other, do for all what one has to, and run
-//! transactions meanwhile (`docs/src/txn.md`, *members*). They die, stop, are cut off, leave, and are taken for dead while they live; who
-//! looks after them dies over it.
+//! `sim members`: compute servers of one database. They take seats, recover each other, fill the roles that
+//! one member has for all, and run transactions meanwhile (`docs/src/txn.md`, *members*). They die, stop, are
+//! cut off, leave, and are declared dead while they live. A recoverer may die as well.
 
 mod auditor;
 mod broken;
@@ -37,27 +37,28 @@ use observer::{Observer, Watched};
 /// The scenario of members.
 pub const MEMBERS: Scenario = Scenario { name: "members", mutations: broken::MUTATIONS, run };
 
-/// Far more than any run takes: whoever has not ended by then hangs.
+/// Far longer than any run takes: a task that has not ended by then hangs.
 const RUN_NS: u64 = 60_000_000;
-/// From posting to *unknown*: nothing here takes so long.
+/// From the posting of an operation until its outcome counts as *unknown*: no operation here takes so long.
 const DEADLINE: Duration = Duration::from_millis(20);
-/// The same where connections break: some of what members do takes longer.
+/// The same where connections break: some operations of members take longer.
 const SHORT_DEADLINE: Duration = Duration::from_micros(250);
-/// How long a member may be silent: some would be short even for a network that is only slow.
+/// Heartbeat timeouts (called *patience* in the code): some would be short even for a network that is only
+/// slow.
 const PATIENCES: [Duration; 3] =
     [Duration::from_micros(150), Duration::from_micros(300), Duration::from_micros(600)];
-/// Where nothing goes wrong, nobody is silent for so long.
+/// The heartbeat timeout without faults: no heartbeat is missing for so long.
 const CALM_PATIENCE: Duration = Duration::from_micros(600);
-/// A region's memory moves for twice as long, at most.
+/// The longest part of a move of a region's memory before its fence, and again after it.
 const MOST_MOVE_NS: u64 = 40_000;
-/// Fences that a broker or a node does not carry out this time.
+/// Fences, in thousandths, that a broker or a node fails to execute.
 const FENCES_LOST_PERMILLE: u32 = 40;
-/// Between two looks at whether a grant is fenced.
+/// Pause between two checks whether a grant is fenced.
 const FENCE_PAUSE: Duration = Duration::from_micros(2);
-/// Before who was told to come again does.
+/// Pause before an operation refused as busy is tried again.
 const BUSY_PAUSE: Duration = Duration::from_micros(20);
 const ARENA_BYTES: usize = 32 * 4096;
-/// The grant of who leases the regions; it is nobody's here.
+/// The grant of the lessee of the regions. No process of a run has it.
 const OWNER: Epoch = Epoch(7);
 
 /// What all parts of one run share.
@@ -65,22 +66,22 @@ struct Run {
     ledger: Rc<Ledger>,
     world: World,
     tasks: Tasks,
-    /// Where things happen that no process does.
+    /// A process for actions that belong to no process of the run.
     nowhere: ProcessId,
     nodes: Vec<Node>,
     plan: Plan,
     patience: Duration,
     faults: Kinds,
     observer: Arc<Mutex<Observer>>,
-    /// Those that have had a seat.
+    /// All members that have had a seat.
     members: RefCell<Vec<Rc<Member>>>,
-    /// Drivers of members that have not ended, and mishaps that have not.
+    /// Drivers and mishaps that have not ended.
     left: Left,
-    /// How many cuts between members and nodes there are at present.
+    /// The number of network cuts between members and nodes at present.
     cuts: Cell<u32>,
-    /// Nothing goes wrong any more.
+    /// No more faults occur.
     is_quiet: Cell<bool>,
-    /// The auditor has done his work.
+    /// The auditor has finished.
     is_over: Cell<bool>,
 }
 
@@ -88,7 +89,8 @@ struct Node {
     host: HostId,
     peer: Peer,
     memory: Arc<LendingHost>,
-    /// Serves one operation after the other: where it goes by words, as a card does, memory that moves costs the queue.
+    /// Serves one operation at a time. On a node that serves word by word, as a NIC does, memory that moves
+    /// in the middle of an operation costs the connection.
     is_whole: bool,
 }
 
@@ -105,7 +107,7 @@ impl std::fmt::Display for FenceLost {
 impl std::error::Error for FenceLost {}
 
 impl Run {
-    /// Grants of all regions for one process, one after the other.
+    /// Opens grants of all regions for one process, one after the other.
     async fn grants(&self, random: &mut Random) -> Vec<Epoch> {
         let mut grants = Vec::new();
         for region in &self.plan.regions {
@@ -119,7 +121,8 @@ impl Run {
         grants
     }
 
-    /// From when this returns on nothing takes effect that is done under a grant. Whoever has asked for it may be dead by then.
+    /// Fences a grant: once this returns without an error, no operation under the grant takes effect. The
+    /// fence is executed even if the process that asked for it dies.
     async fn fence(
         self: &Rc<Self>,
         region: usize,
@@ -145,7 +148,7 @@ impl Run {
         grant: Epoch,
         random: &mut Random,
     ) -> Result<(), FenceLost> {
-        // Before what was just sent arrives, or long behind it.
+        // The fence comes before recently sent operations arrive, or long after.
         let apart_ns = match random.below(10) {
             0..=3 => 100,
             4..=7 => 20_000,
@@ -171,7 +174,7 @@ impl Run {
         Ok(())
     }
 
-    /// A task's way to all memory.
+    /// A task's access to all memory.
     async fn memory(
         self: &Rc<Self>,
         process: ProcessId,
@@ -200,7 +203,7 @@ impl Run {
         Ok(memory)
     }
 
-    /// Where somebody lives: with the memory in his hands, or across the network.
+    /// Draws where a process lives: with the memory of a single node mapped, or across the network.
     fn place(&self, random: &mut Random) -> (HostId, Path) {
         if self.nodes.len() == 1 && self.faults.are_any() && random.chance(300) {
             (self.nodes[0].host, Path::Shared)
@@ -210,7 +213,7 @@ impl Run {
     }
 }
 
-/// Any key will do, as long as each grant has another.
+/// Any key will do, as long as each grant has a different one.
 fn key_of(grant: Epoch) -> AccessKey {
     let mut bytes = [9; AccessKey::BYTES];
     bytes[..8].copy_from_slice(&grant.0.to_le_bytes());
@@ -230,7 +233,8 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     auditor::start(&run);
     let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.left.get());
     trouble.into_iter().for_each(|what| run.ledger.complain(what));
-    // Members know the run: else none of them would ever be dropped, nor the descriptors of the world's memory be closed.
+    // Members and the run refer to each other. Without this no member would ever be dropped, and the
+    // descriptors of the world's memory would stay open.
     drop(run.members.take());
     let history = run.ledger.history.take();
     let mut violations = run.ledger.complaints.take();
@@ -261,7 +265,7 @@ fn world_of(seed: u64, trace: bool, kinds: Kinds, random: &mut Random) -> World 
     World::new(WorldConfig { network: Network::default(), faults, trace, ..WorldConfig::new(seed) })
 }
 
-/// One or two nodes, and a database on them that nobody has opened yet.
+/// One or two nodes with a database that no process has opened yet.
 fn setting(world: World, tasks: Tasks, seed: u64, faults: Kinds, random: &mut Random) -> Run {
     let count = 1 + random.below(2);
     let plan = Plan::draw(count, random);

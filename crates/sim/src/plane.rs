@@ -1,5 +1,5 @@
-//! The control plane of a simulated world: nodes and a broker, which are the real cores in shells of this world, letters
-//! between everybody, and an oracle that sees what nodes lend. Scenarios put their clients beside it.
+//! The control plane of a simulated world: nodes and a broker (the real cores in simulated shells), the
+//! letters between processes, and an oracle that sees what nodes lend. Each scenario adds its own clients.
 
 pub(crate) mod broker;
 pub(crate) mod node;
@@ -26,10 +26,10 @@ pub(crate) const EPOCH_REUSED: &str = "epoch-reused-after-restart";
 pub(crate) const UNFENCED_GRANT: &str = "region-lent-before-the-last-grant-is-gone";
 pub(crate) const UNCOUNTED_RENEWAL: &str = "node-answers-a-renewal-it-does-not-count";
 
-/// Names the processes that would use a region now under a lease.
+/// Lists the processes that would use a region now under a lease.
 type WhoTrusts = Box<dyn Fn(RegionId, Epoch) -> Vec<u64>>;
 
-/// What all parts of the control plane share.
+/// State that all parts of the control plane share.
 pub(crate) struct Plane {
     pub(crate) world: World,
     pub(crate) tasks: Tasks,
@@ -41,19 +41,19 @@ pub(crate) struct Plane {
     pub(crate) oracle: RefCell<Oracle>,
     pub(crate) nodes: Vec<Rc<Node>>,
     pub(crate) broker: Broker,
-    /// Names questions, owners, sessions and streams of randomness.
+    /// A counter that names questions, owners, sessions and streams of randomness.
     pub(crate) names: Cell<u64>,
     pub(crate) faults_random: RefCell<Random>,
     pub(crate) doomed: RefCell<BTreeMap<ProcessId, Doom>>,
-    /// Letters that somebody holds back.
+    /// Letters that are being delayed.
     pub(crate) late_letters: Cell<u32>,
-    /// A process of no host that matters, for what belongs to nobody.
+    /// A process on a host of its own, for tasks that belong to no participant.
     pub(crate) nowhere: ProcessId,
-    /// Asked when a lease ends; a scenario that does not say has nobody who trusts anything.
+    /// Asked when a lease ends; without it, no process trusts a lease.
     pub(crate) trusting: RefCell<Option<WhoTrusts>>,
 }
 
-/// What a scenario decides about its plane.
+/// What a scenario decides about its control plane.
 pub(crate) struct PlaneConfig {
     pub(crate) seed: u64,
     pub(crate) mutation: Option<&'static str>,
@@ -104,7 +104,7 @@ impl Plane {
         self.names.get()
     }
 
-    /// Any key will do, as long as each grant has another.
+    /// Any key will do, as long as each grant has a different one.
     pub(crate) fn fresh_key(&self) -> AccessKey {
         let mut bytes = [0x44; AccessKey::BYTES];
         bytes[..8].copy_from_slice(&self.next_name().to_le_bytes());
@@ -115,7 +115,7 @@ impl Plane {
         self.mutation == Some(mutation)
     }
 
-    /// Whether something that happens so often to letters happens now.
+    /// Draws whether a fault with this probability happens to a letter.
     pub(crate) fn draw(&self, permille: u32) -> bool {
         self.faults_random.borrow_mut().chance(permille)
     }
@@ -134,7 +134,7 @@ impl Plane {
         self.oracle.borrow_mut().complain(what);
     }
 
-    /// A doomed process has come to its last letter.
+    /// Kills a doomed process that has come to its last letter.
     fn meet_doom(&self, process: ProcessId) {
         if self.doomed.borrow_mut().remove(&process).is_none() {
             return;
@@ -145,20 +145,20 @@ impl Plane {
         }
     }
 
-    /// The next life of a node that has died.
+    /// Restarts a node that has died.
     pub(crate) fn start_node_again(self: &Rc<Self>, node: &Rc<Node>) {
         node.process.set(self.world.add_process(node.host));
         node::start(self, node);
     }
 
-    /// The broker's next life, whether or not the present one is over.
+    /// Starts the broker's next process, whether or not the present one still runs.
     pub(crate) fn start_broker_again(self: &Rc<Self>) {
         self.broker.process.set(self.world.add_process(self.broker.host));
         broker::start(self);
     }
 }
 
-/// Where nodes are, for the fabric: by name.
+/// The fabric reaches nodes by name.
 impl Node {
     pub(crate) fn peer(&self) -> Peer {
         Peer { node: self.id, tcp: None, shm_socket: None, verbs: None }

@@ -1,5 +1,5 @@
-//! `sim pool`: brokers, nodes, owners and their clients, with everything that can go wrong between them; judged by
-//! what leases promise (`docs/leases.md`).
+//! `sim pool`: brokers, nodes, owners and their clients, with everything that can go wrong between them. The
+//! oracle checks what leases promise (`docs/src/leases.md`).
 
 mod client;
 mod conduct;
@@ -29,42 +29,42 @@ const TRUSTING_CLIENT: &str = "client-trusts-its-lease-past-its-own-clock";
 const MUTATIONS: &[&str] =
     &[TRUSTING_CLIENT, FORGETFUL_BROKER, EPOCH_REUSED, UNFENCED_GRANT, UNCOUNTED_RENEWAL];
 
-/// How long a lease lasts, in milliseconds: shorter than in production, so that more of them end in a run.
+/// The duration of a lease, in milliseconds: shorter than in production, so that more leases end in a run.
 const TTL_MS: std::ops::Range<u64> = 3_000..8_000;
-/// How long everybody is busy and much goes wrong, in times of a lease.
+/// The length of the busy phase, in which most things go wrong, in durations of a lease.
 const BUSY_TTLS: u64 = 6;
-/// Far more than any run takes: whoever has not ended by then hangs.
+/// Far more than any run takes: a run that is not over by then hangs.
 const RUN_NS: u64 = 600_000_000_000;
-/// Words of a region that are used, and their size.
+/// Words of a region that are used, and the size of a word.
 const WORDS: u64 = 48;
 const WORD_BYTES: u64 = 8;
 /// Size of a region: one page.
 const REGION_BYTES: u64 = 4096;
-/// Regions of a node.
+/// Regions of each node.
 const REGIONS: std::ops::Range<u64> = 1..4;
 
-/// What everybody does.
+/// The phases of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Lease, grant, release; things go wrong.
+    /// Clients lease, grant and release; things go wrong.
     Busy,
-    /// Only renew, read and write.
+    /// Clients only renew, read and write.
     Quiet,
-    /// Give everything back.
+    /// Clients give everything back.
     Leaving,
 }
 
-/// What all parts of one run share.
+/// State that all parts of one run share.
 struct Run {
     plane: Rc<Plane>,
     words: Cell<u64>,
     seats: Vec<Rc<Seat>>,
-    /// The present process at each seat.
+    /// The present client at each seat.
     clients: RefCell<Vec<Option<Rc<Client>>>>,
     phase: Cell<Phase>,
-    /// Who is about to die, or dead and about to live again.
+    /// Participants that are about to die, or are dead and about to be restarted.
     dying: RefCell<BTreeSet<Who>>,
-    /// Mishaps under way: what is broken is mended before the run goes on.
+    /// Mishaps under way; the busy phase ends only when there are none.
     mishaps: Cell<u32>,
 }
 
@@ -77,7 +77,7 @@ impl Deref for Run {
 }
 
 impl Run {
-    /// The next word that only one process writes.
+    /// The next word, which only one process writes.
     fn next_word(&self) -> u64 {
         let word = self.words.get();
         assert!(word < WORDS, "more processes than words");
@@ -97,7 +97,7 @@ impl Run {
     }
 }
 
-/// The kind of world that a seed gets: any subset of faults.
+/// The world of a seed, with any subset of faults.
 fn world_of(seed: u64, trace: bool, random: &mut Random) -> (World, Delivery) {
     let mut some = |permille: u32| if random.chance(500) { permille } else { 0 };
     let faults = Faults {
@@ -114,7 +114,7 @@ fn world_of(seed: u64, trace: bool, random: &mut Random) -> (World, Delivery) {
         late_permille: some(60),
         late_ms: 12_000,
     };
-    // Slow enough that something can happen while a message is on its way.
+    // Slow enough that something can happen while a message is in transit.
     let network = Network {
         latency: Span::new(100_000, 20_000_000),
         local: Span::new(10_000, 2_000_000),
@@ -124,7 +124,7 @@ fn world_of(seed: u64, trace: bool, random: &mut Random) -> (World, Delivery) {
     (World::new(WorldConfig { network, faults, trace, ..WorldConfig::new(seed) }), delivery)
 }
 
-/// A clock up to 10 % off.
+/// The rate of a clock that is up to 10 % off.
 fn clock_rate(random: &mut Random) -> u64 {
     900_000 + random.below(200_001)
 }
@@ -141,7 +141,7 @@ fn nodes_of(world: &World, random: &mut Random) -> Vec<Rc<Node>> {
     (0..count).map(node).collect()
 }
 
-/// Owners with one or two clients each: the first leases, the second uses what it is granted.
+/// Owners with one or two clients each: the first client leases, the second uses the grants that it is given.
 fn seats_of(world: &World, nodes: &[Rc<Node>], random: &mut Random) -> Vec<Rc<Seat>> {
     let mut seats = Vec::new();
     for _ in 0..2 + random.below(2) {
@@ -207,7 +207,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
         run.complain(format!("somebody hangs: {end:?}"));
     }
     drop(executor);
-    run.clients.borrow_mut().clear(); // clients know the run: without this neither would go
+    run.clients.borrow_mut().clear(); // breaks the cycle of references between run and clients
     let (violations, operations) = run.oracle.take().verdict();
     RunReport {
         seed,

@@ -1,14 +1,15 @@
-//! Whether the history of one word could have been that of an atomic register.
+//! Checks whether the history of one word could be that of an atomic register.
 //!
-//! Every write stores a value that no other does. A value's *cluster* is its write and all reads of it. Gibbons and
-//! Korach ("Testing shared memories", 1997): let a cluster's zone reach from the first end of one of its operations to
-//! the last start of one. It is *forward* if it begins before it ends, that is, if the value was certainly there all
-//! that time; else *backward*. The history is atomic if and only if no two forward zones overlap, no backward zone lies
-//! within a forward one, and no read ends before its write starts. That takes sorting, not search.
+//! Every write stores a value that no other write stores. The *cluster* of a value is its write and all reads
+//! of it. The method is that of Gibbons and Korach ("Testing shared memories", 1997). The zone of a cluster
+//! reaches from the first end of one of its operations to the last start of one. A zone is *forward* if it
+//! begins before it ends: the word certainly held the value all that time. Otherwise the zone is *backward*.
+//! The history is atomic if and only if no two forward zones overlap, no backward zone lies within a forward
+//! one, and no read ends before its write starts. Checking this takes sorting, not search.
 
 use std::collections::BTreeMap;
 
-/// Never.
+/// A time that never comes.
 pub(crate) const NEVER: u64 = u64::MAX;
 
 /// One operation on the word.
@@ -18,9 +19,10 @@ pub(crate) struct Touch {
     pub value: u64,
     pub writes: bool,
     pub start: u64,
-    /// When it had taken effect if at all; [`NEVER`] when nothing bounds that. Before its start: it took none.
+    /// The time by which it took effect, if it took effect at all; [`NEVER`] when nothing bounds that. An end
+    /// before `start` means that it can have had no effect.
     pub end: u64,
-    /// It took effect. Otherwise it counts only if its value was seen.
+    /// It took effect. If this is false, it counts only if its value was seen.
     pub certain: bool,
 }
 
@@ -32,7 +34,7 @@ struct Cluster {
     certain: bool,
 }
 
-/// Judges a history that starts with the word holding `initial`.
+/// Judges a history in which the word first holds `initial`.
 pub(crate) fn check(initial: u64, touches: &[Touch]) -> Result<(), String> {
     let mut clusters: BTreeMap<u64, Cluster> = BTreeMap::new();
     let absent = Cluster { written_at: None, first_end: NEVER, last_start: 0, certain: false };
@@ -69,7 +71,7 @@ pub(crate) fn check(initial: u64, touches: &[Touch]) -> Result<(), String> {
         return Err(format!("{:#x} and {:#x} were both there at the same time", one.2, other.2));
     }
     for (&value, cluster) in seen().filter(|(_, cluster)| cluster.first_end >= cluster.last_start) {
-        // The only forward zone that can hold it is the last to begin before it.
+        // Forward zones do not overlap, so only the last one that begins before this zone can contain it.
         let before = forward.partition_point(|&(begin, ..)| begin < cluster.last_start);
         if let Some(&(_, end, other)) = before.checked_sub(1).map(|place| &forward[place])
             && cluster.first_end < end

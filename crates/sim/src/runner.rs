@@ -9,42 +9,42 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farpool_fabric::sim::{Executor, RunEnd};
 use serde::{Serialize, Serializer};
 
-/// Failing seeds that are kept: one is enough to work on, a few show whether they are alike.
+/// The most failing seeds that are kept. One is enough to work on; a few show whether they are alike.
 const FAILURES_KEPT: usize = 10;
 
-/// What one seed came to.
+/// The result of one seed.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct RunReport {
     /// The seed.
     pub seed: u64,
-    /// What the checker found; empty when all is well.
+    /// The violations that the checker found; empty when all is well.
     pub violations: Vec<String>,
-    /// The run ended by a panic: what else is wrong may come of that.
+    /// The run ended in a panic; other violations may be consequences of it.
     pub panicked: bool,
     /// Hash of the whole history.
     #[serde(serialize_with = "as_hex")]
     pub trace_hash: u64,
-    /// How much has happened in the world.
+    /// Events in the world.
     pub events: u64,
-    /// How many operations were judged.
+    /// Operations that were judged.
     pub operations: u64,
-    /// How much time has passed in the world.
+    /// The time that has passed in the world.
     pub virtual_us: u64,
-    /// What has happened, when it was asked for.
+    /// A readable trace, if one was asked for.
     #[serde(skip)]
     pub trace: Vec<String>,
-    /// What clients did and were answered, for checkers of others, where the scenario has such a form and a trace was asked for: one
-    /// operation a line.
+    /// What clients asked and were answered, in a form for independent checkers, one operation a line. Empty
+    /// unless the scenario has such a form and a trace was asked for.
     #[serde(skip)]
     pub history: Vec<String>,
 }
 
-/// Something to be simulated, with the ways to break it.
+/// Something to simulate, with the ways to break it.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
-    /// As on the command line.
+    /// The name on the command line.
     pub name: &'static str,
-    /// Names of the faults that its checker must notice.
+    /// Names of the faults that the checker must notice.
     pub mutations: &'static [&'static str],
     /// Runs a seed, broken in one of these ways or in none, and keeps a readable trace if asked to.
     pub run: fn(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport,
@@ -54,21 +54,21 @@ pub struct Scenario {
 const SCENARIOS: &[Scenario] =
     &[crate::FABRIC, crate::POOL, crate::FILE, crate::TXN, crate::HASH, crate::MEMBERS];
 
-/// The scenario of a name.
+/// Finds a scenario by its name.
 pub fn find_scenario(name: &str) -> Option<&'static Scenario> {
     SCENARIOS.iter().find(|scenario| scenario.name == name)
 }
 
-/// Runs one seed; a panic of the code under test is a violation like others.
+/// Runs one seed; a panic of the code under test is a violation like any other.
 pub fn run_guarded(scenario: &Scenario, seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
-    // Nothing of a run is looked at after it has panicked.
+    // Unwind safe: nothing looks at the state of a run after a panic.
     catch_unwind(AssertUnwindSafe(|| (scenario.run)(seed, mutation, trace))).unwrap_or_else(|panic| {
         RunReport { seed, violations: vec![described(&*panic)], panicked: true, ..RunReport::default() }
     })
 }
 
-/// Runs a world to its end: whether that was a panic, and what went wrong, if anything. Caught here, so that a run that panics has a
-/// trace as well.
+/// Runs a world to its end. Returns whether it panicked and what went wrong, if anything. Panics are caught
+/// here, so that a run that panics has a trace as well.
 pub(crate) fn run_to_end(
     mut executor: Executor,
     until_ns: u64,
@@ -81,32 +81,32 @@ pub(crate) fn run_to_end(
     }
 }
 
-/// A panic as a violation.
+/// Describes a panic as a violation.
 fn described(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     format!("panicked: {}", text.unwrap_or_default())
 }
 
-/// What many seeds came to.
+/// The result of many seeds.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Sweep {
-    /// How many were run.
+    /// Seeds that were run.
     pub seeds: u64,
-    /// How many of them failed.
+    /// Seeds that failed.
     pub failed: u64,
-    /// The first few that failed.
+    /// The failures with the lowest seeds, a few at most.
     pub failures: Vec<RunReport>,
     /// Operations judged, over all seeds.
     pub operations: u64,
     /// Events, over all seeds.
     pub events: u64,
-    /// Hash over the hashes of all histories, whatever the order in which they were run.
+    /// Hash over the hashes of all histories; it does not depend on the order in which the seeds ran.
     #[serde(serialize_with = "as_hex")]
     pub hash: u64,
 }
 
-/// As text, and as people see it: readers of JSON take numbers for floating-point ones, which have 53 bits.
+/// Serialises a hash as hexadecimal text: many readers of JSON treat numbers as floating point, with 53 bits.
 fn as_hex<S: Serializer>(hash: &u64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&format_args!("{hash:016x}"))
 }
@@ -126,7 +126,7 @@ impl Sweep {
     }
 }
 
-/// Runs all `seeds` on `threads` threads; `progress` is told of each that is done.
+/// Runs all `seeds` on `threads` threads; calls `progress` after each.
 pub fn sweep(scenario: &Scenario, seeds: Range<u64>, threads: usize, progress: &(dyn Fn() + Sync)) -> Sweep {
     let total = Mutex::new(Sweep::default());
     in_parallel(seeds, threads, |seed| {
@@ -138,21 +138,22 @@ pub fn sweep(scenario: &Scenario, seeds: Range<u64>, threads: usize, progress: &
     total.into_inner().expect("runs are guarded")
 }
 
-/// A fault and who noticed it.
+/// A fault and the seeds that noticed it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Catch {
     /// The fault.
     pub mutation: &'static str,
-    /// Seeds run before enough had noticed it.
+    /// Seeds run before enough of them had noticed it.
     pub seeds_run: u64,
-    /// The first few seeds that noticed; none: the checker is blind.
+    /// The first few seeds that noticed. If there are none, the checker is blind.
     pub caught_by: Vec<u64>,
-    /// What the first of them said.
+    /// The first violation that the first of them reported.
     pub violation: Option<String>,
 }
 
-/// Breaks the code under test in one way and looks for seeds that notice, until there are `enough`. A seed has noticed when a checker complains, not
-/// when something panics, and only if it has nothing to say of the code as it is.
+/// Breaks the code under test in one way and looks for seeds that notice, until there are `enough`. A seed
+/// has noticed when its checker complains; a panic does not count. A seed that also fails without the fault
+/// does not count either.
 pub fn hunt(
     scenario: &Scenario,
     mutation: &'static str,
@@ -165,7 +166,7 @@ pub fn hunt(
     let run = AtomicU64::new(0);
     in_parallel(seeds, threads, |seed| {
         let report = run_guarded(scenario, seed, Some(mutation), false);
-        run.fetch_add(1, Ordering::Relaxed); // a count, ordered by joining the threads
+        run.fetch_add(1, Ordering::Relaxed); // a count; joining the threads orders it
         progress();
         let complains = !report.violations.is_empty() && !report.panicked;
         let noticed = complains && run_guarded(scenario, seed, None, false).violations.is_empty();
@@ -185,14 +186,16 @@ pub fn hunt(
     }
 }
 
-/// Calls `body` for each seed, in order as far as several threads allow, until it says that it is enough.
+/// Calls `body` for each seed until it returns `false`. Seeds are taken in order; several threads may finish
+/// them in another.
 fn in_parallel(seeds: Range<u64>, threads: usize, body: impl Fn(u64) -> bool + Sync) {
     let next = AtomicU64::new(seeds.start);
     let enough = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..threads.max(1) {
             scope.spawn(|| {
-                // Relaxed: the threads share nothing but these two words, and joining orders the rest.
+                // Relaxed: the loop shares only these two words, and neither guards other data. Joining the
+                // threads orders the rest.
                 while !enough.load(Ordering::Relaxed) {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= seeds.end {

@@ -1,13 +1,13 @@
-//! Those for whom a run waits.
+//! Counts the participants for which a run waits.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// How many there are.
+/// The number of participants left.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Left(Rc<Cell<u32>>);
 
-/// One of them, for as long as he is there.
+/// One participant; it is counted until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Staying(Left);
 
@@ -16,7 +16,7 @@ impl Left {
         self.0.get()
     }
 
-    /// One more.
+    /// Counts one more participant.
     pub(crate) fn stay(&self) -> Staying {
         self.0.set(self.0.get() + 1);
         Staying(self.clone())

@@ -1,5 +1,5 @@
-//! What scenarios with transactions share: a run's ledger of what sessions did and were answered, and what a session does in a
-//! transaction.
+//! Shared by the scenarios with transactions: a run's ledger of what sessions did and were answered, and the
+//! steps of a session's transaction.
 
 pub(crate) mod fates;
 
@@ -14,25 +14,25 @@ use farpool_txn::judge::{Outcome, Read, Transaction as Judged, Value, Write};
 use farpool_txn::{BeginError, CommitError, Cut, ReadError, Row, Rules, Session, Table, Transaction, Worker};
 use farpool_wire::Version;
 
-/// Words of a record's data, all alike: a reader sees where they come from two versions.
+/// Words of a record's data, all equal, so that a reader detects a mixture of two versions.
 pub(crate) const DATA_WORDS: usize = 6;
-/// Of the transactions that only read, so many take their time, up to so long before each record.
+/// Read-only transactions, in thousandths, that pause before each record, and the longest pause.
 const LINGERS_PERMILLE: u32 = 300;
 const MOST_LINGERING_NS: u64 = 150_000;
-/// How often a writer tries again that finds no room, and how long it waits before.
+/// Attempts of a writer that finds no room, and the pause between two.
 const TRIES: u32 = 4;
 const PAUSE: Duration = Duration::from_micros(20);
-/// Streams of randomness before this are the scenario's own.
+/// Random streams with smaller numbers are the scenario's own.
 const FIRST_STREAM: u64 = 1_000;
 
-/// What all parts of a run write down, for its judge.
+/// What all parts of a run record for its judge.
 pub(crate) struct Ledger {
     world: World,
     seed: u64,
-    /// Names sessions, grants, streams of randomness, and what is written.
+    /// The last name given to a session, a grant, a random stream or a written value.
     names: Cell<u64>,
     pub(crate) history: RefCell<Vec<Judged>>,
-    /// What somebody knows of a commit: whether it took effect.
+    /// For each commit whose outcome a process has learnt: whether it took effect.
     pub(crate) known: RefCell<BTreeMap<Version, bool>>,
     pub(crate) complaints: RefCell<Vec<String>>,
 }
@@ -55,7 +55,7 @@ impl Ledger {
         self.names.get()
     }
 
-    /// A stream of its own for whoever asks.
+    /// A new random stream for each caller.
     pub(crate) fn random(&self) -> Random {
         Random::new(self.seed, FIRST_STREAM + self.next_name())
     }
@@ -65,7 +65,7 @@ impl Ledger {
         self.complaints.borrow_mut().push(what);
     }
 
-    /// Somebody was told what became of a commit.
+    /// Records that a process has learnt the outcome of a commit.
     pub(crate) fn knows(&self, version: Version, outcome: Outcome) {
         let is_committed = matches!(outcome, Outcome::Committed(_));
         let slot = version.slot().index() as u64;
@@ -80,7 +80,7 @@ impl Ledger {
     }
 }
 
-/// Why a transaction did not come to its end.
+/// Why a transaction did not finish.
 #[derive(Debug)]
 pub(crate) enum Stopped {
     Begin(BeginError),
@@ -98,12 +98,12 @@ impl fmt::Display for Stopped {
     }
 }
 
-/// One who runs transactions, and writes down what it saw.
+/// Runs transactions, and records what they saw.
 pub(crate) struct Transactor {
     ledger: Rc<Ledger>,
     world: World,
     pub(crate) table: Table,
-    /// Of its session.
+    /// The name of its session.
     pub(crate) name: u32,
     pub(crate) random: Random,
     payload_of: Rc<dyn Fn(u64) -> Vec<u8>>,
@@ -111,7 +111,7 @@ pub(crate) struct Transactor {
     pub(crate) may_write: fn(u64) -> bool,
 }
 
-/// What a transaction has done so far; it is in the history at its end, also where that is the death of its client.
+/// What a transaction has done so far. It enters the history when this is dropped, also when its client dies.
 struct Doing {
     ledger: Rc<Ledger>,
     judged: Option<Judged>,
@@ -134,7 +134,8 @@ impl Transactor {
         Transactor { ledger: ledger.clone(), world, table, name, random, payload_of, may_write: |_| true }
     }
 
-    /// With other payloads than [`DATA_WORDS`] words for values; each begins with its value.
+    /// Replaces the payloads of [`DATA_WORDS`] words that stand for values. Each payload begins with its
+    /// value.
     pub(crate) fn with_payloads(self, payload_of: Rc<dyn Fn(u64) -> Vec<u8>>) -> Transactor {
         Transactor { payload_of, ..self }
     }
@@ -144,8 +145,8 @@ impl Transactor {
         values.find(|value| (self.may_write)(*value)).expect("they do not end")
     }
 
-    /// Runs one transaction, which reads or writes these records; whether it was committed. Where others were first, or there was no
-    /// room, it was not.
+    /// Runs one transaction, which reads or writes these records. Returns whether it committed: after a
+    /// conflict, or without room, it did not.
     pub(crate) async fn transact<R: Rules>(
         &mut self,
         worker: &Worker<R>,
@@ -217,7 +218,7 @@ impl Transactor {
         Doing { ledger: self.ledger.clone(), judged: Some(judged) }
     }
 
-    /// Reads what the transaction is about to touch in one step, in one of several ways, or does not.
+    /// In some transactions, reads records in advance in one step, in one of several ways.
     async fn look_ahead<R: Rules>(
         &mut self,
         transaction: &mut Transaction<'_, R>,
@@ -255,7 +256,7 @@ impl Transactor {
         Ok(())
     }
 
-    /// Reads or writes a record; a ring that is full may have room in a moment.
+    /// Reads or writes a record. A full ring may have room in a moment, so it is tried again.
     async fn touch<'a, R: Rules>(
         &mut self,
         transaction: &mut Transaction<'a, R>,

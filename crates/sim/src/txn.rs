@@ -1,6 +1,6 @@
-//! `sim txn`: transactions on records in the memory of several nodes, judged by what snapshot isolation promises
-//! (`docs/src/txn.md`). Everything is slow, torn and out of step; clients die, stop and are taken for dead, others undo what they
-//! left, and die over it.
+//! `sim txn`: transactions on records in the memory of several nodes, judged by the guarantees of snapshot
+//! isolation (`docs/src/txn.md`). Operations are slow, torn and out of step. Clients die, stop, and are
+//! declared dead while they live. Recoverers roll back what they left, and may die themselves.
 
 #[cfg(test)]
 mod anomalies;
@@ -49,32 +49,33 @@ use crate::transacting::{DATA_WORDS, Ledger};
 /// The scenario of transactions.
 pub const TXN: Scenario = Scenario { name: "txn", mutations: broken::MUTATIONS, run };
 
-/// Far more than any run takes: whoever has not ended by then hangs.
+/// Far longer than any run takes: a task that has not ended by then hangs.
 const RUN_NS: u64 = 200_000_000;
-/// From posting to *unknown*: nothing here takes so long.
+/// From the posting of an operation until its outcome counts as *unknown*: no operation here takes so long.
 const DEADLINE: Duration = Duration::from_millis(50);
-/// The same for clients where connections break: some of what they do takes longer.
+/// The same for clients where connections break: some of their operations take longer.
 const SHORT_DEADLINE: Duration = Duration::from_micros(300);
-/// A region's memory moves for twice as long, at most.
+/// The longest part of a move of a region's memory before its fence, and again after it.
 const MOST_MOVE_NS: u64 = 60_000;
-/// Before who was told to come again does.
+/// Pause before an operation refused as busy is tried again.
 const BUSY_PAUSE: Duration = Duration::from_micros(20);
 const ARENA_BYTES: usize = 64 * 4096;
 const REGION_BYTES: u64 = 128 << 10;
-/// Bytes for the intents of a slot: the smaller hold those of one transaction, so that others are put off.
+/// Bytes for the intents of a slot. The smaller logs hold those of one transaction only, so others have to
+/// wait.
 const LOG_BYTES: [u64; 5] = [560, 560, 784, 1_024, 8_192];
-/// Room for a part of the oracle: a word and two images of a few slots.
+/// Room for a part of the oracle: the words of a few slots and two images.
 const PART_BYTES: u64 = 1_024;
 /// Bits of a count that are the timestamp; the others are the slot's generation.
 const TIMESTAMP_BITS: u32 = 32;
-/// Generations in which a slot may be in the beginning: less than the 2^17 that there are, since recoveries take some more.
+/// Generations in which a slot may start: fewer than the 2^17 that exist, since recoveries use up some more.
 const MOST_GENERATIONS: u64 = 1 << 16;
-/// Commits that a slot's generation still has, at most, where it is about to end: fewer than clients make.
+/// Commits left in the generation of a slot that starts near its end, at most: fewer than clients make.
 const MOST_TO_THE_EDGE: u64 = 12;
-/// The same where sessions use the counts up, by giving up what they have prepared: more than a slot gives
-/// out beyond its word.
+/// The same where sessions use counts up by abandoning transactions that they have prepared: more than a slot
+/// gives out beyond its word.
 const FAR_TO_THE_EDGE: u64 = 300;
-/// Places of a ring: in the smaller ones, writers often find versions that somebody needs.
+/// Places of a ring. In the smaller rings, writers often find versions that a snapshot still needs.
 const OLD_VERSIONS: [usize; 6] = [1, 1, 2, 3, 4, 8];
 /// Entries of each overflow region: none, too few, and many.
 const OVERFLOW: [u64; 5] = [0, 2, 8, 64, 256];
@@ -87,51 +88,52 @@ struct Run {
     tasks: Tasks,
     seed: u64,
     nodes: Vec<Node>,
-    /// Of the oracle.
+    /// Parts of the oracle.
     parts: u64,
     /// Slots that have clients; one more is the auditor's.
     slots: u16,
     records: RecordLayout,
-    /// For payloads that do not fit their records, if these have any of variable length.
+    /// Holds payloads that do not fit their records, if the run has records of variable length.
     slab: Option<SlabLayout>,
     log: LogLayout,
     /// The words of the slots before their first clients.
     firsts: Vec<u64>,
-    /// Copies of logs that somebody could not reach: another lies in the place of each.
+    /// Copies of logs that a recoverer could not reach. A spare copy has replaced each.
     replaced: RefCell<BTreeSet<(u16, usize)>>,
-    /// Who has each slot.
+    /// The current client of each slot.
     lives: RefCell<BTreeMap<u16, Life>>,
     /// What may go wrong besides deaths.
     faults: nemesis::Kinds,
-    /// Something goes wrong in this run, so that a client may be told what it would else never hear.
+    /// Faults occur in this run, so a client may get errors that it would otherwise never get.
     has_mishaps: Cell<bool>,
     ledger: Rc<Ledger>,
     left: Left,
-    /// All have gone but the auditor: nothing goes wrong any more.
+    /// All clients have ended but the auditor: no more faults occur.
     is_quiet: Cell<bool>,
-    /// The auditor has done his work.
+    /// The auditor has finished.
     is_over: Cell<bool>,
 }
 
-/// A node, of whose regions one has records, one logs, and another may have the oracle.
+/// A node. One of its regions has records, one has logs, and another may have a part of the oracle.
 struct Node {
     host: HostId,
     peer: Peer,
     memory: Arc<LendingHost>,
-    /// Serves one operation after the other: where it goes by words, as a card does, memory that moves costs the queue.
+    /// Serves one operation at a time. On a node that serves word by word, as a NIC does, memory that moves
+    /// in the middle of an operation costs the connection.
     is_whole: bool,
 }
 
-/// The present client of a slot.
+/// The current client of a slot.
 #[derive(Clone, Copy)]
 struct Life {
     process: ProcessId,
     grant: Epoch,
-    /// Somebody looks after what it has left.
+    /// Its slot is being recovered.
     is_dead: bool,
 }
 
-/// A process with its way to all memory, under a grant of its own.
+/// The access of a process to all memory, under a grant of its own.
 struct Access {
     memory: Memory,
     grant: Epoch,
@@ -154,7 +156,7 @@ impl Run {
         self.nodes.iter().find(|found| found.peer.node == node).expect("a node of this run")
     }
 
-    /// A grant of all regions, for one process.
+    /// Opens a grant of all regions, for one process.
     fn grant(&self) -> Epoch {
         let grant = Epoch(100 + self.next_name());
         for node in &self.nodes {
@@ -165,9 +167,9 @@ impl Run {
         grant
     }
 
-    /// From when this returns on nothing takes effect that is done under a grant.
+    /// Fences a grant: once this returns, no operation under the grant takes effect.
     async fn fence(&self, grant: Epoch, random: &mut Random) {
-        // Before what was just sent arrives, or long behind it.
+        // The fence comes before recently sent operations arrive, or long after.
         let apart_ns = if random.chance(400) { 100 } else { 20_000 };
         for node in &self.nodes {
             for region in 0..REGIONS {
@@ -186,7 +188,7 @@ impl Run {
         }
     }
 
-    /// A new process on a host, and its way to all memory.
+    /// Connects a new process on a host to all memory.
     async fn access(
         self: &Rc<Self>,
         process: ProcessId,
@@ -253,7 +255,7 @@ impl Run {
         Table::new(RecordId(100), self.records, pieces.collect())
     }
 
-    /// Each slot has places for as many workers as a compute server has at most.
+    /// The horizon has places for as many workers of each slot as a compute server has at most.
     fn horizon(&self, grant: Epoch) -> HorizonAt {
         let slots = self.slots + 1;
         let layout = HorizonLayout::new(slots * oracle::MOST_WORKERS, slots).expect("a few workers");
@@ -269,13 +271,13 @@ impl Run {
         LogAt { copies, layout: self.log }
     }
 
-    /// Where a copy of a slot's log lies, in one region or another. One node may have both copies.
+    /// Where a copy of a slot's log lies in the given region. One node may have both copies.
     fn log_copy(&self, slot: u16, copy: usize, region: u32, grant: Epoch) -> Piece {
         let slot = usize::from(slot);
         self.piece(slot + copy, region, grant, (2 * slot + copy) as u64 * self.log.bytes())
     }
 
-    /// The words of the slots before anybody has committed.
+    /// Writes the words of the slots, before the first client commits.
     fn write_first_words(&self) {
         for (slot, &first) in (0..).zip(&self.firsts) {
             let word = self.word_at(slot);
@@ -283,7 +285,7 @@ impl Run {
         }
     }
 
-    /// The word of a slot as it is now.
+    /// The current word of a slot.
     fn word(&self, slot: u16) -> u64 {
         self.look(&self.word_at(slot), 0)
     }
@@ -294,7 +296,7 @@ impl Run {
         self.piece(slot % parts, ORACLE, OWNER, start)
     }
 
-    /// A word of far memory as it is now, for who decides what goes wrong.
+    /// Reads a word of far memory from outside, to decide which fault comes next.
     fn look(&self, piece: &Piece, at: u64) -> u64 {
         let mut word = 0;
         self.touch(piece.region, AccessKind::Read, &mut |memory| {
@@ -319,13 +321,13 @@ impl Run {
 const RECORDS: u32 = 0;
 const ORACLE: u32 = 1;
 const LOGS: u32 = 2;
-/// For copies of logs that take the places of others.
+/// For copies of logs that replace others.
 const SPARE_LOGS: u32 = 3;
 const REGIONS: u32 = 4;
-/// The grant of who leases the regions; it is nobody's here.
+/// The grant of the lessee of the regions. No process of a run has it.
 const OWNER: Epoch = Epoch(7);
 
-/// Any key will do, as long as each grant has another.
+/// Any key will do, as long as each grant has a different one.
 fn key_of(grant: Epoch) -> AccessKey {
     let mut bytes = [9; AccessKey::BYTES];
     bytes[..8].copy_from_slice(&grant.0.to_le_bytes());
@@ -381,7 +383,7 @@ fn world_of(seed: u64, trace: bool, random: &mut Random) -> World {
     World::new(WorldConfig { network: Network::default(), faults, mutation, trace, ..WorldConfig::new(seed) })
 }
 
-/// One to three nodes with some records each, and the oracle on the first, or on several.
+/// One to three nodes with some records each, and the oracle on the first or on several.
 fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
     let nodes: Vec<Node> = (0..1 + random.below(3))
         .map(|index| {
@@ -428,7 +430,7 @@ fn setting(world: World, tasks: Tasks, seed: u64, random: &mut Random) -> Run {
     }
 }
 
-/// The word of a slot that is new, or has had clients before, or is about to go on with its next generation.
+/// Draws the first word of a slot: new, used by clients before, or about to enter its next generation.
 fn first_word(random: &mut Random) -> u64 {
     let before = random.below(MOST_GENERATIONS) << TIMESTAMP_BITS;
     match random.below(10) {
@@ -439,7 +441,7 @@ fn first_word(random: &mut Random) -> u64 {
     }
 }
 
-/// Where somebody lives: with a single node's memory in his hands, or across the network.
+/// Draws where a process lives: with the memory of a single node mapped, or across the network.
 fn place(run: &Run, random: &mut Random) -> (HostId, Path) {
     if run.nodes.len() == 1 && random.chance(400) {
         (run.nodes[0].host, Path::Shared)

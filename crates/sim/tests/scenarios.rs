@@ -1,12 +1,12 @@
-//! Each scenario is reproducible, green, and able to fail.
+//! Each scenario is reproducible, passes, and is able to fail.
 
 use farpool_sim::{Scenario, find_scenario, hunt, run_guarded, sweep};
 
-/// Enough to see every kind of fault of a scenario at work; `farpool sim` runs ten thousand.
+/// Enough seeds to see every kind of fault of a scenario; `farpool sim` runs ten thousand.
 const SEEDS: u64 = 150;
-/// Within so many seeds each mutation must be noticed, as for `farpool sim`.
+/// Each mutation must be noticed within this many seeds, as for `farpool sim`.
 const HUNTED_SEEDS: u64 = 2_000;
-/// How many seeds are run twice; each mutation is run twice with one seed.
+/// Seeds that are run twice; each mutation is run twice with one seed.
 const REPEATED_SEEDS: u64 = 5;
 const THREADS: usize = 2;
 

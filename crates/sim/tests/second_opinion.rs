@@ -1,13 +1,14 @@
-//! What another checker of isolation says of our histories, by the rules of the literature and with nothing of ours.
+//! An independent isolation checker judges the histories of `sim txn`. It follows the rules of the literature
+//! and shares no code with this crate.
 
 use adya::{History, Opts, Valid, Workload, check};
 use farpool_sim::{find_scenario, run_guarded};
 
 const SEEDS: u64 = 40;
-/// Within so many seeds each fault that a checker of histories can see is seen.
+/// Each fault that shows in a history must be found within this many seeds.
 const HUNTED_SEEDS: u64 = 100;
 
-/// Of a run of `sim txn`: whether it is snapshot isolation, with sessions that see what they did; and what is wrong with it.
+/// Whether a run of `sim txn` is strong session snapshot isolation, and the anomalies that were found.
 fn opinion(seed: u64, mutation: Option<&'static str>) -> (Valid, Vec<String>) {
     let txn = find_scenario("txn").unwrap();
     let report = run_guarded(txn, seed, mutation, true);
@@ -23,7 +24,7 @@ fn another_checker_finds_nothing_in_the_histories_of_transactions() {
     let mut judged = 0;
     for seed in 0..SEEDS {
         let (valid, anomalies) = opinion(seed, None);
-        // Unknown: hardly anything was committed.
+        // `Unknown` is allowed: hardly anything was committed.
         assert_ne!(valid, Valid::False, "seed {seed}: {anomalies:?}");
         judged += u64::from(valid == Valid::True);
     }
@@ -34,7 +35,8 @@ fn another_checker_finds_nothing_in_the_histories_of_transactions() {
 fn another_checker_refuses_histories_of_engines_that_are_broken() {
     for (mutation, anomaly) in [
         ("validation-skipped", "lost-update"),
-        // Which a long fork is one of. These are between records, not between what a session did before and after.
+        // A long fork is one of these. These anomalies are between records, not between the earlier and later
+        // operations of one session.
         ("publish-out-of-order", "G-nonadjacent-item"),
         ("visibility-before-install", "G-single-item"),
     ] {

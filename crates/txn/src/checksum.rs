@@ -1,8 +1,10 @@
-//! Checksums of what lies in far memory: CRC-64/NVME, of some words and the bytes behind them, without copying them together.
+//! Checksums of what lies in far memory: CRC-64/NVME, of some words and the bytes behind them, without
+//! copying them together.
 //!
-//! Each transaction makes and checks a dozen of them, of some hundred bytes each. A library that is made for long inputs takes longer
-//! for such short ones than everything else that is done with them. So they are multiplied here: a checksum is the sum of
-//! each word times a power of *x*, modulo the polynomial; the products do not depend on each other, and one reduction ends it.
+//! Each transaction makes and checks a dozen of them, of some hundred bytes each. A library that is made for
+//! long inputs takes longer for such short ones than everything else that is done with them. So they are
+//! multiplied here: a checksum is the sum of each word times a power of *x*, modulo the polynomial; the
+//! products do not depend on each other, and one reduction ends it.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
@@ -26,8 +28,8 @@ fn by_digest(words: &[u64], bytes: &[u8]) -> u64 {
     digest.finalize()
 }
 
-/// Polynomials are reflected, as the checksum's definition has them: bit *i* of a word is the coefficient of x^(63 - i). A product of two
-/// has x^(126 - k) at bit *k*; read as x^(127 - k), it is the product times *x*.
+/// Polynomials are reflected, as the checksum's definition has them: bit *i* of a word is the coefficient of
+/// x^(63 - i). A product of two has x^(126 - k) at bit *k*; read as x^(127 - k), it is the product times *x*.
 #[cfg(target_arch = "x86_64")]
 mod multiplied {
     use std::arch::x86_64::{

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use farpool_wire::Version;
 
-/// What a transaction sees: of each slot all commits up to a count. Cheap to clone, since many transactions share one.
+/// What a transaction sees: of each slot all commits up to a count. Cheap to clone, since many transactions
+/// share one.
 ///
 /// Cuts of one oracle with a higher sequence number see at least as much ([`oracle`](crate::oracle), P2).
 #[derive(Clone, PartialEq, Eq, Debug)]

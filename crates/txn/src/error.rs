@@ -21,11 +21,12 @@ pub enum ReadError {
     /// Begin again: somebody else has written the record since the transaction's snapshot.
     #[error("a record was written by another transaction since this one began")]
     Conflict,
-    /// Begin again in a moment: nothing may be written over the oldest version in the record's ring yet, since a snapshot may need it.
+    /// Begin again in a moment: nothing may be written over the oldest version in the record's ring yet,
+    /// since a snapshot may need it.
     #[error("the record's ring is full of versions that somebody may need")]
     RingFull,
-    /// Begin again: the version that the snapshot has is not kept any more. That does not happen to a worker that
-    /// [announces](crate::Worker::announcing) itself, unless it is taken for dead.
+    /// Begin again: the version that the snapshot has is not kept any more. That does not happen to a worker
+    /// that [announces](crate::Worker::announcing) itself, unless it is taken for dead.
     #[error("the snapshot is too old: a version that it has is not kept any more")]
     SnapshotTooOld,
     /// The table has no such record.
@@ -47,7 +48,8 @@ pub enum ReadError {
         /// What was given.
         found: usize,
     },
-    /// Begin again later, when others were deleted or snapshots have ended, or make the table larger: nothing of it was written.
+    /// Begin again later, when others were deleted or snapshots have ended, or make the table larger: nothing
+    /// of it was written.
     #[error("the table's slab has no room for a payload of {bytes} bytes")]
     NoSpace {
         /// What was given.
@@ -78,7 +80,8 @@ pub enum CommitError {
         /// What the log has.
         most: u64,
     },
-    /// By another worker: nobody knows what became of an earlier commit of this one, and it commits nothing behind it.
+    /// By another worker: nobody knows what became of an earlier commit of this one, and it commits nothing
+    /// behind it.
     #[error("an earlier commit of this worker is in doubt")]
     Stuck,
     /// Nothing of it has happened: far memory does not answer.
@@ -95,7 +98,8 @@ pub enum LeaveError {
     /// Try again when it has ended.
     #[error("commits of this slot are under way")]
     UnderWay,
-    /// Have the slot looked after: nobody knows what became of a commit, or of a payload that was being written.
+    /// Have the slot looked after: nobody knows what became of a commit, or of a payload that was being
+    /// written.
     #[error("a commit of this slot, or a write, is in doubt")]
     Stuck,
     /// Have the slot looked after: far memory does not answer.

@@ -1,12 +1,16 @@
-//! The horizon: a cut that every snapshot reaches, those that are there and those that will be. What it sees replaced nobody needs any
-//! more (paper 3, section 5.3: garbage collection; there it is a time after which transactions may fail).
+//! The horizon: a cut that every snapshot reaches, those that are there and those that will be. What it sees
+//! replaced nobody needs any more (paper 3, section 5.3: garbage collection; there it is a time after which
+//! transactions may fail).
 //!
-//! Z1. A worker's word says a number: no transaction of the worker has a cut with a lower one, nor will have. The word is in far
-//!     memory before it is true of what begins next; it only grows while the worker is there.
+//! Z1. A worker's word says a number: no transaction of the worker has a cut with a lower one, nor will have.
+//!     The word is in far memory before it is true of what begins next; it only grows while the worker is
+//!     there.
 //! Z2. A worker that joins pins everything before it reads its first cut.
-//! Z3. The collector knows a cut before it reads the workers' words, and publishes it only if none of these says less. So each worker
-//!     that it has found reaches the cut, and one that it has not found joined later, and begins from a later one.
-//! Z4. There is one collector at a time, and what it publishes only grows. Whoever knows an earlier horizon is careful in vain, not wrong.
+//! Z3. The collector knows a cut before it reads the workers' words, and publishes it only if none of these
+//!     says less. So each worker that it has found reaches the cut, and one that it has not found joined
+//!     later, and begins from a later one.
+//! Z4. There is one collector at a time, and what it publishes only grows. Whoever knows an earlier horizon
+//!     is careful in vain, not wrong.
 //!
 //! `docs/src/txn.md`, *the horizon*, has the argument.
 
@@ -50,8 +54,8 @@ impl HorizonLayout {
     /// Most workers of a database: their words are fetched by one READ, again and again.
     pub const MOST_WORKERS: u16 = 1 << 14;
 
-    /// With places for so many workers, of an oracle with so many slots. `None`: there is one of each at least, and not more than there
-    /// may be.
+    /// With places for so many workers, of an oracle with so many slots. `None`: there is one of each at
+    /// least, and not more than there may be.
     pub fn new(workers: u16, slots: u16) -> Option<HorizonLayout> {
         let fits = (1..=Self::MOST_WORKERS).contains(&workers) && (1..=Slot::MOST).contains(&slots);
         fits.then_some(HorizonLayout { workers: workers.into(), slots: slots.into() })
@@ -76,7 +80,8 @@ impl HorizonLayout {
         Images::new(self.words().end, self.slots)
     }
 
-    /// The least number of a cut that any worker may have, in bytes that were read from [`words`](Self::words); `None`: nobody is there.
+    /// The least number of a cut that any worker may have, in bytes that were read from
+    /// [`words`](Self::words); `None`: nobody is there.
     pub fn least(&self, bytes: &[u8]) -> Option<u64> {
         words(bytes).filter(|&word| word != NOBODY).min().map(|word| word - 1)
     }
@@ -87,8 +92,8 @@ fn word_of(least: u64) -> u64 {
     least.saturating_add(1)
 }
 
-/// Takes the words of some workers away: they have no transactions; or they have died, and the grants are fenced under which they may
-/// still read until then.
+/// Takes the words of some workers away: they have no transactions; or they have died, and the grants are
+/// fenced under which they may still read until then.
 ///
 /// # Errors
 /// When far memory does not answer.
@@ -110,7 +115,8 @@ pub async fn horizon(memory: &Memory, at: &HorizonAt) -> Result<Option<Cut>, Mem
     Ok(read_horizon(memory, at).await?.map(|(_, cut)| cut))
 }
 
-/// The last horizon, and in which image it is. `None`: there is none yet, or both images were replaced while they were read.
+/// The last horizon, and in which image it is. `None`: there is none yet, or both images were replaced while
+/// they were read.
 async fn read_horizon(memory: &Memory, at: &HorizonAt) -> Result<Option<(usize, Cut)>, MemoryError> {
     let images = at.layout.images();
     let bytes = memory.read(&at.piece, images.range().start as u64..images.range().end as u64).await?;

@@ -1,16 +1,18 @@
-//! Is a history of transactions snapshot isolation? Judged from what clients asked and were answered, with the cuts and versions
-//! that they saw: nothing of the engine's memory is looked at.
+//! Is a history of transactions snapshot isolation? Judged from what clients asked and were answered, with
+//! the cuts and versions that they saw: nothing of the engine's memory is looked at.
 //!
 //! J1. Cuts are totally ordered.
-//! J2. A cut that sees a transaction, and reads something of it, sees all that this one began from. (With J1, it is enough to look where
-//!     something was read: a wrong snapshot of which nobody read anything has harmed nobody.)
-//! J3. The versions of a record follow each other one by one: no two replace the same, and each was the last that its transaction
-//!     saw.
-//! J4. A transaction reads, of each record, the last version that its cut sees; and what that version wrote last.
+//! J2. A cut that sees a transaction, and reads something of it, sees all that this one began from. (With J1,
+//!     it is enough to look where something was read: a wrong snapshot of which nobody read anything has
+//!     harmed nobody.)
+//! J3. The versions of a record follow each other one by one: no two replace the same, and each was the last
+//!     that its transaction saw.
+//! J4. A transaction reads, of each record, the last version that its cut sees; and what that version wrote
+//!     last.
 //! J5. A session sees its own commits, and its cuts do not go back.
 //!
-//! A transaction whose outcome its client does not know counts as committed if anybody saw something of it; then all of it has to
-//! be there.
+//! A transaction whose outcome its client does not know counts as committed if anybody saw something of it;
+//! then all of it has to be there.
 
 mod history;
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Tables whose records are known by keys: an [`Index`] on a [`Table`] (`docs/src/txn.md`, *keys*).
 //!
-//! K1. The index has no versions: that a key has a record says nothing. Whether there is one is what the snapshot's version of the
-//!     record says.
+//! K1. The index has no versions: that a key has a record says nothing. Whether there is one is what the
+//!     snapshot's version of the record says.
 //! K2. A key has its record before anything of that is committed. So what a snapshot sees is found.
 
 use farpool_wire::Version;
@@ -63,10 +63,12 @@ impl<I: IndexRules> KeyedTable<I> {
         Ok(found.map(|(number, row)| row.map(|row| (number, row))).transpose()?)
     }
 
-    /// Will make a record for a key that has none. Returns how that was for this transaction: absent, or deleted.
+    /// Will make a record for a key that has none. Returns how that was for this transaction: absent, or
+    /// deleted.
     ///
     /// # Errors
-    /// [`KeyError::Duplicate`]; [`IndexError::Full`]; [`ReadError::Conflict`] if somebody was first whom the transaction does not see.
+    /// [`KeyError::Duplicate`]; [`IndexError::Full`]; [`ReadError::Conflict`] if somebody was first whom the
+    /// transaction does not see.
     pub async fn insert<R: Rules>(
         &self,
         transaction: &mut Transaction<'_, R>,
@@ -113,7 +115,8 @@ impl<I: IndexRules> KeyedTable<I> {
         key: &[u8],
         data: Option<&[u8]>,
     ) -> Result<Row, KeyError> {
-        // Read first: what is only looked at must not be among the writes, where others would conflict with it.
+        // Read first: what is only looked at must not be among the writes, where others would conflict with
+        // it.
         let found = self.find(transaction, key).await?.filter(|(_, row)| row.data.is_some());
         let (number, _) = found.ok_or(KeyError::NoSuchKey)?;
         Ok(transaction.write(&self.table, number, data).await?)

@@ -1,18 +1,22 @@
-//! NAM-DB: transactions with snapshot isolation over one-sided operations (paper 3, mended where it leaves something open).
+//! NAM-DB: transactions with snapshot isolation over one-sided operations (paper 3, mended where it leaves
+//! something open).
 //!
 //! - A [`Worker`] runs transactions of [`Session`]s on [`Table`]s; [`Transaction`] reads, writes and commits.
 //! - A [`Cut`] is a read timestamp: how many commits of each slot a transaction sees.
-//! - [`oracle`] makes cuts: each transaction begins from a published one, and published ones are totally ordered.
+//! - [`oracle`] makes cuts: each transaction begins from a published one, and published ones are totally
+//!   ordered.
 //! - [`horizon`] says which old versions nobody needs any more.
 //! - [`judge`] tells whether a history of transactions is snapshot isolation.
-//! - [`log`] holds what commits are about to replace; with it, [`recovery`] undoes what a client has left that died.
+//! - [`log`] holds what commits are about to replace; with it, [`recovery`] undoes what a client has left
+//!   that died.
 //! - [`membership`] says who works on a database, and who looks after the slot of one that has died.
 //! - A [`slab::Slab`] has payloads that do not fit their records.
 //! - A [`hash::Index`] says which record has which key; a [`KeyedTable`] is a table with one.
-//! - A [`SharedSlot`] numbers the commits of one slot, by one thread or several of a compute server, and shows how far they are over
-//!   without a gap.
+//! - A [`SharedSlot`] numbers the commits of one slot, by one thread or several of a compute server, and
+//!   shows how far they are over without a gap.
 //!
-//! `docs/src/txn.md` has the argument for each ordering. Not here: threads, sockets, clocks but the endpoint's; who leases the memory.
+//! `docs/src/txn.md` has the argument for each ordering. Not here: threads, sockets, clocks but the
+//! endpoint's; who leases the memory.
 
 mod checksum;
 mod cut;

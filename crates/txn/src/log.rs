@@ -1,10 +1,13 @@
-//! A slot's private log (paper 3, section 6.2): what its client is about to replace, by which whoever finds its locks undoes them.
+//! A slot's private log (paper 3, section 6.2): what its client is about to replace, by which whoever finds
+//! its locks undoes them.
 //!
-//! L1. An intent is whole in both copies before anything of it is locked. So where a record says that a commit has locked it, either
-//!     copy tells what was there before.
-//! L2. A commit's head lies at its count modulo [`MAX_COMMITS_UNDER_WAY`](crate::MAX_COMMITS_UNDER_WAY): the one that lay there is shown
-//!     by then, or nothing of it is left. So are those whose intents, in a ring of bytes, are overwritten.
-//! L3. What was read of it is known by checksums; bytes that a transaction writes to records are never taken for a head.
+//! L1. An intent is whole in both copies before anything of it is locked. So where a record says that a
+//!     commit has locked it, either copy tells what was there before.
+//! L2. A commit's head lies at its count modulo [`MAX_COMMITS_UNDER_WAY`](crate::MAX_COMMITS_UNDER_WAY): the
+//!     one that lay there is shown by then, or nothing of it is left. So are those whose intents, in a ring
+//!     of bytes, are overwritten.
+//! L3. What was read of it is known by checksums; bytes that a transaction writes to records are never taken
+//!     for a head.
 
 mod entry;
 mod room;
@@ -37,7 +40,8 @@ pub struct LogLayout {
 }
 
 impl LogLayout {
-    /// With so many bytes for intents, a multiple of eight: that is the most that the transactions of one slot write at a time.
+    /// With so many bytes for intents, a multiple of eight: that is the most that the transactions of one
+    /// slot write at a time.
     pub fn new(ring_bytes: u64) -> Option<LogLayout> {
         let fits = ring_bytes > 0 && ring_bytes.is_multiple_of(WORD_BYTES) && ring_bytes <= u64::MAX / 2;
         fits.then_some(LogLayout { ring_bytes })
@@ -69,7 +73,8 @@ impl LogLayout {
         start..start + Head::BYTES as u64
     }
 
-    /// Where it is written that a commit was rolled back, by whoever did it: the commit's word, see [`Head::verdict_on`].
+    /// Where it is written that a commit was rolled back, by whoever did it: the commit's word, see
+    /// [`Head::verdict_on`].
     pub fn verdict(&self, version: Version) -> Range<u64> {
         let start = self.head(version).end;
         start..start + WORD_BYTES

@@ -1,16 +1,18 @@
-//! Who works on a database: which compute server has which slot, whether it lives, and who looks after the slot of one that does not
-//! (paper 3, section 6.2: compute servers monitor each other; `docs/src/txn.md`, *members*).
+//! Who works on a database: which compute server has which slot, whether it lives, and who looks after the
+//! slot of one that does not (paper 3, section 6.2: compute servers monitor each other; `docs/src/txn.md`,
+//! *members*).
 //!
-//! M1. A member has a grant of its own for every region, and a *seat*: the slot whose claim is the epoch of its grant of the root region,
-//!     where the seats lie. An epoch is given once, so a claim names one member for ever.
-//! M2. A member uses nothing but the root region before its list of grants is there. So whoever has fenced the grant that the claim
-//!     names, and finds no list of that member, has fenced all that it has used.
-//! M3. A seat is looked after by one at a time, who has written his own claim beside it, in the place of nobody's, or of one who has no seat
-//!     any more, or whom he has fenced.
-//! M4. A seat is free only when all grants of who had it are fenced and all that it left is undone; or when that one has given it back, who
-//!     had nothing under way any more, for itself or for all.
-//! M5. A *role* (publishing cuts, say) is taken by a claim as well, and free again only when its member has nothing of it under way, or was
-//!     fenced.
+//! M1. A member has a grant of its own for every region, and a *seat*: the slot whose claim is the epoch of
+//!     its grant of the root region, where the seats lie. An epoch is given once, so a claim names one member
+//!     for ever.
+//! M2. A member uses nothing but the root region before its list of grants is there. So whoever has fenced
+//!     the grant that the claim names, and finds no list of that member, has fenced all that it has used.
+//! M3. A seat is looked after by one at a time, who has written his own claim beside it, in the place of
+//!     nobody's, or of one who has no seat any more, or whom he has fenced.
+//! M4. A seat is free only when all grants of who had it are fenced and all that it left is undone; or when
+//!     that one has given it back, who had nothing under way any more, for itself or for all.
+//! M5. A *role* (publishing cuts, say) is taken by a claim as well, and free again only when its member has
+//!     nothing of it under way, or was fenced.
 //! M6. A member sends heartbeats only while each of its parts makes progress: a beat vouches for the member's
 //!     work, not only for the thread that writes it.
 
@@ -48,8 +50,8 @@ pub struct Seat {
     pub claim: Epoch,
 }
 
-/// Takes a seat that is free, for a member with these grants, in the order of the database's regions; that of the root region is the
-/// first. `None`: all are taken.
+/// Takes a seat that is free, for a member with these grants, in the order of the database's regions; that of
+/// the root region is the first. `None`: all are taken.
 ///
 /// # Errors
 /// When far memory does not answer. A seat may have been taken all the same: fence the grants.
@@ -74,7 +76,8 @@ pub async fn take_seat<R: SeatRules>(
     Ok(None)
 }
 
-/// Takes a seat; where there is none, looks every `pause` whether one is free, until those of the dead would have been looked after.
+/// Takes a seat; where there is none, looks every `pause` whether one is free, until those of the dead would
+/// have been looked after.
 ///
 /// # Errors
 /// As [`take_seat`].
@@ -108,9 +111,10 @@ pub async fn list_grants(
     memory.write(&at.piece, at.layout.grants(seat.slot).start, &at.layout.encode_grants(grants)).await
 }
 
-/// Gives a seat back once all duties of its member are over, and looks every `pause` whether they are; says whether it did. It does not
-/// where something of one may be under way still: then the others find that this member does not live. Nothing else of the member is
-/// under way, and it will write nothing any more. While it waits, `meanwhile` says each time that it lives: a duty may wait for a node.
+/// Gives a seat back once all duties of its member are over, and looks every `pause` whether they are; says
+/// whether it did. It does not where something of one may be under way still: then the others find that this
+/// member does not live. Nothing else of the member is under way, and it will write nothing any more. While
+/// it waits, `meanwhile` says each time that it lives: a duty may wait for a node.
 ///
 /// # Errors
 /// When far memory does not answer: the others find that, too.

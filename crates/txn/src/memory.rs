@@ -1,12 +1,14 @@
 //! One thread's way to far memory: a queue to each node, and the pieces of regions that hold the database.
 //!
-//! Where several processes of a host share memory, the fence of one moves the memory from under the others: what they have under way is
-//! in doubt until they attach again, and nothing of it takes effect from then on. So it is done again here. That is safe for READs; for
-//! WRITEs to a place that only this client writes to; and for a compare-and-swap that puts a word which no other client
-//! writes, and which none replaces before the swap has ended: if that word is found there, the first try has succeeded.
+//! Where several processes of a host share memory, the fence of one moves the memory from under the others:
+//! what they have under way is in doubt until they attach again, and nothing of it takes effect from then on.
+//! So it is done again here. That is safe for READs; for WRITEs to a place that only this client writes to;
+//! and for a compare-and-swap that puts a word which no other client writes, and which none replaces before
+//! the swap has ended: if that word is found there, the first try has succeeded.
 //!
-//! A broken connection is treated alike: its operations are in doubt until the node has answered the queue's next incarnation, and take no
-//! effect from then on (`docs/src/fabric.md`). Operations that a node does not answer at all are not retried.
+//! A broken connection is treated alike: its operations are in doubt until the node has answered the queue's
+//! next incarnation, and take no effect from then on (`docs/src/fabric.md`). Operations that a node does not
+//! answer at all are not retried.
 
 mod again;
 mod loose;
@@ -73,7 +75,8 @@ pub struct Memory {
     is_abandoned: Cell<bool>,
     /// How many wait to attach a region again.
     following: Cell<u32>,
-    /// A node has not answered by the deadline. From then on no connection is opened again, because each wait would last as long.
+    /// A node has not answered by the deadline. From then on no connection is opened again, because each wait
+    /// would last as long.
     has_given_up: Cell<bool>,
     /// Sent, given up, and perhaps still to land.
     loose: LooseEnds,
@@ -208,7 +211,8 @@ impl Memory {
         }
     }
 
-    /// Replaces a word if it is what is expected; returns what it was. Nobody else writes `new` there, nor replaces it before this returns.
+    /// Replaces a word if it is what is expected; returns what it was. Nobody else writes `new` there, nor
+    /// replaces it before this returns.
     pub(crate) async fn compare_and_swap(
         &self,
         piece: &Piece,
@@ -221,7 +225,8 @@ impl Memory {
         plan.run().await.last_word()
     }
 
-    /// Adds to a word of a piece; says what was there. If its memory moves meanwhile, or the connection is lost, it may be added twice.
+    /// Adds to a word of a piece; says what was there. If its memory moves meanwhile, or the connection is
+    /// lost, it may be added twice.
     pub(crate) async fn fetch_and_add(
         &self,
         piece: &Piece,

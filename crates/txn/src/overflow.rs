@@ -1,9 +1,10 @@
-//! The overflow region: old versions that somebody may need, and for which rings have no room any more (paper 3, section 5.1).
+//! The overflow region: old versions that somebody may need, and for which rings have no room any more (paper
+//! 3, section 5.1).
 //!
-//! W1. A record's versions there are a chain, from the last that was moved to earlier ones, whose numbers are without a gap as far as
-//!     anybody needs them.
-//! W2. An entry is written once, whole, before the chain has it, and stays as it is for as long as any snapshot may need it. A checksum
-//!     binds it to its record, its version and its successor in the chain.
+//! W1. A record's versions there are a chain, from the last that was moved to earlier ones, whose numbers are
+//!     without a gap as far as anybody needs them.
+//! W2. An entry is written once, whole, before the chain has it, and stays as it is for as long as any
+//!     snapshot may need it. A checksum binds it to its record, its version and its successor in the chain.
 //! W3. The mover alone writes there (`mover.rs`).
 
 use crc_fast::{CrcAlgorithm, Digest};

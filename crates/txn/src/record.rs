@@ -1,13 +1,16 @@
-//! Where the versions of a table's records lie in far memory (paper 3, section 5.1; `docs/src/txn.md`, *records*).
+//! Where the versions of a table's records lie in far memory (paper 3, section 5.1; `docs/src/txn.md`,
+//! *records*).
 //!
-//! R1. The current version lies by itself, the older ones in a ring: headers together, data behind them; so one READ gets the
-//!     current version, or the headers of all old ones.
-//! R2. Every version's data carry a checksum over them, the record and the version: a READ that found words of several versions is
-//!     found out, and so is one that found another record's.
-//! R3. The versions of a record are numbered, from 0 on, which is the initial one. An old version has the place in the ring that its
-//!     number modulo the ring's size says, and the ring's counter says which number comes next.
-//! R4. The current version's data say themselves which version they are, and which number it has. The header before them is for
-//!     writers: it names the same version, or, locked, the commit that is about to replace it.
+//! R1. The current version lies by itself, the older ones in a ring: headers together, data behind them; so
+//!     one READ gets the current version, or the headers of all old ones.
+//! R2. Every version's data carry a checksum over them, the record and the version: a READ that found words
+//!     of several versions is found out, and so is one that found another record's.
+//! R3. The versions of a record are numbered, from 0 on, which is the initial one. An old version has the
+//!     place in the ring that its number modulo the ring's size says, and the ring's counter says which
+//!     number comes next.
+//! R4. The current version's data say themselves which version they are, and which number it has. The header
+//!     before them is for writers: it names the same version, or, locked, the commit that is about to replace
+//!     it.
 
 use std::ops::Range;
 
@@ -19,20 +22,21 @@ use crate::cut::Cut;
 pub(crate) const WORD_BYTES: usize = 8;
 /// Header, version, number and checksum before the data of the current version.
 const CURRENT_WORDS: usize = 4;
-/// Before the data of an entry in the overflow region: the record's number, the version's number, its header, the entry of the version
-/// before, checksum.
+/// Before the data of an entry in the overflow region: the record's number, the version's number, its header,
+/// the entry of the version before, checksum.
 const ENTRY_WORDS: usize = 5;
 /// Most old versions of a record that its ring holds: what one READ for their headers should fetch.
 pub const MOST_OLD_VERSIONS: usize = 64;
-/// Longest data of a record: the old version, the new one and what is around them fit one transfer many times over.
+/// Longest data of a record: the old version, the new one and what is around them fit one transfer many times
+/// over.
 pub const MOST_RECORD_BYTES: usize = 64 << 10;
 
 /// A record of a table, by its number among all of a database. Bound into checksums.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RecordId(pub u64);
 
-/// How the records of a table lie in one piece of far memory: the current versions of all, the rings' headers of all, and the old
-/// versions' data of all. So several current versions are fetched by one READ.
+/// How the records of a table lie in one piece of far memory: the current versions of all, the rings' headers
+/// of all, and the old versions' data of all. So several current versions are fetched by one READ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordLayout {
     records: u64,
@@ -43,8 +47,8 @@ pub struct RecordLayout {
 }
 
 impl RecordLayout {
-    /// Of so many records with so many bytes of data each, and rings for so many old versions. `None`: there must be one at least,
-    /// and not too many; data are whole words.
+    /// Of so many records with so many bytes of data each, and rings for so many old versions. `None`: there
+    /// must be one at least, and not too many; data are whole words.
     pub fn new(records: u64, data_bytes: usize, old_versions: usize) -> Option<RecordLayout> {
         let fits = data_bytes.is_multiple_of(WORD_BYTES) && data_bytes <= MOST_RECORD_BYTES;
         let rings = (1..=MOST_OLD_VERSIONS).contains(&old_versions);
@@ -104,7 +108,8 @@ impl RecordLayout {
         ENTRY_WORDS * WORD_BYTES + self.data_bytes
     }
 
-    /// The `index`-th record's current version: header, version, number, checksum, data. Its first word is what is locked.
+    /// The `index`-th record's current version: header, version, number, checksum, data. Its first word is
+    /// what is locked.
     pub fn current(&self, index: u64) -> Range<u64> {
         debug_assert!(index < self.records);
         sized(index * self.current_bytes() as u64, self.current_bytes())
@@ -128,7 +133,8 @@ impl RecordLayout {
         sized(start + place * self.old_bytes() as u64, self.old_bytes())
     }
 
-    /// Where it is said in which entry of the overflow region the last of its versions lies that was moved there, if the table has one.
+    /// Where it is said in which entry of the overflow region the last of its versions lies that was moved
+    /// there, if the table has one.
     pub fn chain(&self, index: u64) -> Range<u64> {
         sized(self.records * self.bytes_each() + index * WORD_BYTES as u64, WORD_BYTES)
     }
@@ -194,7 +200,8 @@ impl RecordLayout {
         [words.as_flattened(), &self.encode_old(record, named, data)].concat()
     }
 
-    /// Completes the current version of a record whose data lie in `bytes` already, behind room for what comes before them.
+    /// Completes the current version of a record whose data lie in `bytes` already, behind room for what
+    /// comes before them.
     pub(crate) fn seal_current(&self, record: RecordId, header: RecordHeader, bytes: &mut [u8]) {
         let (before, data) = bytes.split_at_mut(CURRENT_WORDS * WORD_BYTES);
         // Nothing was kept of what was there before.
@@ -270,9 +277,9 @@ impl Ring {
         self.counter
     }
 
-    /// Whether a version may be put into its place: nothing lies there yet; or this very version does, since a commit was undone that
-    /// had kept it before; or an older one that was moved, or of which all snapshots see the successor. The ring was read when `kept` was
-    /// the current version.
+    /// Whether a version may be put into its place: nothing lies there yet; or this very version does, since
+    /// a commit was undone that had kept it before; or an older one that was moved, or of which all snapshots
+    /// see the successor. The ring was read when `kept` was the current version.
     pub fn has_room_for(&self, kept: NumberedHeader, horizon: &Cut) -> bool {
         let places = self.headers.len() as u64;
         let at = |number: u64| self.headers[(number % places) as usize];
@@ -282,8 +289,8 @@ impl Ring {
         kept.number < places || is_free || horizon.sees(successor.version())
     }
 
-    /// What lies in the places that are written next, half of the ring: the oldest first, each with the header of the version
-    /// after it, unless that is the current one.
+    /// What lies in the places that are written next, half of the ring: the oldest first, each with the
+    /// header of the version after it, unless that is the current one.
     pub(crate) fn oldest(&self) -> impl Iterator<Item = (NumberedHeader, Option<RecordHeader>)> + '_ {
         let places = self.headers.len() as u64;
         let next = self.counter..self.counter.saturating_add(places.div_ceil(2));
@@ -296,9 +303,9 @@ impl Ring {
         )
     }
 
-    /// The headers of versions behind number `number`, as far as the ring has them, if `current` is the number of a version that was
-    /// found before the ring was read. Each is that of such a version, or of a later one: what was before it in its place was
-    /// replaced before that current version was installed.
+    /// The headers of versions behind number `number`, as far as the ring has them, if `current` is the
+    /// number of a version that was found before the ring was read. Each is that of such a version, or of a
+    /// later one: what was before it in its place was replaced before that current version was installed.
     pub(crate) fn behind(&self, number: u64, current: u64) -> impl Iterator<Item = RecordHeader> + '_ {
         let places = self.headers.len() as u64;
         let first = current.saturating_sub(places).max(number + 1);
@@ -315,8 +322,8 @@ impl Ring {
         })
     }
 
-    /// The last version that a cut sees, of those in the ring. The caller knows of a later one that the cut does not see; so a
-    /// header that is just being replaced by that of a later version is not seen either.
+    /// The last version that a cut sees, of those in the ring. The caller knows of a later one that the cut
+    /// does not see; so a header that is just being replaced by that of a later version is not seen either.
     pub fn last_seen(&self, cut: &Cut) -> Option<NumberedHeader> {
         self.versions().find(|old| cut.sees(old.header.version()))
     }

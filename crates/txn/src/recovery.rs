@@ -1,14 +1,18 @@
-//! What a client leaves behind that dies: its commits under way are undone, then its slot goes on (paper 3, section 6.2).
+//! What a client leaves behind that dies: its commits under way are undone, then its slot goes on (paper 3,
+//! section 6.2).
 //!
 //! V1. Only behind the fence of all its grants: from then on nothing of it takes effect.
-//! V2. A commit that its slot's word does not have was shown to nobody, and nobody was told that it is committed: it is undone.
-//! V3. A record says that such a commit has locked it, or replaced its version: then the log tells what was there before (L1), and the
-//!     ring has its data, if they are not in their place any more (X3). They are put back first, the header last. Who reads
-//!     meanwhile takes the ring's.
-//! V4. Then the slot's word jumps over all that was in doubt, to the next generation: the next client of the slot begins behind it.
-//! V5. Each step may be done again: where a recoverer dies, another begins anew, behind the fence of that one.
-//! V6. One copy of the log is enough (L1). One that a recoverer could not reach lacks his verdicts: it is never read again, and the
-//!     slot's next client gets [another in its place](replace_copy).
+//! V2. A commit that its slot's word does not have was shown to nobody, and nobody was told that it is
+//!     committed: it is undone.
+//! V3. A record says that such a commit has locked it, or replaced its version: then the log tells what was
+//!     there before (L1), and the ring has its data, if they are not in their place any more (X3). They are
+//!     put back first, the header last. Who reads meanwhile takes the ring's.
+//! V4. Then the slot's word jumps over all that was in doubt, to the next generation: the next client of the
+//!     slot begins behind it.
+//! V5. Each step may be done again: where a recoverer dies, another begins anew, behind the fence of that
+//!     one.
+//! V6. One copy of the log is enough (L1). One that a recoverer could not reach lacks his verdicts: it is
+//!     never read again, and the slot's next client gets [another in its place](replace_copy).
 
 use std::collections::BTreeMap;
 
@@ -27,11 +31,11 @@ const WORD_BYTES: u64 = 8;
 pub struct Recovered {
     /// The slot's word: behind it, its next client begins.
     pub last: u64,
-    /// Commits that will never be seen: they were undone, or had not come so far that anything had to be. Of those that had not even come
-    /// into the log nothing is known.
+    /// Commits that will never be seen: they were undone, or had not come so far that anything had to be. Of
+    /// those that had not even come into the log nothing is known.
     pub rolled_back: Vec<Version>,
-    /// The copy of the log that could not be reached. It must not be in a [`LogAt`] any more, neither of the slot's next client nor of
-    /// who asks for a [`fate`]: it may take commits for good that were rolled back.
+    /// The copy of the log that could not be reached. It must not be in a [`LogAt`] any more, neither of the
+    /// slot's next client nor of who asks for a [`fate`]: it may take commits for good that were rolled back.
     pub lost_copy: Option<Piece>,
 }
 
@@ -50,8 +54,8 @@ pub enum RecoveryError {
     /// What a record held before is neither in its place nor in its ring.
     #[error("what record {} held before a commit that has to be undone is not to be found", .0.0)]
     Damaged(RecordId),
-    /// Far memory does not answer. Try again with another [`Memory`], behind the fence of this one's grants: what it has sent may still
-    /// land, until then.
+    /// Far memory does not answer. Try again with another [`Memory`], behind the fence of this one's grants:
+    /// what it has sent may still land, until then.
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }
@@ -69,8 +73,9 @@ pub enum Fate {
     Forgotten,
 }
 
-/// Undoes what a slot's client left under way, and lets the slot go on, with both copies of its log. All its grants must have been fenced,
-/// nobody else may be about to do the same, and `memory` must have all regions attached that a transaction may have written to.
+/// Undoes what a slot's client left under way, and lets the slot go on, with both copies of its log. All its
+/// grants must have been fenced, nobody else may be about to do the same, and `memory` must have all regions
+/// attached that a transaction may have written to.
 ///
 /// # Errors
 /// Then the slot's word stays, and with it what could not be undone. Everything else was undone.
@@ -118,7 +123,8 @@ async fn recover_with<R: Rules>(
         return Err(trouble);
     }
     for (version, head) in &rolled_back {
-        // With the head: a copy may never have had it, and what it has there instead must not lose its own verdict.
+        // With the head: a copy may never have had it, and what it has there instead must not lose its own
+        // verdict.
         let place = [&head.encode()[..], &Head::verdict_on(*version).to_le_bytes()].concat();
         let kept = if R::verdicts_have_heads() { 0..place.len() } else { Head::BYTES..place.len() };
         for copy in copies.left.clone() {
@@ -233,8 +239,8 @@ async fn read_at(
     Ok(Some(memory.read(region, start..end).await?.to_vec()))
 }
 
-/// What became of a commit, of which its client was told nothing, or which has died. One copy of the log tells it, if it is none that
-/// a recovery has lost.
+/// What became of a commit, of which its client was told nothing, or which has died. One copy of the log
+/// tells it, if it is none that a recovery has lost.
 ///
 /// # Errors
 /// When far memory does not answer.
@@ -261,7 +267,8 @@ pub async fn fate(
     Ok(found.fate())
 }
 
-/// Puts another copy in the place of one that is lost, with all that the one left says of commits that are over.
+/// Puts another copy in the place of one that is lost, with all that the one left says of commits that are
+/// over.
 ///
 /// # Errors
 /// When far memory does not answer: begin again.

@@ -1,7 +1,7 @@
 //! The rules on which snapshot isolation rests, apart from the code that follows them.
 //!
-//! They are a type parameter of [`Worker`](crate::Worker), so that a simulation can put a wrong rule in the place of a right one and
-//! see that the judge notices. Production is compiled with [`Shipped`] alone.
+//! They are a type parameter of [`Worker`](crate::Worker), so that a simulation can put a wrong rule in the
+//! place of a right one and see that the judge notices. Production is compiled with [`Shipped`] alone.
 
 use farpool_wire::{RecordHeader, Version, next_generation};
 
@@ -25,7 +25,8 @@ pub enum Step {
 
 /// What decides what a transaction sees and whether it may commit.
 pub trait Rules: 'static {
-    /// The cut from which a session begins whose last commit is `own`; `None`: it has to wait for a later one.
+    /// The cut from which a session begins whose last commit is `own`; `None`: it has to wait for a later
+    /// one.
     fn begin(published: Cut, own: Option<Version>) -> Option<Cut> {
         own.is_none_or(|own| published.sees(own)).then_some(published)
     }
@@ -45,38 +46,44 @@ pub trait Rules: 'static {
         true
     }
 
-    /// The least number of a cut that a worker's transactions may have, the oldest of which, if any, has `oldest`, and whose next begin
-    /// from `latest` or later.
+    /// The least number of a cut that a worker's transactions may have, the oldest of which, if any, has
+    /// `oldest`, and whose next begin from `latest` or later.
     fn least_needed(oldest: Option<u64>, latest: u64) -> u64 {
         oldest.map_or(latest, |oldest| oldest.min(latest))
     }
 
-    /// Whether a worker says that it needs something no longer only once nothing lands there that it has given up half-way.
+    /// Whether a worker says that it needs something no longer only once nothing lands there that it has
+    /// given up half-way.
     fn settles_first() -> bool {
         true
     }
 
-    /// The highest number of a cut that may be the horizon, if workers may have cuts from the number `least` on.
+    /// The highest number of a cut that may be the horizon, if workers may have cuts from the number `least`
+    /// on.
     fn horizon_up_to(least: u64) -> u64 {
         least
     }
 
-    /// The cut behind which versions that were moved are given up: of the horizon and the last cut that is known.
+    /// The cut behind which versions that were moved are given up: of the horizon and the last cut that is
+    /// known.
     fn gives_up_behind<'a>(horizon: &'a Cut, _last: &'a Cut) -> &'a Cut {
         horizon
     }
 
-    /// Whether a version is in the overflow region before its place in the ring is marked as one that may be written again.
+    /// Whether a version is in the overflow region before its place in the ring is marked as one that may be
+    /// written again.
     fn copies_first() -> bool {
         true
     }
 
-    /// Whether a place of a ring is written again where that `may_be`, or where what lies there may be needed.
+    /// Whether a place of a ring is written again where that `may_be`, or where what lies there may be
+    /// needed.
     fn reuses_place(may_be: bool) -> bool {
         may_be
     }
 
-    /// Whether a block is free whose version was replaced: where the horizon sees a later one, or where it may be needed.
+    /// Whether a block is free whose version was replaced: where the horizon sees a later one, or where it
+    /// may be needed.
     fn frees_block(is_behind_the_horizon: bool) -> bool {
         is_behind_the_horizon
     }
@@ -96,7 +103,8 @@ pub trait Rules: 'static {
         owner_is_gone
     }
 
-    /// Whether a transaction has locked a record that it has seen with one header and the compare-and-swap has found with another.
+    /// Whether a transaction has locked a record that it has seen with one header and the compare-and-swap
+    /// has found with another.
     fn has_locked(seen: RecordHeader, found: RecordHeader) -> bool {
         found == seen
     }
@@ -106,8 +114,8 @@ pub trait Rules: 'static {
         checksum_is_right
     }
 
-    /// Whether a record may be locked that was found with one header, and with data that say they are the version of another: they
-    /// differ where somebody has locked it, or where they are of different times.
+    /// Whether a record may be locked that was found with one header, and with data that say they are the
+    /// version of another: they differ where somebody has locked it, or where they are of different times.
     fn may_be_locked(seen: RecordHeader, data: RecordHeader) -> bool {
         !seen.is_locked() && seen.lasting() == data
     }

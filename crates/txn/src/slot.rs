@@ -9,8 +9,8 @@ pub(crate) use hands::{Hand, Holding};
 pub use shared::SharedSlot;
 pub(crate) use shared::{Turn, Writer, Writing};
 
-/// Commits of one slot that may be under way at a time: what lies behind the slowest waits for it, and so do the sessions whose
-/// commits these are.
+/// Commits of one slot that may be under way at a time: what lies behind the slowest waits for it, and so do
+/// the sessions whose commits these are.
 pub const MAX_COMMITS_UNDER_WAY: usize = 64;
 
 /// Most counts that a slot gives out beyond its word in far memory. A commit of which nothing is left shows

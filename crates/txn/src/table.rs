@@ -28,14 +28,14 @@ pub(crate) struct Place {
 }
 
 impl Table {
-    /// A table whose records have the numbers from `first` on, among all of the database. Its memory is zeros, or what
-    /// transactions have left there.
+    /// A table whose records have the numbers from `first` on, among all of the database. Its memory is
+    /// zeros, or what transactions have left there.
     pub fn new(first: RecordId, layout: RecordLayout, pieces: Vec<Piece>) -> Table {
         Table { first, layout, pieces, slab: None }
     }
 
-    /// The same, whose records have payloads of any length: in their places as far as they fit there, else in a slab, which no other
-    /// table has. `None`: the places are too small to say where.
+    /// The same, whose records have payloads of any length: in their places as far as they fit there, else in
+    /// a slab, which no other table has. `None`: the places are too small to say where.
     pub fn with_slab(self, slab: Arc<Slab>) -> Option<Table> {
         (self.layout.data_bytes() >= LEAST_DATA_BYTES).then_some(Table { slab: Some(slab), ..self })
     }
@@ -67,7 +67,8 @@ impl Table {
         firsts.map(RecordId).zip(self.pieces.iter().copied())
     }
 
-    /// The numbers of `numbers` in runs that lie in one piece each, with a current version for each in `bytes` at most.
+    /// The numbers of `numbers` in runs that lie in one piece each, with a current version for each in
+    /// `bytes` at most.
     pub(crate) fn runs(&self, numbers: Range<u64>, bytes: usize) -> impl Iterator<Item = Range<u64>> {
         let each = self.layout.records();
         let most = (bytes / self.layout.current_bytes()).max(1) as u64;

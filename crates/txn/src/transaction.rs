@@ -1,11 +1,12 @@
 //! Reading from a snapshot, and committing (paper 3, sections 3.1, 5.1 and 6.1; `docs/src/txn.md`).
 //!
 //! X1. A transaction sees its cut and its own writes, nothing else.
-//! X2. It commits only if nobody has written, since its cut, what it writes: one compare-and-swap per record validates and locks.
-//!     Before that, its intent is in the slot's log (L1).
-//! X3. The old version is whole in its ring before anything of the new one is written, and the new one is whole before its header is:
-//!     a queue's operations take effect in their order.
-//! X4. Its commit is shown, by the slot's word, after all of it is installed. Until then nobody sees any of it: no cut has it.
+//! X2. It commits only if nobody has written, since its cut, what it writes: one compare-and-swap per record
+//!     validates and locks. Before that, its intent is in the slot's log (L1).
+//! X3. The old version is whole in its ring before anything of the new one is written, and the new one is
+//!     whole before its header is: a queue's operations take effect in their order.
+//! X4. Its commit is shown, by the slot's word, after all of it is installed. Until then nobody sees any of
+//!     it: no cut has it.
 
 mod commit;
 mod long;
@@ -114,11 +115,12 @@ impl<'a, R: Rules> Transaction<'a, R> {
         written.or_else(|| self.taken.get(&record).map(ToWrite::row))
     }
 
-    /// Will put `data` in a record's place, `None` to delete it. Returns the record as it was for this transaction.
+    /// Will put `data` in a record's place, `None` to delete it. Returns the record as it was for this
+    /// transaction.
     ///
     /// # Errors
-    /// [`ReadError::Conflict`] if somebody was first; [`ReadError::RingFull`] if there is no room for the version before yet;
-    /// [`ReadError::NoSpace`] if there is none for a long payload.
+    /// [`ReadError::Conflict`] if somebody was first; [`ReadError::RingFull`] if there is no room for the
+    /// version before yet; [`ReadError::NoSpace`] if there is none for a long payload.
     pub async fn write(&mut self, table: &Table, number: u64, data: Option<&[u8]>) -> Result<Row, ReadError> {
         let place = table.place(number).ok_or(ReadError::OutOfRange(number))?;
         let new = match data {

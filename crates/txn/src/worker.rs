@@ -27,8 +27,8 @@ use crate::transaction::Transaction;
 use looking::Looks;
 pub use stamping::{StampError, Stamped};
 
-/// How long a transaction waits for a cut that it can begin from; they are published within far less, unless who does so has died: then
-/// it takes until another has found out.
+/// How long a transaction waits for a cut that it can begin from; they are published within far less, unless
+/// who does so has died: then it takes until another has found out.
 const BEGIN_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a commit that is installed waits for earlier ones of its slot: longer than memory takes to move.
 const SHOW_PATIENCE: Duration = Duration::from_secs(30);
@@ -75,13 +75,15 @@ pub struct Session {
 }
 
 impl<R: Rules> Worker<R> {
-    /// A worker in a slot that it has alone, with its log, in which it begins behind the count `last`: what its client before has said
-    /// when it [left](Self::leave_slot), or what its [recovery](crate::recovery) has. `None`: the oracle has no such slot.
+    /// A worker in a slot that it has alone, with its log, in which it begins behind the count `last`: what
+    /// its client before has said when it [left](Self::leave_slot), or what its [recovery](crate::recovery)
+    /// has. `None`: the oracle has no such slot.
     pub fn new(memory: Memory, oracle: impl Into<Oracle>, log: LogAt, slot: Slot, last: u64) -> Option<Self> {
         Self::sharing(memory, oracle, Arc::new(SharedSlot::after(slot, log, last)))
     }
 
-    /// A worker in a slot that it shares with others of its compute server. `None`: the oracle has no such slot.
+    /// A worker in a slot that it shares with others of its compute server. `None`: the oracle has no such
+    /// slot.
     pub fn sharing(memory: Memory, oracle: impl Into<Oracle>, slot: Arc<SharedSlot>) -> Option<Self> {
         let oracle = oracle.into();
         let word = oracle.word(slot.slot())?;
@@ -135,7 +137,8 @@ impl<R: Rules> Worker<R> {
     async fn snapshot(&self, session: &mut Session) -> Result<Snapshot<'_>, BeginError> {
         let mut give_up_at = None;
         loop {
-            // The later image may be torn just now where it was not before: a session does not go back to the earlier.
+            // The later image may be torn just now where it was not before: a session does not go back to the
+            // earlier.
             let published = match give_up_at {
                 None => self.published().await?,
                 Some(_) => self.published_next().await?,
@@ -155,7 +158,8 @@ impl<R: Rules> Worker<R> {
         }
     }
 
-    /// A snapshot that the worker's announcement does not pass; an error if it has announced already that it has none so old.
+    /// A snapshot that the worker's announcement does not pass; an error if it has announced already that it
+    /// has none so old.
     fn open(&self, sequence: u64) -> Result<Option<Open<'_>>, TooOld> {
         let Some(announcer) = &self.announcer else { return Ok(None) };
         announcer.open(sequence).map(Some).ok_or(TooOld)
@@ -224,11 +228,13 @@ impl<R: Rules> Worker<R> {
         }
     }
 
-    /// Gives up the slot, for all who share it: behind the count that it returns, its next client begins. Who just begins behind the
-    /// slot's word would use counts again that this one has used for commits of which nothing is left, and may find their verdicts.
+    /// Gives up the slot, for all who share it: behind the count that it returns, its next client begins. Who
+    /// just begins behind the slot's word would use counts again that this one has used for commits of which
+    /// nothing is left, and may find their verdicts.
     ///
     /// # Errors
-    /// When something is under way: try again once it has ended. Else the slot has to be looked after as if its client had died.
+    /// When something is under way: try again once it has ended. Else the slot has to be looked after as if
+    /// its client had died.
     pub async fn leave_slot(&self) -> Result<u64, LeaveError> {
         self.keep_buffer().map_err(LeaveError::Memory)?;
         let (last, writing) = self.slot.leave()?;
@@ -238,7 +244,8 @@ impl<R: Rules> Worker<R> {
         Ok(last)
     }
 
-    /// Shows a commit that is installed whole, and waits until it is shown; false: it will not be, by this slot's workers.
+    /// Shows a commit that is installed whole, and waits until it is shown; false: it will not be, by this
+    /// slot's workers.
     async fn show(&self, version: Version, holding: Option<Holding<'_>>) -> bool {
         let writing = self.slot.end(version);
         if R::frees_log_when_over() {
@@ -272,7 +279,8 @@ impl<R: Rules> Worker<R> {
     }
 }
 
-/// A commit from its beginning to its end. Dropped before that, nobody knows what of it took effect, unless nothing has been touched.
+/// A commit from its beginning to its end. Dropped before that, nobody knows what of it took effect, unless
+/// nothing has been touched.
 pub(crate) struct UnderWay<'a, R: Rules> {
     worker: &'a Worker<R>,
     version: Version,
@@ -316,7 +324,8 @@ impl<'a, R: Rules> UnderWay<'a, R> {
         self.is_touched = false;
     }
 
-    /// It is installed whole: shows it, with those that waited for it. False: nobody knows any more whether it is shown.
+    /// It is installed whole: shows it, with those that waited for it. False: nobody knows any more whether
+    /// it is shown.
     pub(crate) async fn is_shown(&mut self) -> bool {
         // From here on others may show it: dropped, it is in doubt, also where it has no records.
         self.is_touched = true;

@@ -11,10 +11,12 @@ pub const BLOCK_BYTES: usize = 8192;
 ///   1     lost    1   fresh    holder              checksum               locked by a guest
 /// ```
 /// - all zero: never written, reads as zeros without touching far memory;
-/// - *locked*: a writer is at work; the checksum is still that of the old data. *Holder* tells which guest it is, so that a
-///   lock whose holder died can be told from one that is in use; *fresh*: the block was never written before;
+/// - *locked*: a writer is at work; the checksum is still that of the old data. *Holder* tells which guest it
+///   is, so that a lock whose holder died can be told from one that is in use; *fresh*: the block was never
+///   written before;
 /// - *lost*: what was last written could not be stored; reads fail until the block is written whole;
-/// - *generation* counts writes (it wraps: the checksum decides, the generation only tells *changed* from *damaged*);
+/// - *generation* counts writes (it wraps: the checksum decides, the generation only tells *changed* from
+///   *damaged*);
 /// - *checksum*: the low 48 bits of the block's CRC-64/NVME.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockWord(pub u64);
@@ -78,8 +80,8 @@ impl BlockWord {
         BlockWord(self.0 & kept)
     }
 
-    /// The unlocked word with its lock taken by a guest, from one to [`MAX_GUEST`](Self::MAX_GUEST), who keeps the word
-    /// as it was.
+    /// The unlocked word with its lock taken by a guest, from one to [`MAX_GUEST`](Self::MAX_GUEST), who
+    /// keeps the word as it was.
     pub const fn locked_by(self, guest: u16) -> Self {
         let fresh = if self.is_empty() { FRESH } else { 0 };
         let kept = self.0 & (LOST | CHECKSUM_MASK);

@@ -1,4 +1,5 @@
-//! Messages of the control plane, generated from `proto/farpool.proto`, and their way to and from our own types.
+//! Messages of the control plane, generated from `proto/farpool.proto`, and their way to and from our own
+//! types.
 
 #![allow(missing_docs)] // generated; the .proto has the comments
 
@@ -33,6 +34,16 @@ impl fmt::Debug for LeaseRef {
 impl fmt::Debug for AddGrantResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AddGrantResponse").field("epoch", &Epoch(self.epoch)).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for GuestRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GuestRegion")
+            .field("node", &NodeId(self.node))
+            .field("index", &self.index)
+            .field("epoch", &Epoch(self.epoch))
+            .finish_non_exhaustive()
     }
 }
 
@@ -126,7 +137,9 @@ mod tests {
         let key = AccessKey::from_bytes([0xA7; AccessKey::BYTES]);
         let bytes = key.as_bytes().to_vec();
         let lease = LeaseRef::new(0, Epoch(1), &key);
+        let region = GuestRegion { key: bytes.clone(), ..GuestRegion::default() };
         let printed = [
+            format!("{:?}", GuestAnswer { region: Some(region), ..GuestAnswer::default() }),
             format!("{:?}", Lease { key: bytes.clone(), ..Lease::default() }),
             format!("{:?}", RenewRequest { owner: 1, leases: vec![lease.clone()] }),
             format!("{:?}", AddGrantRequest { owner: 1, lease: Some(lease.clone()), mode: 1 }),

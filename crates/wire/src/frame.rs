@@ -1,9 +1,9 @@
 //! Frames of the data plane, version 3. `docs/wire.md` has the tables.
 //!
 //! A connection starts with a [`Hello`] and its [`HelloReply`]; then requests flow one way and responses the
-//! other, each a fixed header and a payload, matched by `token`. The same frames run over TCP and over the Unix
-//! socket of the `shm` transport, where only `Attach` and `Detach` are of use; calls go through a ring in shared
-//! memory, whose two ends wake each other by [`Opcode::Look`] and [`ResponseHeader::WAKE`].
+//! other, each a fixed header and a payload, matched by `token`. The same frames run over TCP and over the
+//! Unix socket of the `shm` transport, where only `Attach` and `Detach` are of use; calls go through a ring
+//! in shared memory, whose two ends wake each other by [`Opcode::Look`] and [`ResponseHeader::WAKE`].
 
 use crate::{Epoch, GrantMode, Incarnation, NodeId, SessionId};
 
@@ -31,7 +31,8 @@ pub const CALL_ECHO: &[u8] = b"echo";
 
 const MAGIC: [u8; 7] = *b"FARPOOL";
 
-/// Bytes that are not a frame of this version. The connection is closed: there is no way to find the next frame.
+/// Bytes that are not a frame of this version. The connection is closed: there is no way to find the next
+/// frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FrameError {
     /// Not a Farpool peer.
@@ -124,7 +125,8 @@ pub enum Refusal {
     /// An atomic that is not on an aligned 8-byte word.
     #[error("atomics need an offset that is a multiple of 8")]
     Misaligned = 2,
-    /// The node has no such region, this queue never attached it, or its memory has moved since: attach (again).
+    /// The node has no such region, this queue never attached it, or its memory has moved since: attach
+    /// (again).
     #[error("the region is not attached on this queue")]
     NotAttached = 3,
     /// The key is not that of the grant.
@@ -142,8 +144,8 @@ pub enum Refusal {
     /// The node does not know this call.
     #[error("the node does not know this call")]
     UnknownCall = 8,
-    /// The node is short of something (descriptors, attachments) and said no; or the process that asked is, of memory to
-    /// map the region's.
+    /// The node is short of something (descriptors, attachments) and said no; or the process that asked is,
+    /// of memory to map the region's.
     #[error("the node, or this process, has no room for another attachment")]
     Exhausted = 9,
     /// The region's memory is being moved: attach again in a moment.

@@ -33,7 +33,8 @@ random_id! {
     OwnerId
 }
 random_id! {
-    /// One client's standing with one node over one queue; reconnecting keeps it and raises the [`Incarnation`].
+    /// One client's standing with one node over one queue; reconnecting keeps it and raises the
+    /// [`Incarnation`].
     SessionId
 }
 
@@ -73,8 +74,8 @@ impl fmt::Display for RemoteAddr {
     }
 }
 
-/// The number of one grant of one region; only ever grows, so that none is ever used twice. A lease goes by the
-/// epoch of its first grant, the owner's.
+/// The number of one grant of one region; only ever grows, so that none is ever used twice. A lease goes by
+/// the epoch of its first grant, the owner's.
 ///
 /// The upper half is the node's incarnation, the lower half a counter, so that no epoch comes back when a
 /// node restarts under its old id (design, section 4). Zero is never granted.

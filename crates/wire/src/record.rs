@@ -1,11 +1,13 @@
-//! Versions of records, and the word in front of each: who wrote it, when, and what is being done to it (paper 3, 5.1).
+//! Versions of records, and the word in front of each: who wrote it, when, and what is being done to it
+//! (paper 3, 5.1).
 
 use std::fmt;
 
 /// Bits of a [`Version`] that count what one slot has committed.
 const COUNT_BITS: u32 = 49;
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
-/// Bits of a count that are the commit timestamp of the paper. The 17 above, with the slot's 12, are its thread id.
+/// Bits of a count that are the commit timestamp of the paper. The 17 above, with the slot's 12, are its
+/// thread id.
 const TIMESTAMP_BITS: u32 = 32;
 /// Bits of a [`RecordHeader`] below the version.
 const FLAG_BITS: u32 = 3;
@@ -32,16 +34,17 @@ impl Slot {
     }
 }
 
-/// Which commit wrote something: the `count`-th of a slot. Together 61 bits, as the paper's thread id (29) and timestamp (32).
+/// Which commit wrote something: the `count`-th of a slot. Together 61 bits, as the paper's thread id (29)
+/// and timestamp (32).
 ///
 /// ```text
 ///  60 ..... 49 48 ........... 32 31 .................... 0
 ///     slot        generation            timestamp
 ///                 '------------- count --------------'
 /// ```
-/// A thread id is a slot and a generation of it. A slot whose timestamp is used up, or that a new client takes over, goes on with
-/// the next generation: a fresh id. Counts of a slot only grow, so that *written before* is a comparison of counts, and
-/// nothing has to be remembered of ids that are not used any more.
+/// A thread id is a slot and a generation of it. A slot whose timestamp is used up, or that a new client
+/// takes over, goes on with the next generation: a fresh id. Counts of a slot only grow, so that *written
+/// before* is a comparison of counts, and nothing has to be remembered of ids that are not used any more.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(u64);
 
@@ -78,8 +81,8 @@ impl fmt::Debug for Version {
     }
 }
 
-/// The first count of the generation after the one that a slot was last in; `None`: there are no more, and the slot is used up
-/// for good.
+/// The first count of the generation after the one that a slot was last in; `None`: there are no more, and
+/// the slot is used up for good.
 pub const fn next_generation(last_count: u64) -> Option<u64> {
     let generation = (last_count >> TIMESTAMP_BITS) + 1;
     if generation > COUNT_MASK >> TIMESTAMP_BITS { None } else { Some(generation << TIMESTAMP_BITS) }
@@ -120,7 +123,8 @@ impl RecordHeader {
         self.0 & MOVED != 0
     }
 
-    /// What stays of it for as long as the version exists: neither whether it is locked nor whether it was moved.
+    /// What stays of it for as long as the version exists: neither whether it is locked nor whether it was
+    /// moved.
     #[must_use]
     pub const fn lasting(self) -> RecordHeader {
         RecordHeader(self.0 & !(LOCKED | MOVED))

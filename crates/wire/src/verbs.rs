@@ -12,8 +12,8 @@ pub const VERBS_ATTACHED_BYTES: usize = 24;
 pub struct VerbsWelcome {
     /// As over every other transport.
     pub reply: HelloReply,
-    /// Atomics are asked for by message and done by the node's processor: some card on the way has none, or other
-    /// paths to the memory use the processor's.
+    /// Atomics are asked for by message and done by the node's processor: some card on the way has none, or
+    /// other paths to the memory use the processor's.
     pub atomics_by_message: bool,
 }
 

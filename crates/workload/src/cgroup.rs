@@ -1,11 +1,11 @@
 //! A memory limit for the database, with either version of Linux control groups.
 //!
-//! Without it the kernel's page cache hides the disk on any machine with gigabytes to spare, and no comparison of
-//! places for temporary files means anything. Only the database goes into the group; the nodes' memory and the
-//! mount's stay outside, as they would be on other machines.
+//! Without it the kernel's page cache hides the disk on any machine with gigabytes to spare, and no
+//! comparison of places for temporary files means anything. Only the database goes into the group; the nodes'
+//! memory and the mount's stay outside, as they would be on other machines.
 //!
-//! Traps: a byte is charged to the group that touches it first, so the database joins before it starts; files on
-//! tmpfs are charged to the process that writes them.
+//! Traps: a byte is charged to the group that touches it first, so the database joins before it starts; files
+//! on tmpfs are charged to the process that writes them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -111,7 +111,8 @@ impl MemoryLimit {
         self.dir.join("io.max")
     }
 
-    /// Removes the group; processes still in it are killed after a grace period. Does nothing the second time.
+    /// Removes the group; processes still in it are killed after a grace period. Does nothing the second
+    /// time.
     pub fn remove(&mut self) -> Result<()> {
         if self.removed {
             return Ok(());
@@ -150,7 +151,8 @@ impl Drop for MemoryLimit {
     }
 }
 
-/// Finds the hierarchy that has the memory controller. On a hybrid machine both versions are mounted, and only one has it.
+/// Finds the hierarchy that has the memory controller. On a hybrid machine both versions are mounted, and
+/// only one has it.
 fn find_hierarchy(mounts: &str, controllers: impl Fn(&Path) -> String) -> Option<Hierarchy> {
     mounts.lines().find_map(|line| {
         let mut fields = line.split(' ').skip(1);

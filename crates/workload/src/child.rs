@@ -2,7 +2,8 @@
 //!
 //! C1. A [`ChildProcess`] is ended when it is dropped: first by its own signal, after a deadline by SIGKILL.
 //! C2. It dies with its parent, even if that is killed: `setpriv --pdeathsig`, so without `unsafe`.
-//! C3. It has a process group of its own: Ctrl-C reaches the demo only, which ends its children in the right order.
+//! C3. It has a process group of its own: Ctrl-C reaches the demo only, which ends its children in the right
+//!     order.
 //!
 //! Children are ended by the id the kernel gave us and holds until we reap them, never by name.
 
@@ -45,7 +46,8 @@ pub struct Launch<'a> {
     pub group_file: Option<PathBuf>,
     /// Its polite stop signal.
     pub stop_signal: Signal,
-    /// What it is run by, program and first arguments, or nothing; must replace itself by what it is told to run.
+    /// What it is run by, program and first arguments, or nothing; must replace itself by what it is told to
+    /// run.
     pub wrapper: &'a [OsString],
 }
 
@@ -110,7 +112,8 @@ impl ChildProcess {
         })
     }
 
-    /// Waits until `ready` says so; an error if the child ends first, the deadline passes or `stop` is raised.
+    /// Waits until `ready` says so; an error if the child ends first, the deadline passes or `stop` is
+    /// raised.
     pub fn wait_until(
         &mut self,
         deadline: Duration,
@@ -157,7 +160,8 @@ impl ChildProcess {
         format!("{} (whole log: {})", tail.join("; "), self.log.display())
     }
 
-    /// Ends it in good order; an error if it had to be killed or did not end well. Does nothing the second time.
+    /// Ends it in good order; an error if it had to be killed or did not end well. Does nothing the second
+    /// time.
     pub fn end(&mut self) -> Result<()> {
         if std::mem::replace(&mut self.ended, true) {
             return Ok(());

@@ -1,7 +1,7 @@
 //! The demo: TPC-H's *Hash+Sort* on a real PostgreSQL, with its temporary files in one place after another.
 //!
-//! Figure 14 of the first paper is measured in the same way ([`hash_sort`]); here are what the demo needs of the machine, and how
-//! long it takes.
+//! Figure 14 of the first paper is measured in the same way ([`hash_sort`]); here are what the demo needs of
+//! the machine, and how long it takes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -111,7 +111,8 @@ impl DemoOptions {
     }
 }
 
-/// Runs the demo, writes `report.json` and has its table printed. An error if rows differ, whatever the times say.
+/// Runs the demo, writes `report.json` and has its table printed. An error if rows differ, whatever the times
+/// say.
 pub fn run_demo(
     options: &DemoOptions,
     stop: &StopFlag,

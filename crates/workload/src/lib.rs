@@ -1,14 +1,15 @@
 //! The demo: TPC-H's Hash+Sort on a real PostgreSQL, with its temporary files in one place after another.
 //!
-//! Paper 1 (Li et al., SIGMOD 2016), section 5.2.2, joins `lineitem` with `orders` and returns the top 100,000
-//! rows by extended price; with little `work_mem` both the hash join and the sort spill. [`run_demo`] runs that
-//! query with `temp_tablespaces` on a tmpfs, in far memory, on the local disk and, where the machine allows it,
-//! on a throttled volume, and compares seconds and rows.
+//! Paper 1 (Li et al., SIGMOD 2016), section 5.2.2, joins `lineitem` with `orders` and returns the top
+//! 100,000 rows by extended price; with little `work_mem` both the hash join and the sort spill. [`run_demo`]
+//! runs that query with `temp_tablespaces` on a tmpfs, in far memory, on the local disk and, where the
+//! machine allows it, on a throttled volume, and compares seconds and rows.
 //!
 //! The pieces are public because tests that need a real server use them too: [`postgres::Server`],
 //! [`tpch::load`], [`query::HashSort`].
 //!
-//! Nothing here knows how far memory works: the `farpool` binary is driven as child processes, as a user would.
+//! Nothing here knows how far memory works: the `farpool` binary is driven as child processes, as a user
+//! would.
 
 // They panic when the stream is closed or full; see `progress`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]

@@ -104,7 +104,8 @@ pub fn require_space(dir: &Path, needed_mib: u64) -> Result<()> {
     Ok(())
 }
 
-/// Whether something is mounted on `dir`; so is a file system whose daemon has died and that answers with an error.
+/// Whether something is mounted on `dir`; so is a file system whose daemon has died and that answers with an
+/// error.
 pub fn is_mount_point(dir: &Path) -> bool {
     let Some(parent) = dir.parent() else { return true };
     match (fs::metadata(dir), fs::metadata(parent)) {

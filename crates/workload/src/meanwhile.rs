@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Does `work`, and looks every so often from another thread until it ends, even by a panic: whoever panics does not wait for
-/// a thread that waits for him.
+/// Does `work`, and looks every so often from another thread until it ends, even by a panic: whoever panics
+/// does not wait for a thread that waits for him.
 pub(crate) fn looking_meanwhile<T>(
     every: Duration,
     mut look: impl FnMut() + Send,

@@ -1,7 +1,7 @@
 //! Far memory as a user gets it: `farpool up` and `farpool mount` as child processes.
 //!
-//! Both say `ready` on standard output once they are, and end in good order on SIGTERM; what they print goes to
-//! logs, which error messages quote. Nothing here reaches into the pool itself.
+//! Both say `ready` on standard output once they are, and end in good order on SIGTERM; what they print goes
+//! to logs, which error messages quote. Nothing here reaches into the pool itself.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -98,7 +98,8 @@ const LIBRARY: &str = "libfarpool_preload.so";
 /// Where it lies, from the binary's folder: in a folder of cargo's, or installed.
 const LIBRARY_PLACES: [&str; 3] = ["", "../lib/farpool", "../lib"];
 
-/// Copies the binary and the interposer's library to a folder from which every user can run them; returns the binary's copy.
+/// Copies the binary and the interposer's library to a folder from which every user can run them; returns the
+/// binary's copy.
 pub fn copied_for_others(farpool: &Path, to: &Path) -> Result<PathBuf> {
     fs::set_permissions(to, fs::Permissions::from_mode(0o755))?;
     let folder = farpool.parent().context("the binary has no folder")?;
@@ -110,7 +111,8 @@ pub fn copied_for_others(farpool: &Path, to: &Path) -> Result<PathBuf> {
     Ok(to.join(farpool.file_name().context("a binary without a name")?))
 }
 
-/// What runs a program with the interposer. Files of a mount that lets nobody in are the kernel's all the same.
+/// What runs a program with the interposer. Files of a mount that lets nobody in are the kernel's all the
+/// same.
 pub fn interposer(farpool: &Path) -> [OsString; 3] {
     [farpool.into(), "run".into(), "--".into()]
 }

@@ -1,8 +1,8 @@
 //! A PostgreSQL server of our own: throwaway data directory, no TCP port, ended with us.
 //!
-//! It listens on a Unix socket only, inside a directory that only its user may enter. So it takes no port that
-//! somebody else has, and `trust` authentication lets nobody in who could not read the data anyway.
-//! Run as root, the server becomes an unprivileged user, since PostgreSQL insists.
+//! It listens on a Unix socket only, inside a directory that only its user may enter. So it takes no port
+//! that somebody else has, and `trust` authentication lets nobody in who could not read the data anyway. Run
+//! as root, the server becomes an unprivileged user, since PostgreSQL insists.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};

@@ -44,7 +44,8 @@ impl Progress {
     }
 }
 
-/// Prints a line on standard error. One that is closed or full does not end the demo, whose guards say things too.
+/// Prints a line on standard error. One that is closed or full does not end the demo, whose guards say things
+/// too.
 pub(crate) fn complain(line: &str) {
     let _ = std::io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }

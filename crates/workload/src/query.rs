@@ -1,11 +1,12 @@
 //! Hash+Sort (paper 1, section 5.2.2): the statement, proof that it spills, and one measured run.
 //!
-//! PostgreSQL has no `TOP`, and its `LIMIT` keeps the best rows in a heap as long as they fit in `work_mem`; 100,000
-//! rows of all columns do not, so the sort goes to runs on disk like the paper's. Ties are broken by the key of
-//! `lineitem`, so that every right answer is the same sequence of bytes and one hash decides.
+//! PostgreSQL has no `TOP`, and its `LIMIT` keeps the best rows in a heap as long as they fit in `work_mem`;
+//! 100,000 rows of all columns do not, so the sort goes to runs on disk like the paper's. Ties are broken by
+//! the key of `lineitem`, so that every right answer is the same sequence of bytes and one hash decides.
 //!
-//! Nothing here hangs: PostgreSQL is asked to give up after a deadline, and if it cannot even do that (its process
-//! waits in the kernel for a file system that does not answer), the connection is left to its thread and forgotten.
+//! Nothing here hangs: PostgreSQL is asked to give up after a deadline, and if it cannot even do that (its
+//! process waits in the kernel for a file system that does not answer), the connection is left to its thread
+//! and forgotten.
 
 use std::io::BufRead;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -110,7 +111,8 @@ impl HashSort {
         Ok(spill)
     }
 
-    /// One measured run. An error if a temporary file was elsewhere than in `place`, or the row count is wrong.
+    /// One measured run. An error if a temporary file was elsewhere than in `place`, or the row count is
+    /// wrong.
     pub fn run(
         &self,
         server: &Server,
@@ -145,8 +147,8 @@ impl HashSort {
     }
 }
 
-/// Runs a `SELECT` to its last row, under `settings`; `tick` is told the process id of the server's process that works. An
-/// error if a temporary file was elsewhere than in `place`.
+/// Runs a `SELECT` to its last row, under `settings`; `tick` is told the process id of the server's process
+/// that works. An error if a temporary file was elsewhere than in `place`.
 pub fn copy_out(
     server: &Server,
     place: TempSpace<'_>,
@@ -263,7 +265,8 @@ fn measure(client: &mut Client, statement: &str) -> Result<Run> {
     Ok(Run { seconds, rows, rows_hash: hash.finalize(), temp_bytes, temp_files: 0, temp_file_bytes: 0 })
 }
 
-/// Does `work` on a thread of its own and attends to it: ticks, cancels when asked to stop, leaves it when it hangs.
+/// Does `work` on a thread of its own and attends to it: ticks, cancels when asked to stop, leaves it when it
+/// hangs.
 fn attended<T: Send + 'static>(
     mut client: Client,
     stop: &StopFlag,
@@ -303,7 +306,8 @@ fn attended<T: Send + 'static>(
 
 fn ask_to_cancel(cancel: &CancelToken) {
     let cancel = cancel.clone();
-    // On a thread of its own, since connecting can block. A refusal changes nothing: the grace period ends either way.
+    // On a thread of its own, since connecting can block. A refusal changes nothing: the grace period ends
+    // either way.
     thread::spawn(move || drop(cancel.cancel_query(NoTls)));
 }
 

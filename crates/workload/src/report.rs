@@ -1,6 +1,7 @@
 //! What the demo found, as a table for people and as JSON for programs.
 //!
-//! Medians with the range beside them, never the best of several; what could not be limited or throttled is said.
+//! Medians with the range beside them, never the best of several; what could not be limited or throttled is
+//! said.
 
 use std::fmt::Write as _;
 use std::fs;

@@ -1,7 +1,8 @@
 //! The wish to stop, as a flag that every wait of the demo looks at.
 //!
-//! Ctrl-C must not end the process where it stands: mounts, loop devices and control groups would stay behind.
-//! So a signal only raises this flag; whoever waits sees it, returns an error, and the guards on the way out clean up.
+//! Ctrl-C must not end the process where it stands: mounts, loop devices and control groups would stay
+//! behind. So a signal only raises this flag; whoever waits sees it, returns an error, and the guards on the
+//! way out clean up.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,16 +1,18 @@
-//! A slow disk on a fast machine: an ext4 volume on a loop device, throttled to a small cloud volume's limits.
+//! A slow disk on a fast machine: an ext4 volume on a loop device, throttled to a small cloud volume's
+//! limits.
 //!
 //! It is a stand-in, and whatever is measured on it is said to be throttled. Needs root.
 //!
 //! Traps, each paid for once:
-//! - with control groups of version 1 the rule stands in the *root* group: buffered writes are carried out by the
-//!   kernel's own threads, which a rule in the database's group would not meet; version 2 attributes them right, and
-//!   its root group takes no rules, so there the rule stands in the database's group;
+//! - with control groups of version 1 the rule stands in the *root* group: buffered writes are carried out by
+//!   the kernel's own threads, which a rule in the database's group would not meet; version 2 attributes them
+//!   right, and its root group takes no rules, so there the rule stands in the database's group;
 //! - a rule outlives its device's user, so it is cleared before the loop device is given back;
 //! - ext4 initialises its tables lazily, in the background of the first minutes, unless told otherwise;
-//! - without direct I/O the loop device's backing file is cached, and the throttle governs copies between caches;
-//! - whoever is killed undoes nothing, so the image is locked (flock) while its maker lives, and the next one undoes what
-//!   it finds unlocked.
+//! - without direct I/O the loop device's backing file is cached, and the throttle governs copies between
+//!   caches;
+//! - whoever is killed undoes nothing, so the image is locked (flock) while its maker lives, and the next one
+//!   undoes what it finds unlocked.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -55,8 +57,8 @@ pub struct ThrottledVolume {
 }
 
 impl ThrottledVolume {
-    /// Makes a volume of `size_mib` in a file in `dir` and mounts it on the existing directory `mount_point`. Undoes what
-    /// killed processes have left of theirs.
+    /// Makes a volume of `size_mib` in a file in `dir` and mounts it on the existing directory `mount_point`.
+    /// Undoes what killed processes have left of theirs.
     pub fn make(dir: &Path, mount_point: &Path, size_mib: u64, group: Option<&MemoryLimit>) -> Result<Self> {
         undo_leftovers();
         let image = &dir.join(IMAGE);
@@ -136,13 +138,14 @@ impl Drop for ThrottledVolume {
     }
 }
 
-/// Undoes volumes whose makers were killed, as far as that is possible: what is left of another run is no reason not to
-/// run.
+/// Undoes volumes whose makers were killed, as far as that is possible: what is left of another run is no
+/// reason not to run.
 fn undo_leftovers() {
     let list = ["--list", "--noheadings", "--raw", "--output", "NAME,BACK-FILE"].map(OsStr::new);
     let listed = run("losetup", &list, COMMAND_DEADLINE).unwrap_or_default();
     for (device, image) in devices_of(&listed) {
-        // Held until the image is gone: another run that finds the same leftover would undo what has the device by then.
+        // Held until the image is gone: another run that finds the same leftover would undo what has the
+        // device by then.
         if let Some(_locked) = File::open(&image).ok().filter(|file| file.try_lock().is_ok()) {
             undo_leftover(device, &image);
         }
@@ -151,7 +154,8 @@ fn undo_leftovers() {
 
 fn undo_leftover(device: &str, image: &Path) {
     if let Ok(number) = device_number(device) {
-        let _ = write_rules(&rules_v1(Path::new(BLKIO_ROOT), &number).1); // with version 2 they went with the group
+        // With version 2 they went with the group.
+        let _ = write_rules(&rules_v1(Path::new(BLKIO_ROOT), &number).1);
     }
     let _ = run("umount", &[device.as_ref()], COMMAND_DEADLINE); // if it was mounted
     if run("losetup", &["-d".as_ref(), device.as_ref()], COMMAND_DEADLINE).is_ok() {

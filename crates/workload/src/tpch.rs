@@ -1,8 +1,8 @@
 //! TPC-H's `orders` and `lineitem`: their definition, generated rows, and how they get into the database.
 //!
-//! Rows come from the `tpchgen` crate, which makes the same bytes as the official generator, and stream straight
-//! into `COPY`: nothing is kept on disk in between. Table and rows are made in one transaction, so that PostgreSQL
-//! (with `wal_level=minimal`) logs nothing, and frozen, so that no later scan rewrites pages.
+//! Rows come from the `tpchgen` crate, which makes the same bytes as the official generator, and stream
+//! straight into `COPY`: nothing is kept on disk in between. Table and rows are made in one transaction, so
+//! that PostgreSQL (with `wal_level=minimal`) logs nothing, and frozen, so that no later scan rewrites pages.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -40,7 +40,8 @@ pub struct Loaded {
     pub lineitem: u64,
 }
 
-/// Makes and fills both tables at `scale` (1.0: 1.2 GiB). `progress` is told rows done and, roughly, rows in all.
+/// Makes and fills both tables at `scale` (1.0: 1.2 GiB). `progress` is told rows done and, roughly, rows in
+/// all.
 pub fn load(
     client: &mut Client,
     scale: f64,

@@ -1,6 +1,7 @@
 //! The pieces of the demo against a real PostgreSQL, small enough for every run of the tests.
 //!
-//! `scripts/setup` installs the server. Far memory is not needed: a second folder stands in for another place.
+//! `scripts/setup` installs the server. Far memory is not needed: a second folder stands in for another
+//! place.
 
 use std::path::Path;
 

@@ -26,8 +26,8 @@ impl Deref for Aligned {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: in bounds: the pages have at least so many bytes, without padding between them; initialised, and alive
-        // and shared as `self` is.
+        // SAFETY: in bounds: the pages have at least so many bytes, without padding between them;
+        // initialised, and alive and shared as `self` is.
         unsafe { std::slice::from_raw_parts(self.pages.as_ptr().cast(), self.bytes) }
     }
 }

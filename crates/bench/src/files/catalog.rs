@@ -1,5 +1,5 @@
-//! What the figures about one file and one client compare: volumes, operations and promises. What others want to
-//! compare is one more line.
+//! What the figures about one file and one client compare: volumes, operations and promises. What others want
+//! to compare is one more line.
 
 use anyhow::{Result, bail};
 
@@ -54,7 +54,8 @@ pub struct Promise {
     pub volume: &'static str,
     /// What it is compared with.
     pub than: &'static str,
-    /// At most so many times the median latency, or at least so many times the throughput, by what the figure shows.
+    /// At most so many times the median latency, or at least so many times the throughput, by what the figure
+    /// shows.
     pub times: f64,
 }
 

@@ -1,7 +1,8 @@
-//! What verifying costs: files whose blocks are checked against their words beside files whose blocks are not.
+//! What verifying costs: files whose blocks are checked against their words beside files whose blocks are
+//! not.
 //!
-//! No option of any program turns verification off. Files take their rules as a type, for simulations that break one of
-//! them; here it is the checksum, and the files are those of this process.
+//! No option of any program turns verification off. Files take their rules as a type, for simulations that
+//! break one of them; here it is the checksum, and the files are those of this process.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -130,7 +131,11 @@ pub fn checksum(around: &Surroundings<'_>, effort: &Effort, stop: &AtomicBool) -
                 document_rounds(effort)
             ),
         ),
-        conditions(&format!("two files of {} MiB on one node", around.bytes >> 20)),
+        conditions(&format!(
+            "two files of {} MiB on one node; checksums by {}",
+            around.bytes >> 20,
+            crc_fast::get_calculator_target(crc_fast::CrcAlgorithm::Crc64Nvme)
+        )),
     ];
     Ok(Section { figure: Figure::Checksum, notes, body, verdicts, drawing: None })
 }

@@ -1,8 +1,9 @@
 //! A client of a file: a process of its own that reads and writes it when it is asked to.
 //!
-//! K1. It calls what programs call, `pread` and `pwrite` of libc, so that a library that is preloaded meets it like them.
-//! K2. Every block of the file begins and ends with a word that tells its place. What is written carries these words,
-//!     and what is read must have them: one that is wrong ends the measurement.
+//! K1. It calls what programs call, `pread` and `pwrite` of libc, so that a library that is preloaded meets
+//!     it like them.
+//! K2. Every block of the file begins and ends with a word that tells its place. What is written carries
+//!     these words, and what is read must have them: one that is wrong ends the measurement.
 //! K3. What happens before a slice (threads, buffers, the first operations) is not counted.
 
 use std::fs::{File, OpenOptions};
@@ -80,8 +81,8 @@ impl Answer {
     }
 }
 
-/// Serves the asker on `input`, one line of JSON for an [`Ask`], by an [`Answer`] each, until `input` ends. Says `ready`
-/// when the file is filled up to `bytes`.
+/// Serves the asker on `input`, one line of JSON for an [`Ask`], by an [`Answer`] each, until `input` ends.
+/// Says `ready` when the file is filled up to `bytes`.
 pub fn serve_file_client(
     path: &Path,
     bytes: u64,

@@ -1,10 +1,11 @@
 //! The floor of a mount: a FUSE file system with one file, which lies in the daemon's own memory.
 //!
-//! It has what costs nothing to have (several threads, a device each, large requests) and does what cannot be left out: it
-//! is asked by the kernel, and copies. What a mount of far memory takes beyond it is far memory's.
+//! It has what costs nothing to have (several threads, a device each, large requests) and does what cannot be
+//! left out: it is asked by the kernel, and copies. What a mount of far memory takes beyond it is far
+//! memory's.
 //!
-//! A large answer goes through a buffer of the thread's own. The kernel copies slowly from memory that is not in the
-//! processor's cache; `memcpy` prefetches, and leaves the bytes in the cache for the kernel's copy.
+//! A large answer goes through a buffer of the thread's own. The kernel copies slowly from memory that is not
+//! in the processor's cache; `memcpy` prefetches, and leaves the bytes in the cache for the kernel's copy.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -31,8 +32,8 @@ const FOR_EVER: Duration = Duration::from_secs(1 << 20);
 /// Largest request, as of the mount.
 const MAX_REQUEST_BYTES: u32 = farpool_wire::MAX_TRANSFER_BYTES as u32;
 
-/// Mounts it on `dir` with `bytes` in its file, calls `on_ready`, and serves with so many threads until `stop` says so or
-/// somebody unmounts.
+/// Mounts it on `dir` with `bytes` in its file, calls `on_ready`, and serves with so many threads until
+/// `stop` says so or somebody unmounts.
 pub fn serve_fuse_floor(
     dir: &Path,
     bytes: usize,

@@ -1,7 +1,7 @@
 //! The papers' figures about files in far memory, measured by us beside floors, peers and disks.
 //!
-//! F1. Volumes that are compared run at the same time and are measured by turns; every figure names its question, its
-//!     floor, its method and its machine.
+//! F1. Volumes that are compared run at the same time and are measured by turns; every figure names its
+//!     question, its floor, its method and its machine.
 //! F2. What is read is what was written, or there is no figure.
 //! F3. A figure that is asked for alone renews its part of the document.
 //! Not here: the figures for which a database runs, and the throttled disk: both are given to us.
@@ -74,7 +74,8 @@ pub fn is_about_files_alone(figure: Figure) -> bool {
     plain::has(figure) || matches!(figure, Figure::Sigmod5 | Figure::Sigmod6 | Figure::Checksum)
 }
 
-/// Measures figures. `farpool` is this program's file; call it on the main thread, to which child processes are tied.
+/// Measures figures. `farpool` is this program's file; call it on the main thread, to which child processes
+/// are tied.
 pub fn run_files(
     figures: &[Figure],
     options: &FilesOptions,

@@ -1,4 +1,5 @@
-//! A bare request and its answer over loopback, asked for like a file: what an operation over tcp costs at least.
+//! A bare request and its answer over loopback, asked for like a file: what an operation over tcp costs at
+//! least.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! The figures about one file and one client on volumes of every kind, measured and written down: what they compare says
-//! the catalog.
+//! The figures about one file and one client on volumes of every kind, measured and written down: what they
+//! compare says the catalog.
 
 use std::sync::atomic::AtomicBool;
 

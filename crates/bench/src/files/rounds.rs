@@ -1,6 +1,7 @@
 //! Measuring volumes by turns.
 //!
-//! R1. In each round every volume has a slice of every operation, one at a time, beginning with another volume each time.
+//! R1. In each round every volume has a slice of every operation, one at a time, beginning with another
+//!     volume each time.
 //! R2. Ratios pair slices of one round; what is shown is their median over the rounds.
 
 use std::collections::BTreeMap;

@@ -63,7 +63,8 @@ impl MemoryFloor {
     pub(super) fn run(&mut self, end: Instant, tally: &mut Tally) -> u64 {
         let mut operations = 0;
         let mut started = Instant::now();
-        // Zero, but the compiler does not know: what is loaded becomes part of the next address without changing it.
+        // Zero, but the compiler does not know: what is loaded becomes part of the next address without
+        // changing it.
         let zero = black_box(0u64);
         let mut last = 0u64;
         loop {
@@ -127,7 +128,8 @@ impl MemoryFloor {
 /// The `index`-th word of a block, which is aligned and as long as the caller says.
 #[inline]
 fn word<'a>(at: *mut u8, index: usize) -> &'a AtomicU64 {
-    // SAFETY: in bounds by the caller; aligned, since blocks are multiples of a word; alive as long as the floor.
+    // SAFETY: in bounds by the caller; aligned, since blocks are multiples of a word; alive as long as the
+    // floor.
     unsafe { AtomicU64::from_ptr(at.cast::<u64>().add(index)) }
 }
 

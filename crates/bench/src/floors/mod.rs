@@ -1,10 +1,12 @@
 //! Floors: the least that an operation could cost on this machine, done without any of the fabric.
 //!
-//! F1. A floor touches the same number of places, picked by the same code, in a mapping of the same size and pages.
-//! F2. As many operations of a floor are in flight as of the operation that is compared. Depth 1 says that an operation
-//!     has ended before the next one starts, so the address of a bare load is made to depend on the word loaded before;
-//!     with batches of sixteen, sixteen loads are under way at a time. The processor's locked instructions wait for each
-//!     other by themselves; copies and stores are issued one after the other and may overlap, in the floor's favour.
+//! F1. A floor touches the same number of places, picked by the same code, in a mapping of the same size and
+//!     pages.
+//! F2. As many operations of a floor are in flight as of the operation that is compared. Depth 1 says that an
+//!     operation has ended before the next one starts, so the address of a bare load is made to depend on the
+//!     word loaded before; with batches of sixteen, sixteen loads are under way at a time. The processor's
+//!     locked instructions wait for each other by themselves; copies and stores are issued one after the
+//!     other and may overlap, in the floor's favour.
 //! F3. What talks to a floor is another process, and both ends poll; between slices they sleep.
 
 mod memory;

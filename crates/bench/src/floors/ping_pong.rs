@@ -21,7 +21,8 @@ use crate::tally::Tally;
 const PAGE_BYTES: usize = 4096;
 /// So far apart that no prefetcher takes two for one.
 const LINE_WORDS: usize = 64;
-/// After so long without a ping the other end sleeps, so that it takes nothing from what is measured in between.
+/// After so long without a ping the other end sleeps, so that it takes nothing from what is measured in
+/// between.
 const SPIN: Duration = Duration::from_millis(2);
 /// Looks between two looks at the clock, and between two turns for whoever else wants the processor.
 const LOOKS: u32 = 1 << 10;

@@ -1,13 +1,13 @@
-//! A bare request/response between two processes over loopback: so many bytes there, so many back, and what the
-//! operation does at the same places of memory of the same size and pages.
+//! A bare request/response between two processes over loopback: so many bytes there, so many back, and what
+//! the operation does at the same places of memory of the same size and pages.
 //!
-//! - Nothing but that: a request is a place and its payload, an answer its bytes alone; no keys, regions, deadlines or
-//!   wakers.
-//! - As fast as we know to make it: both ends poll; what has come together is answered by one system call; blocks leave
-//!   the memory without a copy in between, and small answers are copied together.
+//! - Nothing but that: a request is a place and its payload, an answer its bytes alone; no keys, regions,
+//!   deadlines or wakers.
+//! - As fast as we know to make it: both ends poll; what has come together is answered by one system call;
+//!   blocks leave the memory without a copy in between, and small answers are copied together.
 //! - Without a congestion control that paces: there is no network.
-//! - At either end as many bytes are touched as the fabric has to touch: a floor that sends one hot buffer for ever
-//!   would measure the processor's caches.
+//! - At either end as many bytes are touched as the fabric has to touch: a floor that sends one hot buffer
+//!   for ever would measure the processor's caches.
 
 mod answering;
 mod asking;

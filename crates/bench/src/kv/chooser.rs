@@ -1,11 +1,12 @@
 //! Which records a transaction works on.
 //!
-//! Zipf's law by rejection-inversion (Hörmann and Derflinger, 1996): no table, one or two draws, any exponent. The frequent ones are
-//! spread over all of the table.
+//! Zipf's law by rejection-inversion (Hörmann and Derflinger, 1996): no table, one or two draws, any
+//! exponent. The frequent ones are spread over all of the table.
 
 use crate::places::Random;
 
-/// Records of a table at most: [`SPREAD`] is larger than that, so that it has no factor in common with any number of them.
+/// Records of a table at most: [`SPREAD`] is larger than that, so that it has no factor in common with any
+/// number of them.
 pub const RECORDS_MAX: u64 = 1 << 31;
 /// A prime. The number of the *k*-th most frequent record is *k* times this, modulo the records.
 const SPREAD: u64 = 2_654_435_761;
@@ -30,7 +31,8 @@ struct Zipf {
 }
 
 impl Chooser {
-    /// Of so many records, from 1 to [`RECORDS_MAX`], with that exponent, from 0 on. Each seed gives another series.
+    /// Of so many records, from 1 to [`RECORDS_MAX`], with that exponent, from 0 on. Each seed gives another
+    /// series.
     pub fn new(records: u64, exponent: f64, seed: u64) -> Chooser {
         let zipf = (exponent > 0.0).then(|| Zipf::new(records, exponent));
         Chooser { random: Random::new(seed), records, zipf }

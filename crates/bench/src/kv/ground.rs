@@ -1,4 +1,5 @@
-//! Where everything lies: the oracle, the horizon and the logs at the beginning of each node's memory, the table behind them.
+//! Where everything lies: the oracle, the horizon and the logs at the beginning of each node's memory, the
+//! table behind them.
 
 use anyhow::{Context, Result};
 use farpool_txn::horizon::{HorizonAt, HorizonLayout};
@@ -13,7 +14,8 @@ use crate::local_pool::Lend;
 /// Regions of a large table, as a pool's usually are; smallest that a node lends.
 const REGION_BYTES: u64 = 64 << 20;
 const SMALLEST_REGION_BYTES: u64 = 1 << 20;
-/// Bytes of a log for each commit in flight: intents of two records, and what is left over at the end of the ring.
+/// Bytes of a log for each commit in flight: intents of two records, and what is left over at the end of the
+/// ring.
 const LOG_BYTES_EACH: u64 = 1 << 10;
 
 /// How much is lent, and how it is divided.

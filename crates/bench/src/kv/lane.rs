@@ -20,7 +20,8 @@ const READ: usize = 4;
 const WRITTEN: usize = 2;
 /// Until a transaction must have been committed, however often it has to begin again.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Bounds of the pause before a transaction begins again: what one takes without waiting, and long against that.
+/// Bounds of the pause before a transaction begins again: what one takes without waiting, and long against
+/// that.
 const BACK_OFF_NS: u64 = 2_000;
 const BACK_OFF_DOUBLINGS: u32 = 7;
 /// Until all see a commit that was acknowledged, and between two looks.

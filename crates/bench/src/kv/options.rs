@@ -71,7 +71,8 @@ pub struct KvOptions {
     pub in_flight: usize,
     /// Nodes over which the records are spread.
     pub nodes: usize,
-    /// Whether threads announce which snapshots they have, and a thread publishes the horizon, as in a database.
+    /// Whether threads announce which snapshots they have, and a thread publishes the horizon, as in a
+    /// database.
     pub announce: bool,
     /// What carries the operations.
     pub transport: IoTransport,

@@ -28,7 +28,8 @@ use crate::service::Service;
 use crate::site::Site;
 use crate::slices::Plan;
 
-/// Room for a thread's transfers: what it loads with, and of each transaction some pages for each of its steps.
+/// Room for a thread's transfers: what it loads with, and of each transaction some pages for each of its
+/// steps.
 const ARENA_BYTES: usize = 1 << 20;
 const ARENA_BYTES_EACH: usize = 128 << 10;
 /// Of the collector after each look, as in a database.
@@ -37,7 +38,8 @@ const COLLECT_PAUSE: Duration = Duration::from_micros(300);
 const INCREMENTS: u64 = 2;
 
 /// Measures; over network cards if `card` brings their transport. `farpool` is this program's file, for child
-/// processes; call it on the main thread, to which they are tied. Once `stop` is raised it ends soon, with an error.
+/// processes; call it on the main thread, to which they are tied. Once `stop` is raised it ends soon, with an
+/// error.
 ///
 /// # Errors
 /// When something cannot be started, fails, or breaks a promise.

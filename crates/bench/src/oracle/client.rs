@@ -13,7 +13,8 @@ use crate::child::check_stop;
 use crate::slices::Plan;
 use crate::tally::Tally;
 
-/// From one commit whose publication is watched to the next: fewer would miss rare delays, and more cost time.
+/// From one commit whose publication is watched to the next: fewer would miss rare delays, and more cost
+/// time.
 const WATCH_EVERY: Duration = Duration::from_micros(50);
 
 /// What a client did in one oracle's way.
@@ -98,7 +99,8 @@ pub struct Course {
     pub traffic: Traffic,
 }
 
-/// Runs transactions as planned, with so many from one look at the clock to the next; an error once `stop` is raised.
+/// Runs transactions as planned, with so many from one look at the clock to the next; an error once `stop` is
+/// raised.
 pub fn drive(
     client: &mut impl Client,
     plan: Plan,

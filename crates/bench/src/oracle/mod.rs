@@ -1,9 +1,11 @@
-//! Timestamp transactions (paper 3, section 7.2: *t-trx*): begin, take a commit timestamp, show it, and nothing else.
+//! Timestamp transactions (paper 3, section 7.2: *t-trx*): begin, take a commit timestamp, show it, and
+//! nothing else.
 //!
 //! Question: how many transactions does the timestamp oracle bear, and how long until others see a commit?
 //! Sketch: shm, a READ of two images of a few slots and a WRITE of a word: some 100 ns with their checksums.
-//! Method: client threads in a closed loop beside the oracle's own threads; slices of 0.1 s after a warm-up, median and range.
-//! Check: no client's cuts go back, and in the end the published cut has as many commits as were acknowledged.
+//! Method: client threads in a closed loop beside the oracle's own threads; slices of 0.1 s after a warm-up,
+//! median and range. Check: no client's cuts go back, and in the end the published cut has as many commits as
+//! were acknowledged.
 
 mod client;
 mod options;

@@ -46,7 +46,8 @@ pub struct OracleReport {
     pub service_operations_per_t_trx: f64,
     /// Bytes that they move.
     pub service_bytes_per_t_trx: f64,
-    /// From a commit's acknowledgement until its client begins from something that has it: half took no longer.
+    /// From a commit's acknowledgement until its client begins from something that has it: half took no
+    /// longer.
     pub publication_p50_us: f64,
     /// 99 % took no longer.
     pub publication_p99_us: f64,

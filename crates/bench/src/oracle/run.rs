@@ -39,7 +39,8 @@ const LAST_PUBLICATION: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
 /// Measures; over network cards if `card` brings their transport. `farpool` is this program's file, for child
-/// processes; call it on the main thread, to which they are tied. Once `stop` is raised it ends soon, with an error.
+/// processes; call it on the main thread, to which they are tied. Once `stop` is raised it ends soon, with an
+/// error.
 ///
 /// # Errors
 /// When something cannot be started, fails, or breaks a promise.

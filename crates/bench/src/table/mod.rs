@@ -1,8 +1,10 @@
 //! All that is published about the fabric's speed, beside peers, measured in one go.
 //!
-//! T1. Every line is measured once per round, and so is every peer: figures of one round saw the same machine.
+//! T1. Every line is measured once per round, and so is every peer: figures of one round saw the same
+//!     machine.
 //! T2. Every line is an invocation of `farpool bench io`, which the document names.
-//! T3. Peers are our own instances on free ports of loopback, ended by process id; services of the machine stay alone.
+//! T3. Peers are our own instances on free ports of loopback, ended by process id; services of the machine
+//!     stay alone.
 
 mod document;
 mod lines;
@@ -44,7 +46,8 @@ pub struct TableOptions {
     pub footprint_bytes: u64,
 }
 
-/// Measures everything, writes the document and the plot, and returns the tables. `farpool` is this program's file.
+/// Measures everything, writes the document and the plot, and returns the tables. `farpool` is this program's
+/// file.
 pub fn run_table(options: &TableOptions, farpool: &Path, stop: &AtomicBool) -> Result<String> {
     ensure!(options.rounds > 0, "nothing is measured in no rounds: give --rounds 1 or more");
     fs::create_dir_all(&options.out_dir)

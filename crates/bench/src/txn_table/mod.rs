@@ -1,6 +1,7 @@
 //! All that is published about the speed of transactions, measured in one go.
 //!
-//! T1. Every line is measured once per round, and so is every floor: figures of one round saw the same machine.
+//! T1. Every line is measured once per round, and so is every floor: figures of one round saw the same
+//!     machine.
 //! T2. Every line is an invocation of `farpool bench`, which the document names.
 
 mod document;

@@ -11,7 +11,8 @@ use super::Known;
 
 /// Most nodes of a page: with the longest addresses 1.8 KiB each, half a MiB.
 const NODES_PER_PAGE: usize = 256;
-/// Most owners of a page: 18 bytes each at most, a bit more than 1 MiB. With the nodes less than half of what gRPC takes (4 MiB).
+/// Most owners of a page: 18 bytes each at most, a bit more than 1 MiB. With the nodes less than half of what
+/// gRPC takes (4 MiB).
 const OWNERS_PER_PAGE: usize = 65_536;
 
 /// The page that follows the nodes and owners named in the request.

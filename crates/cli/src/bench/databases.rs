@@ -1,5 +1,5 @@
-//! `farpool bench databases`: unmodified databases in far memory and on the local disk; and the program of our own
-//! among them, `farpool bench columns`.
+//! `farpool bench databases`: unmodified databases in far memory and on the local disk; and the program of
+//! our own among them, `farpool bench columns`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -18,9 +18,9 @@ const NODE_MIN_MIB: u64 = 256;
 
 /// Compare databases in far memory with the same on the local disk
 ///
-/// Runs PostgreSQL, DuckDB, SQLite and a program that maps its files, unmodified, in a mount and in a folder on the disk
-/// in turn, and prints medians. A result that differs is an error. Needs what `scripts/setup databases` installs. Nothing
-/// limits the page cache here: a disk whose files it holds is hardly waited for.
+/// Runs PostgreSQL, DuckDB, SQLite and a program that maps its files, unmodified, in a mount and in a folder
+/// on the disk in turn, and prints medians. A result that differs is an error. Needs what `scripts/setup
+/// databases` installs. Nothing limits the page cache here: a disk whose files it holds is hardly waited for.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

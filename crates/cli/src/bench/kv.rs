@@ -13,9 +13,10 @@ use crate::size::ByteSize;
 
 /// Measure how many small transactions run on records in far memory, and what each costs
 ///
-/// Threads run transactions with snapshot isolation on records of 64 bytes that are known by their numbers; each thread has a
-/// slot of the timestamp vector to itself. What conflicts is tried again. Starts a broker and nodes of its own. In
-/// the end all records are read: each has to be whole, and with rmw every increment that was acknowledged has to be there.
+/// Threads run transactions with snapshot isolation on records of 64 bytes that are known by their numbers;
+/// each thread has a slot of the timestamp vector to itself. What conflicts is tried again. Starts a broker
+/// and nodes of its own. In the end all records are read: each has to be whole, and with rmw every increment
+/// that was acknowledged has to be there.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -12,9 +12,9 @@ use crate::rdma::card_transport;
 
 /// Measure how many transactions the timestamp oracle bears, and how soon others see a commit
 ///
-/// Clients run timestamp transactions, one after the other: each begins from what is published, takes a commit timestamp,
-/// and shows it; there are no records. Starts a broker and nodes of its own. In the end as many commits have to be
-/// published as were acknowledged.
+/// Clients run timestamp transactions, one after the other: each begins from what is published, takes a
+/// commit timestamp, and shows it; there are no records. Starts a broker and nodes of its own. In the end as
+/// many commits have to be published as were acknowledged.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -42,17 +42,18 @@ enum Paper {
 
 /// Files in far memory: over mounts, beside floors, peers and disks
 ///
-/// What `make bench-files` runs. Each figure renews its part of files.md and its drawing in the folder. Volumes that are
-/// compared run at the same time and take turns. The throttled disk needs root and control groups; without them its rows
-/// are missing, and the document says so. Needs some sixteen times the footprint of memory. The interposer's library lies
-/// beside this program: cargo build -p farpool-preload.
+/// What `make bench-files` runs. Each figure renews its part of files.md and its drawing in the folder.
+/// Volumes that are compared run at the same time and take turns. The throttled disk needs root and control
+/// groups; without them its rows are missing, and the document says so. Needs some sixteen times the
+/// footprint of memory. The interposer's library lies beside this program: cargo build -p farpool-preload.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   farpool bench paper files --figure all --out docs/bench
   farpool bench paper files --figure damon2,damon3 --out /tmp/bench --rounds 3 --seconds 0.2")]
 struct FilesArgs {
-    /// all, or which: damon2, damon3, damon-table1, damon4, damon5, sigmod3, sigmod4, sigmod5, sigmod6, range-scan, sigmod13, sigmod14, interposer, small-transactions, checksum
+    /// all, or which: damon2, damon3, damon-table1, damon4, damon5, sigmod3, sigmod4, sigmod5, sigmod6,
+    /// range-scan, sigmod13, sigmod14, interposer, small-transactions, checksum
     #[arg(long, value_name = "NAME", value_delimiter = ',', required = true)]
     figure: Vec<Wanted>,
 

@@ -118,8 +118,8 @@ fn lending_section(slices: &[Slice], scale: f64, effort: &Effort<'_>) -> Section
     Section { figure: Figure::Sigmod13, notes, body, verdicts: Vec::new(), drawing }
 }
 
-/// What was promised of far memory over shm, with the interposer: to take at most so many times as long as another place,
-/// or that another takes at least so many times as long.
+/// What was promised of far memory over shm, with the interposer: to take at most so many times as long as
+/// another place, or that another takes at least so many times as long.
 const AT_MOST_TMPFS: f64 = 1.10;
 const DISK_AT_LEAST: f64 = 1.2;
 const THROTTLED_AT_LEAST: f64 = 2.5;

@@ -10,7 +10,8 @@ use farpool_workload::paper::{Effort, Sample, Spot};
 
 use super::paper_databases::slope;
 
-/// The paper has five; each takes the time of all queries in four places, and all figures are to be had in half an hour.
+/// The paper has five; each takes the time of all queries in four places, and all figures are to be had in
+/// half an hour.
 const ROUNDS_MAX: usize = 3;
 /// For the same reason: the paper has 10, and memory limits are found for each query whatever the scale.
 const SCALE_MAX: f64 = 0.5;

@@ -11,8 +11,8 @@ use crate::output::tell;
 
 /// Measure transactions beside the floors of the machine, and write it down
 ///
-/// What `make bench-txn` runs: each line is an invocation of `farpool bench oracle`, `kv` or `io`. With ten million records it
-/// needs 8 GiB of memory, and with five rounds about half an hour.
+/// What `make bench-txn` runs: each line is an invocation of `farpool bench oracle`, `kv` or `io`. With ten
+/// million records it needs 8 GiB of memory, and with five rounds about half an hour.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

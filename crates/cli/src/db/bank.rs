@@ -19,8 +19,9 @@ const REPORT_EVERY: Duration = Duration::from_secs(1);
 
 /// Move money between accounts, and count it meanwhile
 ///
-/// Opens accounts if there are none, moves random amounts between random ones, and counts all the money once a second in a snapshot: it is
-/// always what it was at first. Several processes may do so at a time, on one database; kill some.
+/// Opens accounts if there are none, moves random amounts between random ones, and counts all the money once
+/// a second in a snapshot: it is always what it was at first. Several processes may do so at a time, on one
+/// database; kill some.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -11,8 +11,8 @@ use crate::output::tell;
 
 /// Say whether what `farpool db work` wrote down was snapshot isolation
 ///
-/// Takes what all processes wrote that worked on the database since its table was made: what is missing would look like something
-/// that nobody wrote. Looks at the cuts and versions that they saw, and at nothing else.
+/// Takes what all processes wrote that worked on the database since its table was made: what is missing would
+/// look like something that nobody wrote. Looks at the cuts and versions that they saw, and at nothing else.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

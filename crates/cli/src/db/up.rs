@@ -21,9 +21,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Make a database, or take part in one
 ///
-/// If FILE is not there, leases memory of the pool, makes an empty database of it, and writes FILE, by which other processes find it.
-/// Whoever can read FILE can do everything with the database. Then stays as one of its compute servers, in the foreground, prints
-/// `ready`, looks after the others, and leaves on SIGTERM or Ctrl-C. The database is gone ten seconds after its last compute server.
+/// If FILE is not there, leases memory of the pool, makes an empty database of it, and writes FILE, by which
+/// other processes find it. Whoever can read FILE can do everything with the database. Then stays as one of
+/// its compute servers, in the foreground, prints `ready`, looks after the others, and leaves on SIGTERM or
+/// Ctrl-C. The database is gone ten seconds after its last compute server.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -45,7 +46,8 @@ pub struct UpArgs {
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=63))]
     servers: u16,
 
-    /// Parts of a new database's timestamp oracle, spread over the nodes: at most 16, and at most one more than --servers
+    /// Parts of a new database's timestamp oracle, spread over the nodes: at most 16, and at most one more
+    /// than --servers
     #[arg(long, value_name = "P", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
     partitions: u16,
 
@@ -54,7 +56,8 @@ pub struct UpArgs {
     patience: f64,
 }
 
-/// Shorter ones would take a thread that waits for its processor for dead; longer ones keep what it has locked for too long.
+/// Shorter ones would take a thread that waits for its processor for dead; longer ones keep what it has
+/// locked for too long.
 fn parse_patience(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "write a number of seconds".to_owned())?;
     if (0.2..=10.0).contains(&seconds) { Ok(seconds) } else { Err("from 0.2 to 10 seconds".to_owned()) }

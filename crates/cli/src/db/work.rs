@@ -13,9 +13,9 @@ use crate::output::{say, tell};
 
 /// Run random transactions, and write down what they saw
 ///
-/// Reads, writes and deletes random rows of a table of its own. Each transaction is a line of JSON in --history, written before it commits
-/// and again afterwards: so a process that is killed leaves what is known. Let several processes work at a time, and give what all of
-/// them wrote to `farpool db judge`.
+/// Reads, writes and deletes random rows of a table of its own. Each transaction is a line of JSON in
+/// --history, written before it commits and again afterwards: so a process that is killed leaves what is
+/// known. Let several processes work at a time, and give what all of them wrote to `farpool db judge`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -52,7 +52,8 @@ pub struct WorkArgs {
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
     rate: u32,
 
-    /// Send this process a signal at a step of one of its commits, or let its thread hang there, for tests: kill:locked:20
+    /// Send this process a signal at a step of one of its commits, or let its thread hang there, for tests:
+    /// kill:locked:20
     #[arg(long, value_name = "BLOW:STEP:N", value_parser = parse_strike, hide = true)]
     strike: Option<Strike>,
 }

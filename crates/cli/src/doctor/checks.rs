@@ -124,7 +124,8 @@ fn lockable(limit: Option<ByteSize>) -> Check {
 
 fn memory_files(limit: Option<ByteSize>) -> Check {
     let name = "memory files";
-    // Memory that processes share lies in memfds, which know no limit of /dev/shm or kernel.shmmax, but this one.
+    // Memory that processes share lies in memfds, which know no limit of /dev/shm or kernel.shmmax, but this
+    // one.
     match limit {
         Some(limit) if limit < FILE_MIN => Check::fail(
             name,

@@ -11,7 +11,8 @@ use farpool_pool::{Pool, PoolConfig};
 use crate::output::say;
 use crate::size::ByteSize;
 
-/// How long a successor has once the daemon has ended cleanly: the time of a lease, less what it takes to start.
+/// How long a successor has once the daemon has ended cleanly: the time of a lease, less what it takes to
+/// start.
 const RESTART_WITHIN_S: u64 = 8;
 
 /// The directory of a mount's state, and the mount that was found in it.

@@ -1,5 +1,5 @@
-//! The certificates of a pool of `farpool up`: an authority that lives as long as this function, and one certificate
-//! by which every process of the pool proves, as server and as client, that it belongs to it.
+//! The certificates of a pool of `farpool up`: an authority that lives as long as this function, and one
+//! certificate by which every process of the pool proves, as server and as client, that it belongs to it.
 
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -84,7 +84,8 @@ impl Child {
         let Some(ready) = self.ready.take() else { bail!("{} was waited for already", self.name) };
         match timeout(deadline, ready).await {
             Ok(Ok(said)) => {
-                self.words.passed_on.store(true, Ordering::Relaxed); // a flag without data: pairs with nothing
+                // A flag without data: pairs with nothing.
+                self.words.passed_on.store(true, Ordering::Relaxed);
                 Ok(said)
             }
             // It closed its standard output, so it is ending.

@@ -6,7 +6,8 @@ use farpool_workload::databases::{Ground, Place};
 use crate::support::ground;
 
 const MEMORY_MIB: u64 = 512;
-/// 1.8 million line items; with the least memory that they can be done with, the larger joins and groupings spill.
+/// 1.8 million line items; with the least memory that they can be done with, the larger joins and groupings
+/// spill.
 const TPC_H_SCALE: f64 = 0.3;
 /// 600,000 sales in shops.
 const TPC_DS_SCALE: f64 = 0.2;

@@ -1,4 +1,5 @@
-//! The papers' figures about TPC-H: complete, written down, and nothing left behind. How fast is asserted nowhere.
+//! The papers' figures about TPC-H: complete, written down, and nothing left behind. How fast is asserted
+//! nowhere.
 
 use std::process::Command;
 

@@ -27,7 +27,8 @@ fn kill(id: i32) {
 /// A statement, how many rows it gave, and their checksum.
 type Rows = (&'static str, u64, u64);
 
-/// All results in a place, of temporary files and of temporary tables; and how many temporary bytes were written.
+/// All results in a place, of temporary files and of temporary tables; and how many temporary bytes were
+/// written.
 #[track_caller]
 fn results(spilled: &Spilled, ground: &Ground, place: Place) -> (Vec<Rows>, u64) {
     let (mut results, mut temp_bytes) = (Vec::new(), 0);
@@ -45,8 +46,8 @@ fn results(spilled: &Spilled, ground: &Ground, place: Place) -> (Vec<Rows>, u64)
     (results, temp_bytes)
 }
 
-/// The server lets clients in again, and what had spilled is gone. A client that is let in proves nothing on its own: it may have
-/// come before the server has noticed the crash.
+/// The server lets clients in again, and what had spilled is gone. A client that is let in proves nothing on
+/// its own: it may have come before the server has noticed the crash.
 #[track_caller]
 fn assert_recovered(spilled: &mut Spilled, place: Place) {
     eventually("the server has recovered, and no temporary file of the crash is left", || {
@@ -159,8 +160,8 @@ const LEFT_BYTES: u64 = SPILLED_BYTES / 2;
 const FILLS: usize = 8;
 const FILLS_WISHED: &str = "FARPOOL_TEST_FILLS";
 
-/// `FARPOOL_TEST_FILLS=100 cargo test -p farpool-cli --test databases full_pool` fills the pool a hundred times.
-/// Fills the pool with a file, but for a little.
+/// `FARPOOL_TEST_FILLS=100 cargo test -p farpool-cli --test databases full_pool` fills the pool a hundred
+/// times. Fills the pool with a file, but for a little.
 fn fill(ground: &Ground) {
     let mut file = File::create(ground.path(Place::Far, "ballast")).unwrap();
     let piece = vec![1; 1 << 20];

@@ -1,4 +1,5 @@
-//! `farpool bench`: figures that are complete and checked, and nothing left behind. How fast is asserted nowhere.
+//! `farpool bench`: figures that are complete and checked, and nothing left behind. How fast is asserted
+//! nowhere.
 
 use rustix::process::Signal;
 use serde_json::Value;

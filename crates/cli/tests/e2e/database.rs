@@ -1,4 +1,5 @@
-//! Databases in far memory: compute servers that are real processes, killed, stopped and taken for dead, judged by what they saw.
+//! Databases in far memory: compute servers that are real processes, killed, stopped and taken for dead,
+//! judged by what they saw.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -17,7 +18,8 @@ use crate::support::{
     Output, Pool, PoolOptions, Process, assert_complaint, farpool, run, run_command, within,
 };
 
-/// A compute server is taken for dead after so long: more than a busy machine keeps a thread from its processor.
+/// A compute server is taken for dead after so long: more than a busy machine keeps a thread from its
+/// processor.
 const PATIENCE_SECONDS: &str = "2";
 /// Who is stopped for so long is taken for dead, on a busy machine as well.
 const STOPPED: Duration = Duration::from_secs(5);
@@ -150,7 +152,8 @@ fn assert_shut_out(output: &Output) {
     assert!(said.iter().any(|said| output.stderr.contains(said)), "{output:?}");
 }
 
-/// Workers come, are killed, or are stopped until the others have shut them out; what all of them saw is snapshot isolation.
+/// Workers come, are killed, or are stopped until the others have shut them out; what all of them saw is
+/// snapshot isolation.
 #[track_caller]
 fn assert_isolated_while_workers_die(transport: &str, partitions: &'static str) {
     const SECONDS: u64 = 10;

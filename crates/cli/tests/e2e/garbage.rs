@@ -13,7 +13,8 @@ use crate::support::{Mount, Pool, PoolOptions, Up, eventually, pattern};
 /// No server keeps a stranger's connection as long.
 const CLOSED_WITHIN: Duration = Duration::from_secs(30);
 
-/// What strangers send: noise, silence after half a greeting, another protocol, a frame that lies about its length.
+/// What strangers send: noise, silence after half a greeting, another protocol, a frame that lies about its
+/// length.
 fn garbage() -> Vec<Vec<u8>> {
     let mut lying = b"FARPOOL\x01".to_vec();
     lying.extend([0xFF; 4096]);

@@ -1,4 +1,5 @@
-//! What `make install` puts below a prefix, and that it is whole: nothing there looks back at the folder it was built in.
+//! What `make install` puts below a prefix, and that it is whole: nothing there looks back at the folder it
+//! was built in.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -176,7 +176,8 @@ fn a_killed_mount_is_there_again_with_everything_that_has_a_name() {
     assert!(seen(mount.path()) == before, "a mount that ended well is found again, too");
 }
 
-/// The modification time that was seen, from what `stat` says now: the tests put it back after they changed the root.
+/// The modification time that was seen, from what `stat` says now: the tests put it back after they changed
+/// the root.
 fn modified(before: &BTreeMap<PathBuf, String>, root: &Path) -> SystemTime {
     let text = &before[root];
     let number = |name: &str| -> u64 {
@@ -192,8 +193,8 @@ fn block_of(number: u64, round: u64) -> Vec<u8> {
     pattern(BLOCK, number << 32 | round)
 }
 
-/// Writes blocks of a file over and over until the daemon is killed; what is found then is what was acknowledged, or what was being written, word by
-/// word.
+/// Writes blocks of a file over and over until the daemon is killed; what is found then is what was
+/// acknowledged, or what was being written, word by word.
 fn killed_while_writing(transport: &str, redundancy: &str) {
     const BLOCKS: u64 = 96;
     const WRITERS: u64 = 3;
@@ -212,7 +213,8 @@ fn killed_while_writing(transport: &str, redundancy: &str) {
             for writer in 0..WRITERS {
                 let (path, acknowledged) = (&path, &acknowledged);
                 scope.spawn(move || {
-                    // Past the kernel's cache what such a write has returned for is stored; by way of it, what was synced.
+                    // Past the kernel's cache what such a write has returned for is stored; by way of it,
+                    // what was synced.
                     let direct = if writer % 2 == 0 { rustix::fs::OFlags::DIRECT.bits() as i32 } else { 0 };
                     let file = File::options().write(true).custom_flags(direct).open(path).unwrap();
                     for number in (writer..BLOCKS).step_by(WRITERS as usize).cycle() {

@@ -1,4 +1,5 @@
-//! `farpool bench paper`: figures that are complete, written down, and nothing left behind. How fast is asserted nowhere.
+//! `farpool bench paper`: figures that are complete, written down, and nothing left behind. How fast is
+//! asserted nowhere.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -138,7 +139,8 @@ fn figures_with_a_database_are_whole_and_leave_nothing() {
         assert!(document.contains(&format!("| {row} |")), "{row}: {document}");
     }
     let by_calls = |row: &str| -> f64 {
-        let row = document.lines().rfind(|line| line.starts_with(&format!("| {row} |"))).unwrap(); // sigmod14 is last
+        // Sigmod14 is last.
+        let row = document.lines().rfind(|line| line.starts_with(&format!("| {row} |"))).unwrap();
         row.split('|').nth_back(1).unwrap().replace('\u{202f}', "").trim().parse().unwrap()
     };
     let (served, asked) = (by_calls("interposer, 2 nodes, shm"), by_calls("mount alone, 2 nodes, shm"));

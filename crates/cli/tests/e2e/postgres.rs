@@ -10,7 +10,8 @@ use farpool_workload::postgres::{Server, ServerOptions};
 
 use crate::support::{Mount, Pool, PoolOptions, within};
 
-/// What the pool promises for a node that is gone (5 s), time for the query to come to a lost page, and a busy machine.
+/// What the pool promises for a node that is gone (5 s), time for the query to come to a lost page, and a
+/// busy machine.
 const ERROR_DEADLINE: Duration = Duration::from_secs(20);
 /// Far more than fits in `work_mem`: some 150 MB of sort runs.
 const SORTED: &str = "SELECT * FROM numbers ORDER BY noise, i";

@@ -334,7 +334,8 @@ fn accelerated_plain_and_mapping_processes_agree_on_one_file_while_they_are_kill
             control.await_rounds(number, &mut processes[number]);
             processes[number].kill();
             if number == BYSTANDER {
-                // While it is gone, and the one that opens the file anew has it closed, the others are accelerated.
+                // While it is gone, and the one that opens the file anew has it closed, the others are
+                // accelerated.
                 (0..BYSTANDER).for_each(|other| control.await_rounds(other, &mut processes[other]));
             }
             processes[number] = start(number);

@@ -1,4 +1,5 @@
-//! The programs that README prints, run as a reader runs them: copied into a project of their own, outside the workspace.
+//! The programs that README prints, run as a reader runs them: copied into a project of their own, outside
+//! the workspace.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,8 +21,8 @@ fn block(page: &Path, kind: &str) -> String {
     block.unwrap_or_else(|| panic!("{} has no block of {kind}", page.display())).to_owned()
 }
 
-/// A project as `cargo new` makes it, with the dependencies that README names. Profiles and locked versions are the workspace's,
-/// so that what the tests have built is not built again, and no registry is asked.
+/// A project as `cargo new` makes it, with the dependencies that README names. Profiles and locked versions
+/// are the workspace's, so that what the tests have built is not built again, and no registry is asked.
 fn project(dir: &Path, program: &str) {
     let repository = repository();
     let workspace = fs::read_to_string(repository.join("Cargo.toml")).unwrap();
@@ -43,8 +44,8 @@ fn built(dir: &Path) -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let mut cargo = Command::new("timeout");
     cargo.args([BUILD_SECONDS, "cargo", "build", "--offline", "--quiet"]).current_dir(dir);
-    // What cargo told this test of its own package: build scripts that look at it would run again, here and at the next build
-    // of the workspace.
+    // What cargo told this test of its own package: build scripts that look at it would run again, here and
+    // at the next build of the workspace.
     for (name, _) in std::env::vars()
         .filter(|(name, _)| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
     {

@@ -7,8 +7,8 @@ use serde_json::Value;
 use crate::support::{Process, assert_complaint, farpool, run};
 
 const SCENARIOS: [&str; 6] = ["fabric", "pool", "file", "txn", "hash", "members"];
-/// The scenario whose mutations are hunted through the command line: the fastest one. The tests of crate `sim` hunt those of all
-/// scenarios, with the same seeds.
+/// The scenario whose mutations are hunted through the command line: the fastest one. The tests of crate
+/// `sim` hunt those of all scenarios, with the same seeds.
 const HUNTED: &str = "fabric";
 
 /// For a hunt on a busy machine.

@@ -51,7 +51,8 @@ fn choose(path: &Path, redundancy: &str) -> Result<(), Errno> {
     rustix::fs::setxattr(path, REDUNDANCY, redundancy.as_bytes(), XattrFlags::empty())
 }
 
-/// Kills two nodes one after the other, the second once everything lies elsewhere again, while a file is written over and over.
+/// Kills two nodes one after the other, the second once everything lies elsewhere again, while a file is
+/// written over and over.
 fn lose_two_nodes_one_after_the_other(redundancy: &str) {
     let mut pool = Pool::start(PoolOptions { nodes: 4, ..PoolOptions::default() });
     let mut mount = Mount::of(&pool, &["--redundancy", redundancy]);
@@ -110,7 +111,8 @@ fn a_scrub_reads_every_block_and_finds_nothing_wrong_with_sound_memory() {
     mount.unmount();
 }
 
-/// A mount of `parity:2` on three nodes, with a file of 1.5 MiB: six extents of data in three rows, each with one of parity.
+/// A mount of `parity:2` on three nodes, with a file of 1.5 MiB: six extents of data in three rows, each with
+/// one of parity.
 fn three_rows_on_three_nodes() -> (Pool, Mount, PathBuf) {
     let pool = Pool::start(PoolOptions { nodes: 3, ..PoolOptions::default() });
     let mount = Mount::of(&pool, &["--redundancy", "parity:2"]);

@@ -1,4 +1,5 @@
-//! Regions attached on a link, and what may be asked of them: the card would only say no by closing the queue.
+//! Regions attached on a link, and what may be asked of them: the card would only say no by closing the
+//! queue.
 
 use farpool_fabric::{Op, Posted};
 use farpool_wire::{Epoch, MAX_TRANSFER_BYTES, Refusal, VerbsAttached};

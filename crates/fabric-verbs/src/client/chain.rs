@@ -4,8 +4,8 @@ use std::ptr::null_mut;
 
 use crate::ffi;
 
-/// Longest run of work requests of which only the last is signalled: a batch of 16 costs one completion, and a
-/// longer chain reports in steps, so that its first buffers are not held until its end.
+/// Longest run of work requests of which only the last is signalled: a batch of 16 costs one completion, and
+/// a longer chain reports in steps, so that its first buffers are not held until its end.
 pub(super) const UNSIGNALLED_RUN: usize = 16;
 /// Pieces of local memory per work request: a header and a payload.
 const PIECES: usize = 2;
@@ -71,7 +71,8 @@ impl Chain {
         let count = self.requests.len();
         let (first, pieces) = (self.requests.as_mut_ptr(), self.pieces.as_mut_ptr());
         for place in 0..count {
-            // SAFETY: within the vectors, which are as long as each other and are not changed before the chain is used.
+            // SAFETY: within the vectors, which are as long as each other and are not changed before the
+            // chain is used.
             let (request, next) = unsafe {
                 let request = &mut *first.add(place);
                 request.sg_list = pieces.add(place).cast();

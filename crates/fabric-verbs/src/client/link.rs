@@ -1,7 +1,8 @@
 //! One queue pair to one node.
 //!
-//! L1. Operations go to the card in the order posted. A message (attach, detach, call) is carried out by the node's
-//!     processor, after the card has taken it; so what is posted behind one waits until it is answered.
+//! L1. Operations go to the card in the order posted. A message (attach, detach, call) is carried out by the
+//!     node's processor, after the card has taken it; so what is posted behind one waits until it is
+//!     answered.
 //! L2. A work request that was not signalled has completed once a later one of its queue pair has.
 //! L3. A room for the answer is posted before each message is sent: none is ever turned away.
 //! L4. Dropping the link destroys the queue pair first: after that the card touches nothing on its behalf.
@@ -29,8 +30,8 @@ use crate::{INLINE_BYTES, MESSAGES_IN_FLIGHT, ffi};
 
 /// Work requests in flight on one link: all that an endpoint may have.
 const SEND_DEPTH: usize = MAX_IN_FLIGHT;
-/// Room of one work request in the link's own memory: what its message begins with, and what its answer begins with
-/// or the word before an atomic.
+/// Room of one work request in the link's own memory: what its message begins with, and what its answer
+/// begins with or the word before an atomic.
 const SLOT_BYTES: usize = 128;
 /// Where the second of the two lies.
 const ANSWER_AT: usize = 64;
@@ -285,8 +286,8 @@ impl VerbsLink {
         }
         let count = self.chain.len();
         let first = self.chain.link();
-        // SAFETY: the pieces lie in the arena and in `slots`, which belong to the operations in flight until they
-        // complete or `drop` has destroyed the queue pair.
+        // SAFETY: the pieces lie in the arena and in `slots`, which belong to the operations in flight until
+        // they complete or `drop` has destroyed the queue pair.
         unsafe { self.id().post_send(first) }.map_err(|error| self.failed("posting to the card", &error))?;
         self.shared.count_doorbell(count);
         Ok(())
@@ -434,7 +435,8 @@ impl VerbsLink {
                     }
                     _ => Outcome::Refused(Refusal::StaleEpoch),
                 };
-                // What was sent before it has completed, but an error confirms nothing else: it stays unknown.
+                // What was sent before it has completed, but an error confirms nothing else: it stays
+                // unknown.
                 self.release(done);
                 done.push(Done { slot, outcome });
                 LinkClosed { cause: Uncertain::EpochMoved }

@@ -20,8 +20,9 @@ use crate::ffi;
 use crate::library::Library;
 use crate::memory::{Domain, Registration};
 
-/// Completions of an endpoint's links that nobody has taken yet: at most two per operation in flight (a message has
-/// one for its request and one for its answer); four leave room for what a closing link leaves behind.
+/// Completions of an endpoint's links that nobody has taken yet: at most two per operation in flight (a
+/// message has one for its request and one for its answer); four leave room for what a closing link leaves
+/// behind.
 const COMPLETIONS: u32 = 4 * MAX_IN_FLIGHT as u32;
 /// Completions taken in one call.
 const TAKEN_AT_ONCE: usize = 32;
@@ -229,8 +230,8 @@ impl ClientDevice {
     fn register(&self, arenas: &[LocalSlice]) -> Result<(), VerbsError> {
         let mut registered = self.arenas.borrow_mut();
         for arena in &arenas[registered.len()..] {
-            // SAFETY: the arena outlives every link of this transport (the seam's promise), and the card touches it
-            // only for operations in flight, whose buffers nobody else uses.
+            // SAFETY: the arena outlives every link of this transport (the seam's promise), and the card
+            // touches it only for operations in flight, whose buffers nobody else uses.
             let registration = unsafe {
                 Registration::new(&self.domain, arena.start, arena.bytes, ffi::ACCESS_LOCAL_WRITE)?
             };

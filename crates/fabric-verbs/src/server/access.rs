@@ -12,8 +12,8 @@ use crate::cm::CmId;
 use crate::ffi;
 use crate::memory::{Registration, Window};
 
-/// A connection's queue pair and the regions lent to it. Shared with the host, whose fences cut it from any thread;
-/// the lock is never held while the host is called.
+/// A connection's queue pair and the regions lent to it. Shared with the host, whose fences cut it from any
+/// thread; the lock is never held while the host is called.
 pub(super) struct CardAccess {
     state: Mutex<State>,
 }
@@ -26,7 +26,8 @@ struct State {
     granted: HashMap<u32, Granted>,
 }
 
-/// One region, open to the client's card. Fields drop in this order: the access ends before its memory is let go.
+/// One region, open to the client's card. Fields drop in this order: the access ends before its memory is let
+/// go.
 pub(super) struct Granted {
     pub(super) epoch: Epoch,
     pub(super) opening: Opening,

@@ -112,8 +112,8 @@ impl Connection {
         self.account
     }
 
-    /// Whether the connection has shown its first key, or has nothing attached any more, and the server has not
-    /// taken note of that yet.
+    /// Whether the connection has shown its first key, or has nothing attached any more, and the server has
+    /// not taken note of that yet.
     pub(super) fn has_changed_sides(&self) -> bool {
         self.account.is_some() == (self.access.regions() == 0)
     }
@@ -311,8 +311,9 @@ impl Connection {
             (binding.bind_mw, binding.next) = (bind, first);
             first = &mut binding;
         }
-        // SAFETY: two requests linked above; the piece lies in a place of `answers` that nothing else uses until its
-        // completion; window and registration are in `access`, which ends the queue pair before it lets go of them.
+        // SAFETY: two requests linked above; the piece lies in a place of `answers` that nothing else uses
+        // until its completion; window and registration are in `access`, which ends the queue pair before it
+        // lets go of them.
         self.access.with_id(|id| unsafe { id.post_send(first) })
     }
 }

@@ -79,7 +79,8 @@ impl Lending {
 }
 
 fn register(domain: &Arc<Domain>, mapping: &Mapping, access: i32) -> Result<Registration, VerbsError> {
-    // SAFETY: the mapping is alive, and no Rust reference into region memory exists anywhere. The registration pins
-    // its pages: should it outlive the mapping, the card reaches these pages and never somebody else's.
+    // SAFETY: the mapping is alive, and no Rust reference into region memory exists anywhere. The
+    // registration pins its pages: should it outlive the mapping, the card reaches these pages and never
+    // somebody else's.
     unsafe { Registration::new(domain, mapping.base(), mapping.len() as usize, access) }
 }

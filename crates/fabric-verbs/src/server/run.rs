@@ -30,15 +30,15 @@ use crate::{MESSAGES_IN_FLIGHT, ffi};
 const MAX_CONNECTIONS: usize = 256;
 /// Connection requests that the kernel holds for us.
 const BACKLOG: i32 = 128;
-/// Completions that nobody has taken: per connection one for each message in flight and its answer; as many again for
-/// connections that have just ended.
+/// Completions that nobody has taken: per connection one for each message in flight and its answer; as many
+/// again for connections that have just ended.
 const COMPLETIONS: u32 = (2 * MAX_CONNECTIONS * 3 * MESSAGES_IN_FLIGHT) as u32;
 /// Completions taken in one call.
 const TAKEN_AT_ONCE: usize = 32;
 /// A connection with nothing attached for so long is closed, whatever it sends: another may need its place.
 const UNATTACHED_DEADLINE: Duration = Duration::from_secs(60);
-/// Looks for messages between two looks for connections that come and go: clients that are never quiet must not keep
-/// others out, and to look costs a system call.
+/// Looks for messages between two looks for connections that come and go: clients that are never quiet must
+/// not keep others out, and to look costs a system call.
 const TURNS_WITHOUT_EVENTS: u32 = 256;
 /// How often a server looks for connections that were cut or are of no use.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
@@ -240,7 +240,8 @@ impl Server {
             }
         };
         if hello.node != self.host.identity().node {
-            return id.reject(&self.reply(hello.incarnation).encode()); // its session has nothing to do with this node
+            // Its session has nothing to do with this node.
+            return id.reject(&self.reply(hello.incarnation).encode());
         }
         if self.connections.len() >= MAX_CONNECTIONS && !self.make_room() {
             return id.reject(&[]); // does not happen: some places are never taken by connections with a key
@@ -291,8 +292,8 @@ impl Server {
         reply: HelloReply,
     ) -> Result<Connection, VerbsError> {
         let domain = self.lending.domain()?;
-        // SAFETY: the connection keeps the domain, and closes its queue pair before; so does the server with the
-        // completion queue, which it drops after its connections.
+        // SAFETY: the connection keeps the domain, and closes its queue pair before; so does the server with
+        // the completion queue, which it drops after its connections.
         unsafe { id.create_queue_pair(&domain, self.completions.raw(), CAPACITY)? };
         let access = CardAccess::new(id);
         let connection = Connection::new(number, access.clone(), origin, domain, self.atomics_by_message)?;

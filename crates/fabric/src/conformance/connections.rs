@@ -152,7 +152,8 @@ pub fn a_restarted_node_is_reached_again_and_knows_no_older_grant(carrier: &dyn 
     rig.host.regions.fence(0); // epochs never repeat, so the new process has none of the old one's
     rig.host.regions.open(0, AFTER, key_of(AFTER));
     let ended = rig.write(&queue, 0, &[0xBB; 8192]);
-    // In shared memory it may have gone to the old process's memory, before the end of its connection was seen.
+    // In shared memory it may have gone to the old process's memory, before the end of its connection was
+    // seen.
     assert!(!matches!(ended, Err(OpError::Refused(Refusal::WrongKey))), "{ended:?}");
     wait_until(|| rig.write(&queue, 0, &[0xBB; 8192]).is_err());
     wait_until(|| {

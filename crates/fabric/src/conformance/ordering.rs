@@ -12,8 +12,8 @@ const DATA_BYTES: usize = 512;
 const DATA_AT: u64 = 8192;
 /// Far from the data: another page, another cache line.
 const FLAG_AT: u64 = 64 << 10;
-/// At least so many rounds are published, and so many looks taken meanwhile: on a fast transport the writer would
-/// be done before the reader has begun.
+/// At least so many rounds are published, and so many looks taken meanwhile: on a fast transport the writer
+/// would be done before the reader has begun.
 const PUBLISHED: u64 = 500;
 const LOOKS: u64 = 200;
 const ROUNDS: u64 = 300;

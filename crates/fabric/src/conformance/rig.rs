@@ -193,8 +193,8 @@ impl Member {
         member
     }
 
-    /// What the contract tells a client to do after a failure that may have been a move: reconnect if the queue is
-    /// closed, and attach until the node says yes or no.
+    /// What the contract tells a client to do after a failure that may have been a move: reconnect if the
+    /// queue is closed, and attach until the node says yes or no.
     pub(super) fn attach_again(&self) -> Result<(), OpError> {
         let started = Instant::now();
         loop {

@@ -152,8 +152,8 @@ pub fn calls_are_answered_and_unknown_calls_refused(carrier: &dyn Carrier) {
     assert_eq!(call(b"echo ").unwrap().bytes, 0);
 }
 
-/// Sizes of messages that meet every way to carry one: empty but for the word, within a line, across lines, pages, and
-/// the longest.
+/// Sizes of messages that meet every way to carry one: empty but for the word, within a line, across lines,
+/// pages, and the longest.
 const MESSAGES: [usize; 8] = [0, 1, 59, 64, 1000, 4096, 20_000, MAX_CALL_BYTES - ECHO.len()];
 
 pub fn more_calls_than_the_node_takes_at_once_each_get_their_own_answer(carrier: &dyn Carrier) {

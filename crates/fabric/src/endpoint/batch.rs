@@ -17,7 +17,8 @@ use crate::seam::{LocalSlice, Op, Outcome, Posted};
 /// Operations to be posted together on one queue, and the buffer in which their bytes lie.
 ///
 /// Made once and used again and again: [`Batch::clear`] keeps the buffer and the room for operations, so that
-/// the steady state allocates nothing. Parts of the buffer that several operations touch end up with either's bytes.
+/// the steady state allocates nothing. Parts of the buffer that several operations touch end up with either's
+/// bytes.
 #[derive(Debug)]
 pub struct Batch {
     buffer: ArenaBuf,

@@ -132,8 +132,8 @@ impl Queue {
     }
 }
 
-/// The future of a READ or WRITE: its buffer comes back with the outcome. A future of its own, since the state of an
-/// `async` function around it would be written and read again with every operation.
+/// The future of a READ or WRITE: its buffer comes back with the outcome. A future of its own, since the
+/// state of an `async` function around it would be written and read again with every operation.
 #[must_use = "nothing is posted before it is polled"]
 pub struct Transferring<'a>(Operating<'a>);
 

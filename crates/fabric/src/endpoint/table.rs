@@ -135,8 +135,8 @@ impl Table {
         }
     }
 
-    /// Whether so many operations were completed at once that it is the turn of those in flight to be polled: who
-    /// posts one after the other never comes back to the executor.
+    /// Whether so many operations were completed at once that it is the turn of those in flight to be polled:
+    /// who posts one after the other never comes back to the executor.
     pub(super) fn is_others_turn(&mut self) -> bool {
         if self.busy.is_empty() {
             return false;
@@ -258,8 +258,8 @@ impl Table {
         }
     }
 
-    /// Whether `wanted` places may be taken by who holds `ticket`; if not, who asked is woken when it is worth
-    /// asking again.
+    /// Whether `wanted` places may be taken by who holds `ticket`; if not, who asked is woken when it is
+    /// worth asking again.
     #[inline]
     pub(super) fn admit(&mut self, wanted: usize, ticket: &mut Option<u64>, waker: &Waker) -> bool {
         let first = self.waiting.front().map(|waiter| waiter.ticket);

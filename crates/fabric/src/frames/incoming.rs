@@ -1,8 +1,9 @@
-//! The incoming stream: responses in the order of their requests, bodies received straight into their buffers.
+//! The incoming stream: responses in the order of their requests, bodies received straight into their
+//! buffers.
 //!
-//! Two ways in. When a large body comes next, one call receives headers and bodies each into its own place, as
-//! the requests foretell them (*scattered*). Else, or after a response that was not as foretold (a refusal),
-//! bytes go through a buffer (*linear*).
+//! Two ways in. When a large body comes next, one call receives headers and bodies each into its own place,
+//! as the requests foretell them (*scattered*). Else, or after a response that was not as foretold (a
+//! refusal), bytes go through a buffer (*linear*).
 
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
@@ -386,8 +387,8 @@ unsafe fn body_slice<'a>(local: LocalSlice, bytes: usize) -> &'a [u8] {
 
 /// The whole buffer of an operation that awaits its answer.
 fn whole(local: &mut LocalSlice) -> &mut [u8] {
-    // SAFETY: in bounds and exclusive: the operation in flight owns the buffer. Alive: until it completes or the
-    // connection is dropped. Only initialised bytes are ever seen: the arena is zeroed at first.
+    // SAFETY: in bounds and exclusive: the operation in flight owns the buffer. Alive: until it completes or
+    // the connection is dropped. Only initialised bytes are ever seen: the arena is zeroed at first.
     unsafe { std::slice::from_raw_parts_mut(local.start, local.bytes) }
 }
 

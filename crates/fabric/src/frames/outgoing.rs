@@ -78,8 +78,8 @@ impl Outgoing {
     pub(super) fn push_payload(&mut self, payload: LocalSlice) {
         if payload.bytes <= COPIED_PAYLOAD_BYTES {
             if payload.bytes > 0 {
-                // SAFETY: in bounds, initialised and alive: the operation's own part of the arena. Nobody writes
-                // it while the operation is in flight.
+                // SAFETY: in bounds, initialised and alive: the operation's own part of the arena. Nobody
+                // writes it while the operation is in flight.
                 self.push(unsafe { std::slice::from_raw_parts(payload.start, payload.bytes) });
             }
             return;
@@ -115,9 +115,9 @@ impl Outgoing {
                     &self.inline[start + skip..start + bytes]
                 }
                 Piece::Payload(LocalSlice { start, bytes }) => {
-                    // SAFETY: in bounds: `skip` is less than the piece. Exclusive: the operation in flight owns
-                    // the buffer and nobody writes it meanwhile. Alive: until the operation completes or this
-                    // connection is dropped.
+                    // SAFETY: in bounds: `skip` is less than the piece. Exclusive: the operation in flight
+                    // owns the buffer and nobody writes it meanwhile. Alive: until the operation completes or
+                    // this connection is dropped.
                     unsafe { std::slice::from_raw_parts(start.add(skip), bytes - skip) }
                 }
             };

@@ -154,15 +154,15 @@ impl Slot {
         Some(holder)
     }
 
-    /// How to cut the accesses of one grant, or of all. They stay listed until their holders have let go: another
-    /// fence that comes meanwhile has to wait for the same cuts.
+    /// How to cut the accesses of one grant, or of all. They stay listed until their holders have let go:
+    /// another fence that comes meanwhile has to wait for the same cuts.
     pub(super) fn cuts(&self, of: Option<Epoch>) -> Vec<Arc<dyn Cut>> {
         let wanted = self.lent.iter().filter(|lent| of.is_none_or(|epoch| lent.epoch == epoch));
         wanted.map(|lent| lent.cut.clone()).collect()
     }
 
-    /// From now on nobody gets at the memory, and whoever was handed it finds out. Returns it, to be copied; `None` when
-    /// the lease has ended: then nobody reads it any more, and nothing moves.
+    /// From now on nobody gets at the memory, and whoever was handed it finds out. Returns it, to be copied;
+    /// `None` when the lease has ended: then nobody reads it any more, and nothing moves.
     pub(super) fn begin_copy(&mut self, region: u32, words: &Words) -> Option<Arc<Mapping>> {
         let memory = self.memory.as_ref().filter(|_| !self.grants.is_empty());
         let Some(memory) = memory.map(|memory| memory.mapping().clone()) else {
@@ -186,7 +186,8 @@ impl Slot {
         self.memory.replace(copy)
     }
 
-    /// Takes the memory of a fenced region that is not [held](Self::is_held); says whether it was ever handed out.
+    /// Takes the memory of a fenced region that is not [held](Self::is_held); says whether it was ever handed
+    /// out.
     pub(super) fn take_for_scrub(&mut self) -> (Option<SharedMemory>, bool) {
         self.lent.clear();
         self.exposed = false;

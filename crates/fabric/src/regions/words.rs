@@ -1,8 +1,8 @@
 //! The words by which processes that map a region find out that their grant is over, or the memory another.
 //!
-//! One word per region and place of a grant. It holds a *stamp* while the grant may use the memory it was handed,
-//! and anything else afterwards. Stamps never repeat, so that a client which slept through several grants cannot
-//! take a later one's for its own.
+//! One word per region and place of a grant. It holds a *stamp* while the grant may use the memory it was
+//! handed, and anything else afterwards. Stamps never repeat, so that a client which slept through several
+//! grants cannot take a later one's for its own.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -49,9 +49,9 @@ impl Words {
         self.set(region, place, CLOSED);
     }
 
-    /// After words were changed and before the memory is looked at or another told. Pairs with the barrier of a
-    /// shared-memory client between its access and its look at the word: either the client sees the change, or
-    /// all of its access is seen here.
+    /// After words were changed and before the memory is looked at or another told. Pairs with the barrier of
+    /// a shared-memory client between its access and its look at the word: either the client sees the change,
+    /// or all of its access is seen here.
     pub(super) fn barrier() {
         stamp::barrier::<MappedWord<'_>>();
     }

@@ -18,8 +18,8 @@ pub(crate) struct RingMemory {
 }
 
 impl Drop for RingMemory {
-    /// Gives the pages back, whoever keeps the memory: else a peer that comes again and again, and lets go of nothing,
-    /// would fill the memory of whoever made the rings. What it touches later counts as its own.
+    /// Gives the pages back, whoever keeps the memory: else a peer that comes again and again, and lets go of
+    /// nothing, would fill the memory of whoever made the rings. What it touches later counts as its own.
     fn drop(&mut self) {
         if let Some(fd) = &self.made {
             let all = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -50,7 +50,8 @@ impl RingMemory {
 }
 
 impl RingMemory {
-    /// Where `bytes` bytes lie. Callers pass places of the ring's layout, so that the compiler can often tell.
+    /// Where `bytes` bytes lie. Callers pass places of the ring's layout, so that the compiler can often
+    /// tell.
     #[inline]
     fn place(&self, at: usize, bytes: usize) -> *mut u8 {
         assert!(at <= RING_BYTES && bytes <= RING_BYTES - at, "no place of a ring");
@@ -62,8 +63,8 @@ impl RingMemory {
     fn word(&self, at: usize) -> &AtomicU64 {
         let place = self.place(at, 8);
         assert!(at.is_multiple_of(8), "no word of a ring");
-        // SAFETY: in bounds by `place`; aligned, since the mapping starts on a page; alive as long as `self`; and an
-        // atomic may be shared with any other process.
+        // SAFETY: in bounds by `place`; aligned, since the mapping starts on a page; alive as long as `self`;
+        // and an atomic may be shared with any other process.
         unsafe { AtomicU64::from_ptr(place.cast()) }
     }
 }

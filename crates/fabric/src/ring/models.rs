@@ -1,9 +1,9 @@
-//! Models of the ring: the code of `ring.rs` itself, in every interleaving and with every outdated value that the
-//! memory model allows a load to find (by `loom`). A client and a node make two calls through a ring of one slot each
-//! way, so that slots are filled again, and sleep whenever they find nothing.
+//! Models of the ring: the code of `ring.rs` itself, in every interleaving and with every outdated value that
+//! the memory model allows a load to find (by `loom`). A client and a node make two calls through a ring of
+//! one slot each way, so that slots are filled again, and sleep whenever they find nothing.
 //!
-//! A model holds if every call is answered once, with its own bytes, and nobody sleeps for ever, which `loom` reports as
-//! a deadlock. Each fault below breaks the protocol on purpose, and must be caught.
+//! A model holds if every call is answered once, with its own bytes, and nobody sleeps for ever, which `loom`
+//! reports as a deadlock. Each fault below breaks the protocol on purpose, and must be caught.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -221,7 +221,8 @@ fn explore(fault: Fault) {
     });
 }
 
-/// One call, whose answer the node takes back at any moment after it was given, as the end of a connection does.
+/// One call, whose answer the node takes back at any moment after it was given, as the end of a connection
+/// does.
 fn explore_end(fault: Fault) {
     let mut model = Builder::new();
     model.preemption_bound = Some(PREEMPTIONS);

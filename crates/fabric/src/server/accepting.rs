@@ -63,7 +63,8 @@ impl Server {
         matches!(error, Errno::MFILE | Errno::NFILE) && self.make_room()
     }
 
-    /// Out of descriptors or memory: what caused it does not pass by trying at once, so the listeners have a rest.
+    /// Out of descriptors or memory: what caused it does not pass by trying at once, so the listeners have a
+    /// rest.
     fn accept_failed(&mut self, error: Errno) {
         if error != Errno::AGAIN {
             self.complaints.not_accepted(&error.into(), self.now);

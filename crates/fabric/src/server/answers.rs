@@ -14,8 +14,8 @@ use super::connection::SEND_AT_BYTES;
 /// Most descriptors that go with one byte.
 const MAX_DESCRIPTORS: usize = 2;
 
-/// Requests are not looked at while so many descriptors wait. Room for those of a few attachments: they are open in
-/// this process until they are sent.
+/// Requests are not looked at while so many descriptors wait. Room for those of a few attachments: they are
+/// open in this process until they are sent.
 const MAX_WAITING_DESCRIPTORS: usize = 8;
 
 /// What waits to be sent.

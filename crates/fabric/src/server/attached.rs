@@ -10,11 +10,12 @@ const PAGE_BYTES: u64 = 4 << 10;
 /// Of longer places nothing is fetched: the first lines of many requests together would drive each other out.
 const PREFETCHED_BYTES: usize = 64 << 10;
 
-/// Regions of a page of the table: large enough that the row of pages is short, small enough for a single attachment.
+/// Regions of a page of the table: large enough that the row of pages is short, small enough for a single
+/// attachment.
 const PAGE_REGIONS: usize = 64;
 
-/// Found by number, since every request looks its region up. Takes a word for every 64 regions up to the highest, and
-/// 2 KiB for those 64 regions of which any are open.
+/// Found by number, since every request looks its region up. Takes a word for every 64 regions up to the
+/// highest, and 2 KiB for those 64 regions of which any are open.
 #[derive(Default)]
 pub(super) struct Attached {
     /// By region. The host has so many: it let them be opened.
@@ -29,10 +30,11 @@ struct Page {
 
 pub(super) struct Attachment {
     epoch: Epoch,
-    /// An access was refused since the memory was being moved: none is carried out until the client attaches again.
+    /// An access was refused since the memory was being moved: none is carried out until the client attaches
+    /// again.
     is_shut: bool,
-    /// Where the memory lay when it was last accessed. Only ever prefetched from, which touches nothing: the memory
-    /// may have moved since.
+    /// Where the memory lay when it was last accessed. Only ever prefetched from, which touches nothing: the
+    /// memory may have moved since.
     hint: *const u8,
     hint_bytes: u64,
 }
@@ -78,7 +80,8 @@ impl Attached {
         }
     }
 
-    /// Refuses everything of the region until it is opened again. It still counts: the client will come back for it.
+    /// Refuses everything of the region until it is opened again. It still counts: the client will come back
+    /// for it.
     pub(super) fn shut(&mut self, region: u32) {
         let (page, place) = split(region);
         if let Some(Some(page)) = self.pages.get_mut(page)

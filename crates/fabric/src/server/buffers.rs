@@ -4,11 +4,11 @@ use farpool_wire::{MAX_TRANSFER_BYTES, RESPONSE_HEADER_BYTES};
 
 use super::connection::{SEND_AT_BYTES, SMALL_BYTES};
 
-/// Length of a large buffer: for answers up to where they are sent and the one that passes that, and for what is
-/// received, which is less.
+/// Length of a large buffer: for answers up to where they are sent and the one that passes that, and for what
+/// is received, which is less.
 pub(super) const BUFFER_BYTES: usize = SEND_AT_BYTES + RESPONSE_HEADER_BYTES + MAX_TRANSFER_BYTES;
-/// Large buffers that nobody uses and that are not given back to the system: those of one turn, and as many again for
-/// connections that end their turn with something left.
+/// Large buffers that nobody uses and that are not given back to the system: those of one turn, and as many
+/// again for connections that end their turn with something left.
 pub(super) const SPARE_BUFFERS: usize = 4;
 
 /// Large buffers that nobody uses. The one used last, which is in the cache, is used next.
@@ -27,7 +27,8 @@ impl SpareBuffers {
         }
     }
 
-    /// Moves what a buffer holds from `start` on to one of its size, unless it is much. Returns where it starts now.
+    /// Moves what a buffer holds from `start` on to one of its size, unless it is much. Returns where it
+    /// starts now.
     pub(super) fn narrow(&mut self, buffer: &mut Vec<u8>, start: usize) -> usize {
         if buffer.len() - start > SMALL_BYTES {
             return start;

@@ -23,9 +23,9 @@ use super::rings::Ring;
 use super::room::{Account, Places};
 use crate::host::{Host, HostIdentity};
 
-/// Answers are sent once there is this much of them, and requests are not looked at while it waits: a system call
-/// costs as much as copying some KiB, but the answers should still be in the cache when the kernel copies them, and a
-/// client that does not read cannot fill us up.
+/// Answers are sent once there is this much of them, and requests are not looked at while it waits: a system
+/// call costs as much as copying some KiB, but the answers should still be in the cache when the kernel
+/// copies them, and a client that does not read cannot fill us up.
 pub(super) const SEND_AT_BYTES: usize = 256 << 10;
 /// Longest run of bytes kept unparsed: one request.
 const MAX_RECEIVED_BYTES: usize = REQUEST_HEADER_BYTES + MAX_PAYLOAD_BYTES;
@@ -38,12 +38,13 @@ const RECEIVES_PER_TURN: usize = 16;
 /// How many requests of a connection without a key are refused before it is closed: it may try keys of leases
 /// that have ended, and then one that has not.
 pub(super) const REFUSALS_WITHOUT_KEY: u32 = 64;
-/// Fillings of the buffer of answers in one turn, of 256 KiB and more each: who drains them as fast as they come would
-/// keep the others waiting for all that it has asked for.
+/// Fillings of the buffer of answers in one turn, of 256 KiB and more each: who drains them as fast as they
+/// come would keep the others waiting for all that it has asked for.
 pub(super) const FILLINGS_PER_TURN: usize = 4;
 /// Received in one call at the least when no more may be kept than a little.
 const SMALL_RECEIVE_BYTES: usize = 4 << 10;
-/// Longest request or answer that every connection may be in the middle of: a call and its header, the longer of the two.
+/// Longest request or answer that every connection may be in the middle of: a call and its header, the longer
+/// of the two.
 const SMALL_FRAME_BYTES: usize = REQUEST_HEADER_BYTES + MAX_CALL_BYTES;
 /// What every connection may keep between its turns: such a frame, and the beginnings of others behind it.
 pub(super) const SMALL_BYTES: usize = SMALL_FRAME_BYTES + 2 * SMALL_RECEIVE_BYTES;
@@ -95,8 +96,8 @@ pub(super) enum Standing {
     Ungreeted(Duration),
     /// It has greeted, and nothing is attached, for so long.
     Unattached(Duration),
-    /// It has something attached, and nothing came from it for so long. (Loads and stores of shared memory are not seen
-    /// here.)
+    /// It has something attached, and nothing came from it for so long. (Loads and stores of shared memory
+    /// are not seen here.)
     Attached(Duration),
 }
 
@@ -220,7 +221,8 @@ impl Connection {
         (std::mem::replace(&mut self.account, next), next)
     }
 
-    /// What the connection is good for: nothing to anybody until it greets, and while nothing is attached on it.
+    /// What the connection is good for: nothing to anybody until it greets, and while nothing is attached on
+    /// it.
     pub(super) fn standing(&self, now: Instant) -> Standing {
         let age = now.saturating_duration_since(self.without_key_since);
         let calls = self.stage == Stage::Open && self.passes_descriptors && self.ring.is_none();
@@ -288,8 +290,8 @@ impl Connection {
         self.answers.waiting_descriptors()
     }
 
-    /// Whether the peer leaves descriptors with the node instead of reading the answers that they belong to. Nothing of it
-    /// is received meanwhile.
+    /// Whether the peer leaves descriptors with the node instead of reading the answers that they belong to.
+    /// Nothing of it is received meanwhile.
     pub(super) fn withholds_descriptors(&self, now: Instant) -> bool {
         self.waiting_descriptors() > 0
             && now.saturating_duration_since(self.last_active) > DESCRIPTORS_DEADLINE
@@ -508,7 +510,8 @@ impl Connection {
         Ok(Awaits::Bytes)
     }
 
-    /// Throws away what has come of a refused WRITE's payload; true when that was all of it, and it is answered.
+    /// Throws away what has come of a refused WRITE's payload; true when that was all of it, and it is
+    /// answered.
     fn discard(&mut self) -> bool {
         let Some(discarding) = &mut self.discarding else { return true };
         let come = discarding.left.min(self.received.len() - self.served);
@@ -525,8 +528,8 @@ impl Connection {
         true
     }
 
-    /// Starts to fetch what requests behind the next one ask for: serving takes locks, which wait for all loads
-    /// before them, so that misses of different requests would not overlap by themselves.
+    /// Starts to fetch what requests behind the next one ask for: serving takes locks, which wait for all
+    /// loads before them, so that misses of different requests would not overlap by themselves.
     fn fetch_ahead(&mut self) {
         if self.stage != Stage::Open {
             return;
@@ -569,7 +572,8 @@ impl Connection {
         self.received.reserve(wanted);
         let room = &mut self.received.spare_capacity_mut()[..wanted];
         let (_, bytes) = rustix::net::recv(&self.stream, room, RecvFlags::DONTWAIT)?;
-        // SAFETY: the kernel has filled the first `bytes` bytes of the room behind `old`, which is within the capacity.
+        // SAFETY: the kernel has filled the first `bytes` bytes of the room behind `old`, which is within the
+        // capacity.
         unsafe { self.received.set_len(old + bytes) };
         Ok((bytes, if bytes < wanted { Room::Left } else { Room::Full }))
     }

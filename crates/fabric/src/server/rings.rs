@@ -1,7 +1,7 @@
 //! The node's side of calls by ring: the rings that are looked at, and how long.
 //!
-//! A ring is awake from its client's kick until it was quiet for some turns, or the server sleeps. Awake rings lie
-//! here, apart from their connections, so that looking at one is one load.
+//! A ring is awake from its client's kick until it was quiet for some turns, or the server sleeps. Awake
+//! rings lie here, apart from their connections, so that looking at one is one load.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -91,8 +91,8 @@ impl AwakeRings {
         Some(self.rings.swap_remove(place))
     }
 
-    /// Answers what has come and, unless others wait for their turn, looks a little longer for more; true if something
-    /// had come.
+    /// Answers what has come and, unless others wait for their turn, looks a little longer for more; true if
+    /// something had come.
     pub(super) fn turn(&mut self, host: &dyn Host, others_wait: bool) -> bool {
         let most_looks = if others_wait { 1 } else { self.looks_per_turn };
         let mut calls = 0;

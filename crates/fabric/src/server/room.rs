@@ -103,7 +103,8 @@ impl Places {
         }
     }
 
-    /// The account that gives up a place for another connection of this account; `None` if this one has its share.
+    /// The account that gives up a place for another connection of this account; `None` if this one has its
+    /// share.
     fn giver(&self, account: Account, origin: Origin) -> Option<Account> {
         let (origin, count) =
             self.accounts.get(&account).map_or((origin, 0), |held| (held.origin, held.count));
@@ -132,7 +133,8 @@ mod tests {
     }
 
     impl Places {
-        /// Enters a connection if there is a place for it, and takes one away from the account that has to give it up.
+        /// Enters a connection if there is a place for it, and takes one away from the account that has to
+        /// give it up.
         fn comes(&mut self, owner: u64, origin: Origin) -> bool {
             let admitted = self.admit(account(owner), origin);
             if admitted && let Some(giver) = self.enter(account(owner), origin) {

@@ -69,7 +69,8 @@ impl Sessions {
 }
 
 impl Session {
-    /// For a client that greets with an incarnation already used: one it does not expect, so that it hangs up.
+    /// For a client that greets with an incarnation already used: one it does not expect, so that it hangs
+    /// up.
     fn incarnation_in_force(&self) -> Incarnation {
         Incarnation(self.incarnation.0 + 1)
     }

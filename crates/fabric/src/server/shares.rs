@@ -1,17 +1,18 @@
 //! Who may keep more between its turns than the little that each connection may.
 //!
-//! S1. At most [`SHARES`] connections do. One that wants to begin a request that needs it, while all shares are taken,
-//!     waits for its turn with nothing but that little. A free share goes to the grant that has fewest, and of its
-//!     connections to the one that has waited longest: a crowd of one grant does not make others wait for all of it.
-//! S2. Whoever has a share while others wait finishes what it is in the middle of and lets go. What takes longer than
-//!     [`SHARE_DEADLINE`] ends: nobody waits for ever.
+//! S1. At most [`SHARES`] connections do. One that wants to begin a request that needs it, while all shares
+//!     are taken, waits for its turn with nothing but that little. A free share goes to the grant that has
+//!     fewest, and of its connections to the one that has waited longest: a crowd of one grant does not make
+//!     others wait for all of it.
+//! S2. Whoever has a share while others wait finishes what it is in the middle of and lets go. What takes
+//!     longer than [`SHARE_DEADLINE`] ends: nobody waits for ever.
 //! Not here: the clock (callers pass `now`), and what connections keep.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Connections that may be in the middle of a large request or answer at once. One thread serves them all, so more
-/// would not be faster.
+/// Connections that may be in the middle of a large request or answer at once. One thread serves them all, so
+/// more would not be faster.
 pub(super) const SHARES: usize = 12;
 /// How long a share may be held while others wait: a megabyte comes through the slowest network by then.
 pub(super) const SHARE_DEADLINE: Duration = Duration::from_secs(5);

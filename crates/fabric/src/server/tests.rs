@@ -63,7 +63,8 @@ impl Bench {
         let unix = Some((UnixListener::bind(&path).unwrap(), path));
         let host = SuiteHost::new();
         let mut server = Server::new(host.clone(), Listeners { tcp: Some(listener), unix }).unwrap();
-        server.last_housekeeping = Instant::now() + NEVER; // tests keep house when they mean to, however slow they are
+        // Tests keep house when they mean to, however slow they are.
+        server.last_housekeeping = Instant::now() + NEVER;
         Bench { host, server, address, clients: Vec::new(), directory }
     }
 

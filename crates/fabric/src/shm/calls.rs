@@ -1,4 +1,5 @@
-//! The client's side of calls by ring: posted, awaited for as long as a copy takes, then by polling, then asleep.
+//! The client's side of calls by ring: posted, awaited for as long as a copy takes, then by polling, then
+//! asleep.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -11,7 +12,8 @@ use crate::ring::{Broken, ClientEnd, Peer, RingMemory};
 use crate::seam::{Done, LinkClosed, LocalSlice, Outcome};
 use crate::spin::may_spin;
 
-/// Looks for an answer right after posting, each some nanoseconds to some tens: as long as a large transfer takes.
+/// Looks for an answer right after posting, each some nanoseconds to some tens: as long as a large transfer
+/// takes.
 const MOST_LOOKS: u32 = 512;
 /// What is kept if it never pays off: still longer than an answer takes when both sides are awake.
 const FEWEST_LOOKS: u32 = 128;
@@ -121,8 +123,8 @@ impl Calls {
         asleep
     }
 
-    /// Whether the socket may have something to say though no frame is awaited: what has woken this side, or that
-    /// the node has ended.
+    /// Whether the socket may have something to say though no frame is awaited: what has woken this side, or
+    /// that the node has ended.
     pub(super) fn wants_a_look_at_the_socket(&mut self) -> bool {
         if self.asleep.take() {
             if let Some(ring) = &self.ring {

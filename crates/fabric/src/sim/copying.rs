@@ -1,8 +1,8 @@
 //! Shared memory: a client's own processor copies, part by part, and may stop anywhere in between.
 //!
 //! C1. Operations are carried out one after the other, in the order posted.
-//! C2. Nobody refuses a store. The grant's word is looked at before the first part and after the last; if it has
-//!     changed in between, the outcome is *unknown*, and either way the memory is let go of.
+//! C2. Nobody refuses a store. The grant's word is looked at before the first part and after the last; if it
+//!     has changed in between, the outcome is *unknown*, and either way the memory is let go of.
 //! C3. A copy goes on in the memory in which it began, even if its link attaches the region anew meanwhile.
 //! C4. A paused process copies nothing until it runs again, and then goes on in the middle.
 

@@ -1,7 +1,7 @@
 //! Runs the tasks of all processes on one thread, in an order of the seed.
 //!
-//! X1. Of several ready tasks one is chosen by the seed; a task of a paused process waits, one of a dead process is
-//!     dropped with all others of that process at once.
+//! X1. Of several ready tasks one is chosen by the seed; a task of a paused process waits, one of a dead
+//!     process is dropped with all others of that process at once.
 //! X2. Endpoints are polled when something has arrived for their process or a deadline of theirs is due.
 //! X3. Only then does time pass.
 

@@ -132,11 +132,12 @@ impl SimLink {
     /// Moves what a READ or a call brought to its caller. What nobody waits for is dropped.
     fn finish(&mut self, slot: u32, outcome: Outcome, data: &[u8]) -> Option<Done> {
         let local = self.waiting.get_mut(slot as usize)?.take()?;
-        // More comes only if a world is broken on purpose: then to another operation than the one that asked for it.
+        // More comes only if a world is broken on purpose: then to another operation than the one that asked
+        // for it.
         let bytes = data.len().min(local.bytes);
         if bytes > 0 && matches!(outcome, Outcome::Done(_)) {
-            // SAFETY: in bounds by `min`; the buffer belongs to the operation that completes only now, so nobody
-            // else touches it, and the endpoint keeps it until then.
+            // SAFETY: in bounds by `min`; the buffer belongs to the operation that completes only now, so
+            // nobody else touches it, and the endpoint keeps it until then.
             unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), local.start, bytes) };
         }
         Some(Done { slot, outcome })
@@ -157,7 +158,8 @@ impl Drop for SimLink {
         }
         state.links.remove(&self.connection);
         if state.config.self_driven {
-            // Nobody may ever poll again, yet the node is to hear of it, unless it is busy with what was sent before.
+            // Nobody may ever poll again, yet the node is to hear of it, unless it is busy with what was sent
+            // before.
             let until_ns = state.now_ns + FAREWELL_NS;
             while state.nodes.get(&node).is_some_and(|node| node.serves(self.connection))
                 && state.events.next_at().is_some_and(|at_ns| at_ns <= until_ns)

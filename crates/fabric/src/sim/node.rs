@@ -1,12 +1,15 @@
-//! The node's side: connections, which incarnation is in force, and operations carried out part by part on the
-//! memory of a real host.
+//! The node's side: connections, which incarnation is in force, and operations carried out part by part on
+//! the memory of a real host.
 //!
 //! N1. A connection's operations start in the order posted; one that follows READs and atomics only may start
 //!     before they are over, unless it is fenced.
-//! N2. A greeting of a newer incarnation ends the older connection, and all it has under way, before it is answered.
-//! N3. Each part is carried out inside [`Host::with_region`], so that a fence falls between parts. If it does, the
-//!     connection ends and the operation is unknown; if it falls before the first, nothing has happened.
-//! N4. Behind an access that was refused since the memory was being moved, all of its region are refused until it is attached again.
+//! N2. A greeting of a newer incarnation ends the older connection, and all it has under way, before it is
+//!     answered.
+//! N3. Each part is carried out inside [`Host::with_region`], so that a fence falls between parts. If it
+//!     does, the connection ends and the operation is unknown; if it falls before the first, nothing has
+//!     happened.
+//! N4. Behind an access that was refused since the memory was being moved, all of its region are refused
+//!     until it is attached again.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -62,8 +62,8 @@ impl Order {
         };
         let mut data = vec![0; from_local];
         if from_local > 0 {
-            // SAFETY: in bounds: `request` fits the buffer, by the endpoint. Exclusive and alive: the buffer belongs
-            // to the operation, which is just being posted.
+            // SAFETY: in bounds: `request` fits the buffer, by the endpoint. Exclusive and alive: the buffer
+            // belongs to the operation, which is just being posted.
             unsafe { std::ptr::copy_nonoverlapping(posted.local.start, data.as_mut_ptr(), from_local) };
         }
         let length = match posted.op {
@@ -90,8 +90,8 @@ impl Order {
         is_fenced || matches!(self.op, Op::Attach(_) | Op::Detach)
     }
 
-    /// Cuts the transfer into at most `most` parts at aligned far words, in an order of the seed; the first to be
-    /// carried out is last. What is not a transfer is one part.
+    /// Cuts the transfer into at most `most` parts at aligned far words, in an order of the seed; the first
+    /// to be carried out is last. What is not a transfer is one part.
     pub(super) fn parts(&self, most: usize, random: &mut Random) -> Vec<Range<usize>> {
         if !matches!(self.op, Op::Read | Op::Write) || most <= 1 {
             return std::iter::once(0..self.length).collect();

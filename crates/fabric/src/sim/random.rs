@@ -3,8 +3,8 @@
 use rand_core::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// One stream of random numbers. Ranges are computed here, in integers, so that only the generator's own output,
-/// which is fixed by its definition, enters a history.
+/// One stream of random numbers. Ranges are computed here, in integers, so that only the generator's own
+/// output, which is fixed by its definition, enters a history.
 #[derive(Clone, Debug)]
 pub struct Random {
     source: Xoshiro256PlusPlus,

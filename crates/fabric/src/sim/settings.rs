@@ -110,8 +110,8 @@ pub struct WorldConfig {
     pub mutation: Option<Mutation>,
     /// Keep a readable trace.
     pub trace: bool,
-    /// Polling a link moves time when nothing else is due: for callers that bring threads of their own instead of
-    /// an [`Executor`](crate::sim::Executor). Their histories are not reproducible.
+    /// Polling a link moves time when nothing else is due: for callers that bring threads of their own
+    /// instead of an [`Executor`](crate::sim::Executor). Their histories are not reproducible.
     pub self_driven: bool,
 }
 

@@ -162,8 +162,8 @@ impl State {
         }
     }
 
-    /// Sends a control message, which may be lost or doubled. It is not held back: a scenario that wants that sends it
-    /// later, and knows that it did.
+    /// Sends a control message, which may be lost or doubled. It is not held back: a scenario that wants that
+    /// sends it later, and knows that it did.
     pub(super) fn send_mail(&mut self, to: ProcessId, letter: Letter) {
         let (from_host, to_host) = (self.processes[letter.from.0].host, self.processes[to.0].host);
         let faults = &self.config.faults;

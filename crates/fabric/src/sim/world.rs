@@ -122,7 +122,8 @@ impl World {
         state.heal(one, other);
     }
 
-    /// A process loses all its connections. Nodes hear of that later, and carry out what they were sent until then.
+    /// A process loses all its connections. Nodes hear of that later, and carry out what they were sent until
+    /// then.
     pub fn lose_connections(&self, process: ProcessId) {
         let mut state = self.lock();
         let lost = state.links.iter().filter(|(_, link)| link.process == process);
@@ -189,7 +190,8 @@ impl World {
         sleep_until(self.clone(), until_ns)
     }
 
-    /// Enters a remark of the scenario; each `{}` stands for one of `numbers`. It is part of the history's hash.
+    /// Enters a remark of the scenario; each `{}` stands for one of `numbers`. It is part of the history's
+    /// hash.
     pub fn note(&self, what: &str, numbers: &[u64]) {
         self.lock().note(what, numbers);
     }

@@ -1,8 +1,8 @@
-//! Models of the stamps: the code of `stamp.rs` itself, in every interleaving and with every outdated value that the
-//! memory model allows a load to find (by `loom`).
+//! Models of the stamps: the code of `stamp.rs` itself, in every interleaving and with every outdated value
+//! that the memory model allows a load to find (by `loom`).
 //!
-//! One client accesses a byte while its grant is fenced. Not modelled: atomics, since `loom` takes sequentially
-//! consistent accesses for weaker than they are.
+//! One client accesses a byte while its grant is fenced. Not modelled: atomics, since `loom` takes
+//! sequentially consistent accesses for weaker than they are.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -12,11 +12,11 @@ use crate::seal::{open, seal};
 pub(super) const SLOT_BYTES: u64 = 16;
 /// Slots for which kept memory is reserved at a time.
 const SLOTS_AT_ONCE: u64 = 4_096;
-/// The fields of a copy: the size,
+/// Bits of the size in a copy.
 const SIZE_BITS: u32 = 43;
-/// a flag that blocks behind it are not cleared yet,
+/// The flag of a copy: blocks beyond the size are not cleared yet.
 const CUT: u64 = 1 << SIZE_BITS;
-/// and the count of stores, modulo 16.
+/// Where the count of stores begins in a copy; it is modulo 16.
 const COUNT_SHIFT: u32 = SIZE_BITS + 1;
 const COUNT_MASK: u64 = 15;
 const SAID_BITS: u32 = COUNT_SHIFT + 4;

@@ -23,12 +23,13 @@ use crate::seal::{open, seal};
 pub(super) const WITNESS_BYTES: u64 = 2 * WORD_BYTES;
 /// A bit for each block, and one for [`DOUBT`].
 const SAID_BITS: u32 = BLOCKS_PER_EXTENT as u32 + 1;
-/// Beside the losses: a dead write may still land on the extent.
+/// Beside the losses: a late write may still land on the extent.
 const DOUBT: u64 = 1 << BLOCKS_PER_EXTENT;
 /// The bits of blocks.
 const BLOCKS: u64 = DOUBT - 1;
 
-/// Bits that only words locked by guests have. Guests never work on kept files.
+/// Bits that only words locked by direct clients (called *guests* in the code) have. Direct clients never
+/// work on kept files.
 const OF_GUESTS: u64 = 0b11 << 60;
 
 /// The contents of a witness: two sets of blocks, a bit for each block.
@@ -153,8 +154,8 @@ impl BlockWords {
         Some((testimony, losses & DOUBT != 0))
     }
 
-    /// Whether a dead owner's write may still land on the extent, as far as its witness tells: also where the
-    /// witness is damaged. The witness of an extent that no file has ever had is all zeros, and says no.
+    /// Whether a dead owner's write may still land on the extent, as far as its witness tells. A damaged
+    /// witness says yes. The witness of an extent that no file has ever had is all zeros, and says no.
     pub(super) fn is_witness_in_doubt(&self, number: u64) -> bool {
         if number >= MAX_EXTENTS {
             return false;
@@ -163,8 +164,8 @@ impl BlockWords {
         !is_new && self.testimony(number).is_none_or(|(_, is_doubted)| is_doubted)
     }
 
-    /// Compares the words of an extent that an earlier process has left with their witness, and marks those
-    /// lost that cannot be believed; returns how many. Call it before any other access to the extent.
+    /// Compares the words that an earlier process has left of an extent with their witness, and marks those
+    /// lost that cannot be believed. Returns how many. Call it before any other access to the extent.
     pub(crate) fn examine(&self, extent: &Extent) -> u64 {
         let number = extent.number();
         let testimony = self.testimony(number);

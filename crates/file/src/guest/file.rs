@@ -1,4 +1,5 @@
-//! A file as a guest works on it: by the owner's protocol, and only where nothing is out of the ordinary (G1).
+//! A file as a direct client (called *guest* in the code) works on it: by the owner's protocol, and only
+//! where nothing is out of the ordinary (G1).
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -21,14 +22,14 @@ use crate::rules::{Rules, Shipped};
 use crate::split::{Piece, pieces};
 use crate::write::Locks;
 
-/// How often a piece is read anew because a writer changed it meanwhile, before the owner is asked.
+/// How often a piece is read again because a writer changed it meanwhile, before the owner is asked.
 const MAX_OVERTAKEN: u32 = 100;
 
-/// What the owner has to be asked for, by way of the kernel.
+/// The owner has to be asked, by way of the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AskOwner;
 
-/// A file that this process was let into.
+/// A file to which this process was admitted.
 pub struct GuestFileCore<R: Rules = Shipped> {
     store: Arc<GuestStore>,
     layout: Layout,
@@ -36,7 +37,7 @@ pub struct GuestFileCore<R: Rules = Shipped> {
 }
 
 impl<R: Rules> GuestFileCore<R> {
-    /// A file by the memory that the owner gave out for it.
+    /// Opens a file by the memory that the owner gave out for it.
     ///
     /// # Errors
     /// When it cannot be mapped or is not what it should be.
@@ -44,12 +45,13 @@ impl<R: Rules> GuestFileCore<R> {
         Ok(GuestFileCore { store, layout: Layout::open(memory)?, rules: PhantomData })
     }
 
-    /// Whether the file can be worked on now. Only a hint: each operation looks by itself.
+    /// Whether the file can be worked on now. Only a hint: each operation checks for itself.
     pub fn is_open(&self) -> bool {
         self.layout.is_open()
     }
 
-    /// Reads up to `length` bytes; returns a buffer of whole blocks and where in it they lie. No buffer: no bytes.
+    /// Reads up to `length` bytes. Returns a buffer of whole blocks, and where in it the bytes lie; no
+    /// buffer: no bytes.
     pub async fn read(
         &self,
         core: &SessionCore,
@@ -89,8 +91,8 @@ impl<R: Rules> GuestFileCore<R> {
         let own = |piece: &Piece| data.behind((piece.file_offset(piece.start) - offset) as usize);
         let writes =
             pieces(offset, data.len() as u64).map(|piece| self.write_piece(core, piece, own(&piece)));
-        // All of them to their end: a write given up half-way would be in doubt. What was stored is stored once more, by the
-        // owner, if it has to be asked.
+        // All run to their end: a write dropped halfway would be in doubt. If the owner has to be asked, it
+        // stores what was stored here once more.
         join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
         if !self.layout.grow_as_guest(R::size_after_write(self.layout.size(), end)) {
             return Err(AskOwner);
@@ -105,7 +107,7 @@ impl<R: Rules> GuestFileCore<R> {
     }
 
     fn check_open(&self) -> Result<(), AskOwner> {
-        // Lost blocks are the owner's to judge.
+        // Lost blocks are for the owner to judge.
         if R::guests_may_enter(self.layout.is_open()) && !self.layout.has_losses() {
             Ok(())
         } else {
@@ -113,7 +115,8 @@ impl<R: Rules> GuestFileCore<R> {
         }
     }
 
-    /// The extent that a stripe lies in now; not the region's end, but that of the operation is what it is good for.
+    /// The extent in which a stripe lies now. It is valid until the operation ends, not until the region
+    /// does.
     fn extent(&self, stripe: u64) -> Result<Option<Extent>, AskOwner> {
         let Some(number) = self.layout.extent(stripe) else { return Ok(None) };
         self.store.extent(number).map(Some).ok_or(AskOwner)
@@ -134,7 +137,7 @@ impl<R: Rules> GuestFileCore<R> {
         read.await.map_err(|_| AskOwner)
     }
 
-    /// Writes a piece, which `data` begins with.
+    /// Writes a piece; its bytes are the first ones of `data`.
     async fn write_piece(&self, core: &SessionCore, piece: Piece, data: Given<'_>) -> Result<(), AskOwner> {
         let extent = self.extent(piece.stripe)?.ok_or(AskOwner)?;
         if !extent.region().node.is_near() || !self.layout.is_writable() {
@@ -143,7 +146,8 @@ impl<R: Rules> GuestFileCore<R> {
         let blocks = piece.first_block()..piece.end_block();
         let locks = Locks::<R>::take(&self.store.words, core, &extent, piece, blocks).await;
         let mut locks = locks.map_err(|_| AskOwner)?;
-        // It was moved meanwhile, or a dead write may still land there: then it is the owner who moves it.
+        // If the extent was moved meanwhile, or has to be because a late write may still land there, the
+        // owner is asked.
         let in_place = self.layout.extent(piece.stripe) == Some(extent.number());
         if !in_place || self.store.words.is_doubted(&extent) || locks.any(|word| word.is_lost()) {
             return Err(AskOwner);
@@ -167,7 +171,8 @@ impl<R: Rules> GuestFileCore<R> {
         }
     }
 
-    /// Reads the blocks at a piece's ends that it covers only in part; the rest of the buffer is for the caller.
+    /// Reads the blocks at a piece's ends that it covers only in part; the caller fills the rest of the
+    /// buffer.
     async fn old_ends(
         &self,
         core: &SessionCore,

@@ -1,4 +1,5 @@
-//! The blocking edge of a guest: a process that works on files of a mount's daemon.
+//! The blocking edge of a direct client (called *guest* in the code): a process that works on files of a
+//! mount's daemon.
 
 use std::cell::RefCell;
 use std::io;
@@ -31,12 +32,14 @@ use super::store::{GuestMemory, GuestPlace, GuestRegion, GuestStore};
 
 /// How long the daemon may take to answer. It answers at once, unless it was stopped.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
-/// How often the connection to the daemon is looked at while there is work: a daemon that was killed is noticed so soon.
+/// How often the connection to the daemon is checked while there is work. A killed daemon is noticed within
+/// this time.
 const LOOK_EVERY_NS: u64 = 5_000_000;
-/// Room for the largest transfer with its blocks completed at both ends, and what they were before.
+/// Room for the largest transfer with the blocks at both ends completed, and for the old contents of these.
 const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
 
-/// The daemon of a mount, as another process of its host sees it. Not for the child of a fork: see [`Host::abandon`].
+/// The daemon of a mount, as another process of its host sees it. Not for the child of a fork: see
+/// [`Host::abandon`].
 pub struct Host {
     line: Arc<Line>,
     store: Arc<GuestStore>,
@@ -49,13 +52,13 @@ struct Line {
     looked_at_ns: AtomicU64,
 }
 
-/// A file that the process was let into.
+/// A file to which the process was admitted.
 pub struct GuestFile {
     host: Arc<Host>,
     core: GuestFileCore,
 }
 
-/// What one thread needs to work on files; several files and hosts want one each.
+/// What one thread needs to work on any number of files of one host.
 pub struct GuestSession {
     core: SessionCore,
     place: GuestPlace,
@@ -63,8 +66,9 @@ pub struct GuestSession {
     gathered: RefCell<Vec<u8>>,
 }
 
-/// How a guest reaches nodes: those of this host by their memory, or not at all, since it writes there (G5). It is the daemon
-/// that connects to them: their sockets may be its user's alone.
+/// How a direct client reaches nodes: those of this host through their memory or not at all, because it
+/// writes there (G5). The daemon makes these connections: only its user may have access to the nodes'
+/// sockets.
 struct Reach {
     line: Arc<Line>,
 }
@@ -82,7 +86,7 @@ impl Line {
     fn ask(&self, ask: Ask) -> io::Result<(GuestAnswer, Vec<OwnedFd>)> {
         let socket = self.socket.lock();
         if self.is_over.load(Ordering::Relaxed) {
-            return Err(io::ErrorKind::NotConnected.into()); // as whoever had the lock before has found out
+            return Err(io::ErrorKind::NotConnected.into()); // an earlier holder of the lock has found out
         }
         let message = GuestRequest { ask: Some(ask) }.encode_to_vec();
         let answered =
@@ -107,7 +111,8 @@ impl Line {
     }
 
     fn end(&self) {
-        // Relaxed, as all here: once it is over it stays over, and a moment later will do.
+        // Relaxed, pairs with nothing, as all accesses to it: once set it stays set, and may be seen a moment
+        // later.
         self.is_over.store(true, Ordering::Relaxed);
     }
 
@@ -120,7 +125,7 @@ impl Line {
             return false;
         }
         self.looked_at_ns.store(now_ns, Ordering::Relaxed);
-        // Somebody who has the lock is being answered, or finds out himself.
+        // A thread that holds the lock is being answered, or finds out by itself.
         if self.socket.try_lock().is_some_and(|socket| line::is_cut(socket.as_fd())) {
             self.end();
         }
@@ -128,8 +133,8 @@ impl Line {
     }
 }
 
-/// The daemon's answer. Signals of the program do not end the wait for it: where a socket has a time limit, they interrupt
-/// even if their handlers ask for calls to go on.
+/// Receives the daemon's answer. Signals of the program do not end the wait: they interrupt a call on a
+/// socket with a time limit even if their handlers ask for calls to be restarted.
 fn receive_answer(socket: BorrowedFd<'_>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let give_up_at_ns = MonotonicClock.now_ns() + ANSWER_PATIENCE.as_nanos() as u64;
     loop {
@@ -145,13 +150,13 @@ impl Host {
     /// Joins the daemon that listens on this name of the abstract namespace.
     ///
     /// # Errors
-    /// When there is none, it does not let this process in, or speaks another version.
+    /// When there is none, it does not admit this process, or it speaks another version.
     pub fn join(socket: &str) -> io::Result<Arc<Host>> {
         let address = SocketAddrUnix::new_abstract_name(socket.as_bytes())?;
         let fd =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let fd = Descriptor::out_of_the_way(fd);
-        // The limit for sending is that for connecting, too: a daemon that was stopped may have a full queue.
+        // The limit for sending also applies to connecting: a daemon that was stopped may have a full queue.
         for direction in [Timeout::Recv, Timeout::Send] {
             set_socket_timeout(&fd, direction, Some(ANSWER_PATIENCE))?;
         }
@@ -176,7 +181,7 @@ impl Host {
         Ok(Arc::new(Host { line, store: Arc::new(store) }))
     }
 
-    /// Whether the daemon is gone: then there is nothing more to be done here.
+    /// Whether the daemon is gone: then nothing more can be done here.
     pub fn is_over(&self) -> bool {
         self.line.is_over()
     }
@@ -184,14 +189,14 @@ impl Host {
     /// Opens a file by the ticket that its registration gave.
     ///
     /// # Errors
-    /// When the ticket is not good, or the daemon does not answer.
+    /// When the ticket is not valid, or the daemon does not answer.
     pub fn open(self: &Arc<Self>, ticket: &[u8; TICKET_BYTES]) -> io::Result<GuestFile> {
         let (_, descriptors) = self.line.ask(Ask::Open(GuestOpen { ticket: ticket.to_vec() }))?;
         let memory = descriptors.first().ok_or(io::ErrorKind::InvalidData)?;
         Ok(GuestFile { host: self.clone(), core: GuestFileCore::open(self.store.clone(), memory)? })
     }
 
-    /// What a thread needs.
+    /// What a thread needs to work on files.
     ///
     /// # Errors
     /// When there are too many threads.
@@ -208,9 +213,9 @@ impl Host {
         Ok(GuestSession { core, place, gathered: RefCell::default() })
     }
 
-    /// For the child of a fork: nothing of what the parent had is touched any more. Whatever is left of it in the child may
-    /// be leaked; it may be dropped, too, but that closes connections and gives memory back, which a child may not be free
-    /// to do at once.
+    /// For the child of a fork: nothing that the parent had is touched any more. What is left of it in the
+    /// child may be leaked. It may also be dropped, but that closes connections and frees memory, which a
+    /// child may not be free to do at once.
     pub fn abandon(&self) {
         self.store.abandon();
         self.line.end();
@@ -218,7 +223,8 @@ impl Host {
 }
 
 impl GuestFile {
-    /// Reads into these pieces of memory, in order; fewer bytes at the end of the file. `None`: ask the kernel.
+    /// Reads into these pieces of memory, in order; fewer bytes at the end of the file. `None`: ask the
+    /// kernel.
     pub fn read_at(&self, session: &GuestSession, offset: u64, to: &[Room<'_>]) -> Option<usize> {
         let length: usize = to.iter().map(Room::len).sum();
         if length > MAX_TRANSFER_BYTES || !self.core.is_open() || self.host.is_over() {
@@ -253,7 +259,7 @@ impl GuestFile {
 }
 
 impl GuestSession {
-    /// Lets go of regions that are over. To be called now and then by threads that do not end.
+    /// Lets go of regions that are lost or given back. Threads that do not end call this now and then.
     pub fn let_go(&self) {
         block_on(self.core.endpoint(), self.core.let_go());
     }
@@ -278,7 +284,7 @@ mod tests {
         let (ours, daemons) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         set_socket_timeout(&ours, Timeout::Recv, Some(ANSWER_PATIENCE)).unwrap();
-        // SAFETY: takes nothing.
+        // SAFETY: `pthread_self` has no preconditions.
         let waiter = unsafe { libc::pthread_self() };
         let state = format!("/proc/self/task/{}/stat", rustix::thread::gettid().as_raw_nonzero());
         let is_asleep = || std::fs::read_to_string(&state).unwrap().contains(") S ");
@@ -287,9 +293,9 @@ mod tests {
                 while !is_asleep() {
                     std::thread::yield_now();
                 }
-                // SAFETY: the thread waits for this scope, so it is there.
+                // SAFETY: `waiter` waits for this scope, so it is alive.
                 assert_eq!(unsafe { libc::pthread_kill(waiter, libc::SIGUSR2) }, 0);
-                // The handler runs once the call is over that was interrupted.
+                // The handler runs once the interrupted call has ended.
                 while !INTERRUPTED.load(Ordering::Acquire) {
                     std::thread::yield_now();
                 }

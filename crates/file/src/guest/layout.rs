@@ -1,10 +1,12 @@
-//! One file as its owner and the guests see it: how far it reaches, where its extents lie, whether guests may work on it.
+//! One file as its owner and the direct clients (called *guests* in the code) see it: how far it reaches,
+//! where its extents lie, whether direct clients may work on it.
 //!
-//! L1. The owner alone changes where extents lie. An entry that changes was true before, and what it named is not used
-//!     again while an operation is under way that may have seen it.
-//! L2. The size is stored here only. The owner changes it. Guests raise it while a bit of the same word
-//!     allows that, so all of them stop as soon as the owner clears the bit.
-//! L3. A guest touches nothing of the file unless it finds it open to guests within its operation.
+//! L1. The owner alone changes where extents lie. An entry that changes was true before, and what it named is
+//!     not used again while an operation is under way that may have seen it.
+//! L2. The size is stored here only. The owner changes it. Direct clients raise it while a bit of the same
+//!     word allows that, so all of them stop as soon as the owner clears the bit.
+//! L3. A direct client touches nothing of the file unless it finds the file open to direct clients within its
+//!     operation.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -22,33 +24,34 @@ const MAX_STRIPES: u64 = MAX_FILE_BYTES / EXTENT_BYTES;
 const ENTRIES: u64 = 4096;
 const LAYOUT_BYTES: u64 = ENTRIES + MAX_STRIPES * WORD_BYTES;
 
-/// [`OPEN`], and twice the number of those who keep guests out for now.
+/// [`OPEN`], and [`PAUSE`] for each operation that keeps direct clients out for now.
 const STATE: u64 = 0;
 const SIZE: u64 = 128;
 const LOSSES: u64 = 192;
 const WRITTEN_NS: u64 = 256;
-/// Zero unless guests may write.
+/// Zero unless direct clients may write.
 const WRITABLE: u64 = 320;
 
-/// The bit of the size's word that lets guests make the file longer. No size has it.
+/// The bit of the size's word that lets direct clients make the file longer. No size has it.
 const MAY_GROW: u64 = 1 << 63;
 
 const OPEN: u64 = 1;
 const PAUSE: u64 = 2;
 
-/// The layout of a file, in memory that guests share. Sparse: four bytes and a bit per 128 KiB of the file are in use.
+/// The layout of a file, in memory shared with direct clients. Sparse: a page and 8 bytes for each extent are
+/// in use.
 pub(crate) struct Layout {
     mapping: Arc<Mapping>,
 }
 
 impl Layout {
-    /// The owner's: an empty file, closed to guests.
+    /// The owner's view: an empty file, closed to direct clients.
     pub(crate) fn create() -> io::Result<(Layout, SharedMemory)> {
         let memory = SharedMemory::create("farpool-file", LAYOUT_BYTES)?;
         Ok((Layout { mapping: memory.mapping().clone() }, memory))
     }
 
-    /// A guest's.
+    /// A direct client's view.
     pub(crate) fn open(fd: &OwnedFd) -> io::Result<Layout> {
         Ok(Layout { mapping: Arc::new(map(fd, LAYOUT_BYTES)?) })
     }
@@ -65,17 +68,17 @@ impl Layout {
         self.mapping.fetch_and_add(at, addend).expect("a place of the layout lies within it");
     }
 
-    /// Whether guests may work on the file now.
+    /// Whether direct clients may work on the file now.
     pub(crate) fn is_open(&self) -> bool {
         self.load(STATE) == OPEN
     }
 
-    /// Opens the file to guests, or closes it; the caller sees to it that the two take turns.
+    /// Opens the file to direct clients, or closes it; the caller makes sure that the two take turns.
     pub(crate) fn set_open(&self, open: bool) {
         self.add(STATE, if open { OPEN } else { OPEN.wrapping_neg() });
     }
 
-    /// Keeps guests out until [`resume`](Self::resume); any number may do so at a time.
+    /// Keeps direct clients out until [`resume`](Self::resume); any number of operations may do so at a time.
     pub(crate) fn pause(&self) {
         self.add(STATE, PAUSE);
     }
@@ -92,13 +95,13 @@ impl Layout {
         self.change_size(|word| Some(word & MAY_GROW | size));
     }
 
-    /// Lets the file reach at least as far as `size`.
+    /// Lets the file reach at least to `size`.
     pub(crate) fn grow(&self, size: u64) {
         self.change_size(|word| Some(word & MAY_GROW | size.max(word & !MAY_GROW)));
     }
 
-    /// As [`grow`](Self::grow), for a guest. `false`: the file is shorter, and only the owner may change
-    /// that.
+    /// As [`grow`](Self::grow), for a direct client. `false`: the file is shorter, and only the owner may
+    /// change that.
     pub(crate) fn grow_as_guest(&self, size: u64) -> bool {
         self.change_size(|word| {
             if word & !MAY_GROW >= size {
@@ -109,12 +112,13 @@ impl Layout {
         })
     }
 
-    /// Whether guests may make the file longer.
+    /// Whether direct clients may make the file longer.
     pub(crate) fn may_grow(&self) -> bool {
         self.load(SIZE) & MAY_GROW != 0
     }
 
-    /// Allows guests to make the file longer, or forbids it: then the size stays until the owner changes it.
+    /// Allows direct clients to make the file longer, or forbids it: then the size stays until the owner
+    /// changes it.
     pub(crate) fn let_grow(&self, may_grow: bool) {
         self.change_size(|word| Some(word & !MAY_GROW | if may_grow { MAY_GROW } else { 0 }));
     }
@@ -137,7 +141,7 @@ impl Layout {
         }
     }
 
-    /// Whether some block of the file is known to be lost: then guests leave the file alone.
+    /// Whether some block of the file is known to be lost: then direct clients leave the file alone.
     pub(crate) fn has_losses(&self) -> bool {
         self.load(LOSSES) != 0
     }
@@ -146,7 +150,7 @@ impl Layout {
         self.store(LOSSES, losses.into());
     }
 
-    /// Whether guests may write, or only read: parities are the owner's to keep.
+    /// Whether direct clients may write; if not, they only read, because only the owner maintains parities.
     pub(crate) fn is_writable(&self) -> bool {
         self.load(WRITABLE) != 0
     }
@@ -155,16 +159,16 @@ impl Layout {
         self.store(WRITABLE, writable.into());
     }
 
-    /// A guest has written.
+    /// Notes that a direct client has written.
     pub(crate) fn mark_written(&self, now_ns: u64) {
         self.store(WRITTEN_NS, now_ns);
     }
 
-    /// When a guest last wrote, by the clock of the day; 0: not since this was last asked.
+    /// When a direct client last wrote, by the wall clock; 0: not since this was last asked.
     pub(crate) fn take_written(&self) -> u64 {
         let written = self.load(WRITTEN_NS);
         if written != 0 {
-            // Unless one wrote just now: the next look finds it.
+            // If a direct client wrote just now, the next call finds it.
             let _ = self.mapping.compare_and_swap(WRITTEN_NS, written, 0);
         }
         written
@@ -178,7 +182,8 @@ impl Layout {
         self.load(ENTRIES + stripe * WORD_BYTES).checked_sub(1)
     }
 
-    /// Says in which extent a stripe lies. Members of rows behind the last stripe, which hold parities, are not for guests.
+    /// Stores in which extent a stripe lies. Members of rows after the last stripe hold parities; direct
+    /// clients do not need them.
     pub(crate) fn set_extent(&self, stripe: u64, number: Option<u64>) {
         if stripe >= MAX_STRIPES {
             return;

@@ -1,4 +1,5 @@
-//! The line between a guest and the owner: packets over a Unix socket, descriptors beside them.
+//! The connection between a direct client (called *guest* in the code) and the owner: packets over a Unix
+//! socket, with descriptors beside them.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -15,15 +16,15 @@ use rustix::net::{
 
 use super::store::GuestRegion;
 
-/// Longest message: an answer about a region, whose socket's path may be as long as such paths are.
+/// Longest message: an answer about a region, with a socket's path as long as such paths may be.
 pub const MAX_MESSAGE_BYTES: usize = 512;
 /// Most descriptors beside a message.
 const MAX_DESCRIPTORS: usize = 2;
 
-/// Sends a packet. Never waits: who does not read is not served.
+/// Sends a packet. Never waits: a peer that does not read is not served.
 ///
 /// # Errors
-/// As the socket says.
+/// Any error of the socket.
 pub fn send(socket: BorrowedFd<'_>, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut beside = SendAncillaryBuffer::new(&mut space);
@@ -35,10 +36,10 @@ pub fn send(socket: BorrowedFd<'_>, message: &[u8], descriptors: &[BorrowedFd<'_
     Ok(())
 }
 
-/// Receives a packet: its bytes, and what came beside it. No bytes: the other side is gone.
+/// Receives a packet: its bytes, and the descriptors that came beside it. No bytes: the other side is gone.
 ///
 /// # Errors
-/// As the socket says; also for packets that are too long.
+/// Any error of the socket; also for packets that are too long.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut bytes = vec![0; MAX_MESSAGE_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
@@ -67,7 +68,7 @@ pub(crate) fn is_cut(socket: BorrowedFd<'_>) -> bool {
 }
 
 impl GuestRegion {
-    /// As it goes over the line.
+    /// The region as a message.
     pub fn to_wire(&self) -> control::GuestRegion {
         control::GuestRegion {
             node: self.peer.node.0,
@@ -84,7 +85,7 @@ impl GuestRegion {
         }
     }
 
-    /// Back from there; `None`: it makes no sense.
+    /// The region in a message; `None`: the message makes no sense.
     pub fn from_wire(wire: &control::GuestRegion) -> Option<Self> {
         let node = NodeId(wire.node);
         let peer = Peer {
@@ -98,7 +99,7 @@ impl GuestRegion {
     }
 }
 
-/// An answer that says why not.
+/// An answer that refuses a request and says why.
 pub fn refusal(errno: rustix::io::Errno) -> GuestAnswer {
     GuestAnswer { errno: errno.raw_os_error() as u32, ..GuestAnswer::default() }
 }

@@ -1,4 +1,5 @@
-//! The owner's side: who its guests are, which files they see, and what they may still touch.
+//! The owner's side of direct clients (called *guests* in the code): which exist, which files they see, and
+//! what they may still touch.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -18,30 +19,30 @@ use crate::error::FileError;
 use crate::file_core::FileCore;
 use crate::rules::Rules;
 
-/// How long the owner waits for guests to end their operations, which take no longer than a node's deadline and a while for
-/// locks: whoever takes longer was stopped.
+/// How long the owner waits for direct clients to finish their operations. These take no longer than a node's
+/// deadline and a wait for locks: a direct client that takes longer was stopped.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 const LOOK_INTERVAL: Duration = Duration::from_micros(50);
-/// Looks before sleeping between them: most operations are over within microseconds.
+/// Looks before sleeping between them: most operations finish within microseconds.
 const EAGER_LOOKS: u32 = 200;
 
-/// A guest's number, and the holder of its locks. Never the owner's own.
+/// A direct client's number, by which it holds its locks. Never the owner's own.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct GuestId(pub(crate) u16);
 
 impl GuestId {
-    /// As it goes over a socket.
+    /// The number as it goes over a socket.
     pub fn number(self) -> u16 {
         self.0
     }
 
-    /// Back from there.
+    /// The direct client with a number that came over a socket; `None`: none can have it.
     pub fn from_number(number: u16) -> Option<Self> {
         (1..=BlockWord::MAX_GUEST).contains(&number).then_some(GuestId(number))
     }
 }
 
-/// There are as many guests as can be told apart.
+/// All numbers of direct clients are in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "{} processes work on the files directly already; this one has to ask the kernel",
@@ -49,7 +50,7 @@ impl GuestId {
 )]
 pub struct TooManyGuests;
 
-/// What a file's guests see of it.
+/// What direct clients see of a file.
 pub(crate) struct Shared {
     pub(crate) layout: Layout,
     memory: SharedMemory,
@@ -62,12 +63,13 @@ impl Shared {
     }
 }
 
-/// All guests of a store.
+/// All direct clients of a store.
 pub(crate) struct Guests {
     table: Table,
     memory: SharedMemory,
     words: Arc<BlockWords>,
-    /// Extents that guests may still be at work on, and when that is over.
+    /// Extents that direct clients may still be at work on, each with the epoch whose operations have to
+    /// finish first.
     limbo: Mutex<Vec<(u64, Arc<Extent>)>>,
     known: Mutex<BTreeSet<GuestId>>,
 }
@@ -82,15 +84,15 @@ impl Guests {
         self.memory.fd()
     }
 
-    /// What they have read and written by themselves.
+    /// What direct clients have read and written by themselves.
     pub(crate) fn moved(&self) -> DirectBytes {
         self.table.moved()
     }
 
-    /// A file that guests can be let into.
+    /// What a file needs so that direct clients can be admitted to it.
     ///
     /// # Errors
-    /// When there is no memory for it, or no descriptor that the owner can do without.
+    /// When there is no memory for it, or no descriptor to spare.
     pub(crate) fn layout(self: &Arc<Self>) -> io::Result<Shared> {
         let (layout, memory) = Layout::create()?;
         if !leaves_room(memory.fd()) {
@@ -107,19 +109,20 @@ impl Guests {
         Ok(guest)
     }
 
-    /// A guest is dead, and nothing of it is left in any file.
+    /// Forgets a direct client that is dead, and of which nothing is left in any file.
     pub(crate) fn remove(&self, guest: GuestId) {
         self.known.lock().remove(&guest);
     }
 
-    /// The operations of a dead guest are over.
+    /// The operations of a dead direct client are over.
     pub(crate) fn free_places_of(&self, guest: GuestId) {
         self.table.free_places_of(guest.0);
     }
 
-    /// Keeps an extent until no guest can be at work on it (G2).
+    /// Keeps an extent until no direct client can be at work on it (G2).
     pub(crate) fn retire(&self, extent: Arc<Extent>) {
-        // First of all: a guest that comes later does not find the extent any more.
+        // First of all: an operation that begins later does not find the extent, because the layout no longer
+        // names it or the file is closed to direct clients.
         let epoch = self.table.begin_waiting();
         if !self.table.is_over(epoch) {
             self.limbo.lock().push((epoch, extent));
@@ -134,14 +137,14 @@ impl Guests {
         }
     }
 
-    /// Gives back what no guest can be at work on any more.
+    /// Frees what no direct client can be at work on any more.
     pub(crate) fn collect(&self) {
         let is_over = |(epoch, _): &mut (u64, Arc<Extent>)| self.table.is_over(*epoch);
         let over: Vec<_> = self.limbo.lock().extract_if(.., is_over).collect();
         over.iter().for_each(|(_, extent)| self.let_go(extent)); // and dropped, without the lock
     }
 
-    /// Waits until every operation that is under way has ended.
+    /// Waits until every operation of direct clients that is under way has finished.
     pub(crate) async fn quiesce(&self, endpoint: &Endpoint) -> Result<(), FileError> {
         let epoch = self.table.begin_waiting();
         let give_up_at = endpoint.now_ns() + PATIENCE.as_nanos() as u64;
@@ -156,12 +159,12 @@ impl Guests {
         Ok(())
     }
 
-    /// Tells guests until when regions may be used.
+    /// Tells direct clients until when regions may be used.
     pub(crate) fn publish(&self, stock: &Stock) {
         stock.numbered_regions().iter().for_each(|held| self.publish_region(held.number, &held.region));
     }
 
-    /// Tells guests until when one may be used.
+    /// Tells direct clients until when this region may be used.
     pub(crate) fn publish_region(&self, number: u64, region: &LeasedRegion) {
         let term = RegionTerm {
             node: region.id.node.0,
@@ -172,7 +175,7 @@ impl Guests {
     }
 }
 
-/// Keeps guests out of a file; lets them in again when dropped.
+/// Keeps direct clients out of a file; lets them in again when dropped.
 pub(crate) struct Alone(Arc<Shared>);
 
 impl Drop for Alone {
@@ -182,7 +185,8 @@ impl Drop for Alone {
 }
 
 impl<R: Rules> FileCore<R> {
-    /// Makes guests see the file, though it is closed to them until it is [opened](Self::open_to_guests).
+    /// Makes direct clients see the file, though it is closed to them until it is
+    /// [opened](Self::open_to_guests).
     ///
     /// # Errors
     /// When there is no memory or no descriptor for it.
@@ -198,7 +202,7 @@ impl<R: Rules> FileCore<R> {
         Ok(map.shared().expect("shared just now, or by somebody else").clone())
     }
 
-    /// Lets guests work on the file.
+    /// Opens the file to direct clients.
     ///
     /// # Errors
     /// When there is no memory or no descriptor for what they share.
@@ -210,10 +214,11 @@ impl<R: Rules> FileCore<R> {
         Ok(())
     }
 
-    /// Ends all work of guests on the file: when this returns, no operation of theirs is under way, and none begins.
+    /// Closes the file to direct clients: when this returns, no operation of theirs is under way, and none
+    /// begins.
     ///
     /// # Errors
-    /// When a guest does not end its operation; the file is closed to guests all the same.
+    /// When a direct client does not finish its operation; the file is closed to direct clients all the same.
     pub async fn close_to_guests(&self, core: &SessionCore) -> Result<(), FileError> {
         let Some(shared) = self.map.read().shared().cloned() else { return Ok(()) };
         if self.is_open.swap(false, std::sync::atomic::Ordering::SeqCst) {
@@ -222,7 +227,7 @@ impl<R: Rules> FileCore<R> {
         shared.guests.quiesce(core.endpoint()).await
     }
 
-    /// Keeps guests out for the caller's operation (G3).
+    /// Keeps direct clients out for the caller's operation (G3).
     pub(crate) async fn without_guests(&self, core: &SessionCore) -> Result<Option<Alone>, FileError> {
         let Some(shared) = self.map.read().shared().cloned() else { return Ok(None) };
         shared.layout.pause();
@@ -231,14 +236,14 @@ impl<R: Rules> FileCore<R> {
         Ok(Some(alone))
     }
 
-    /// Allows guests to make the file longer (G7). The file is open to them already.
+    /// Allows direct clients to make the file longer (G7). The file is already open to them.
     pub fn let_guests_grow(&self) {
         if let Some(shared) = self.map.read().shared() {
             shared.layout.let_grow(true);
         }
     }
 
-    /// Takes that back: from now on only the owner changes the size. It waits for no guest: a guest whose
+    /// Takes that back: from now on only the owner changes the size. It waits for no direct client: one whose
     /// write comes too late to raise the size has not acknowledged that write, and asks the owner.
     pub fn end_growth_by_guests(&self) {
         if let Some(shared) = self.map.read().shared()
@@ -248,7 +253,7 @@ impl<R: Rules> FileCore<R> {
         }
     }
 
-    /// When a guest last wrote, in nanoseconds since 1970, if that was not asked for since.
+    /// When a direct client last wrote, in nanoseconds since 1970; `None`: not since this was last asked.
     pub fn take_guests_written_ns(&self) -> Option<u64> {
         let written = self.map.read().shared().map(|shared| shared.layout.take_written());
         written.filter(|&ns| ns != 0)

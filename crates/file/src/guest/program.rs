@@ -1,5 +1,5 @@
-//! Memory of the program that a guest works for. Other threads of the program may change it at any moment,
-//! and the pieces of one call may overlap.
+//! Memory of the program in which a direct client (called *guest* in the code) runs. Other threads of the
+//! program may change it at any moment, and the pieces of one call may overlap.
 //!
 //! P1. There is never a reference to this memory. Bytes are copied by address into memory of our own, and
 //!     used there.

@@ -1,5 +1,6 @@
-//! What guests leave when they die: their locks (G4). What they wrote behind the end of a file, and did not live to make
-//! part of it, stays: it may show when the file grows, as what a write that never ended may always.
+//! Recovering what direct clients (called *guests* in the code) leave when they die: their locks (G4). What
+//! they wrote beyond the end of a file, and did not live to make part of it, stays there. It may appear when
+//! the file grows, as the data of any unfinished write may.
 
 use std::sync::Weak;
 
@@ -15,9 +16,9 @@ use crate::staging::staging;
 use crate::store::StoreCore;
 
 impl<R: Rules> StoreCore<R> {
-    /// Looks after what a guest left that is dead for certain, and forgets it.
+    /// Recovers what a certainly dead direct client has left, and forgets the client.
     pub async fn bury_guest(&self, core: &SessionCore, guest: GuestId) {
-        // Its operations are over; but what it was at work on is not free before its locks are taken over.
+        // Its operations are over; but the extents that it used are not free before its locks are taken over.
         for file in self.files().iter().filter_map(Weak::upgrade) {
             file.take_over_locks(core, guest).await;
         }
@@ -28,7 +29,7 @@ impl<R: Rules> StoreCore<R> {
 }
 
 impl<R: Rules> FileCore<R> {
-    /// Takes over the locks that a dead guest has on blocks of the file.
+    /// Takes over the locks that a dead direct client holds on blocks of the file.
     async fn take_over_locks(&self, core: &SessionCore, guest: GuestId) {
         if self.map.read().shared().is_none() {
             return;
@@ -45,8 +46,8 @@ impl<R: Rules> FileCore<R> {
         }
     }
 
-    /// Ends a write that nobody will end: the block is what it is now. A block that was never written stays so, since what
-    /// lies there may be in part another's.
+    /// Settles a write whose writer is dead: the block is what it is now. A block that was never written
+    /// stays so, since what lies there may partly be another file's.
     async fn settle(
         &self,
         core: &SessionCore,
@@ -60,8 +61,9 @@ impl<R: Rules> FileCore<R> {
         } else if left.is_lost() {
             left.lost()
         } else {
-            // The checksum is that of before, so the next generation differs from whatever a reader may have seen, but
-            // for a chance of one in thousands; and then the data have to be the same, too.
+            // The lock has replaced the old generation, so the new one starts over. It differs from whatever
+            // a reader may have seen, except for a chance of one in thousands; and then the data have to be
+            // the same, too.
             match self.contents(core, extent, block).await {
                 Ok(checksum) => BlockWord::EMPTY.written(0).written(checksum),
                 Err(_) => left.lost(), // the region is gone

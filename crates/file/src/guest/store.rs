@@ -1,4 +1,5 @@
-//! A guest's share of a store: the words, the table, and the regions it has met.
+//! A store as a direct client (called *guest* in the code) sees it: the words, the table, and the regions it
+//! has met.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,34 +20,35 @@ use crate::file_core::FileCore;
 use crate::rules::Rules;
 use crate::store::StoreCore;
 
-/// How long an operation is tried anew; one more may have to wait for a connection, which takes less than the owner's patience.
+/// How long an operation is tried again. The last try may have to wait for a connection, which takes less
+/// than the owner's patience.
 const TRY_WITHIN: Millis = Millis(1_000);
 
-/// What a guest is given of a store, by duplicated descriptors.
+/// What a direct client is given of a store, as duplicated descriptors.
 pub struct GuestMemory<D> {
     /// The words of all blocks.
     pub words: D,
-    /// Who is at work, and until when regions may be used.
+    /// Which operations are under way, and until when regions may be used.
     pub table: D,
 }
 
-/// What a guest is told of a region.
+/// What a direct client is told of a region.
 #[derive(Clone)]
 pub struct GuestRegion {
-    /// Which it is.
+    /// Its name.
     pub id: RegionId,
-    /// The lending's number.
+    /// The epoch of its lease.
     pub epoch: Epoch,
-    /// What opens it.
+    /// The key that opens it.
     pub key: AccessKey,
-    /// Where its node is reached.
+    /// How its node is reached.
     pub peer: Peer,
 }
 
-/// Asks the owner for a region by its number; `None`: it does not say.
+/// Asks the owner for a region by its number; `None`: the owner gives no answer.
 type AskOwner = Box<dyn Fn(u64) -> Option<GuestRegion> + Send + Sync>;
 
-/// One guest's view of a store.
+/// One direct client's view of a store.
 pub struct GuestStore {
     pub(super) words: BlockWords,
     pub(super) table: Table,
@@ -71,20 +73,20 @@ impl Met {
         let node = self.nodes.get(&id).filter(same).cloned();
         let node = node.unwrap_or_else(|| Arc::new(NodeState::new(told.peer, String::new())));
         self.nodes.insert(id, node.clone());
-        // It may be used as soon as the table says until when.
+        // It may be used once the table says until when.
         let region = Arc::new(LeasedRegion::new(told.id, told.epoch, told.key, node, 1));
         self.regions.insert(number, region.clone());
         region
     }
 }
 
-/// A place among those at work, for one thread of a guest; given back when dropped.
+/// A place in the table for one thread of a direct client; freed when dropped.
 pub struct GuestPlace {
     store: Arc<GuestStore>,
     pub(super) place: Place,
 }
 
-/// An operation under way; the owner waits for it.
+/// An operation under way. The owner waits for it.
 pub(super) struct AtWork<'a> {
     place: &'a GuestPlace,
 }
@@ -115,14 +117,14 @@ impl GuestStore {
         })
     }
 
-    /// A place for the calling thread; `None`: there are too many.
+    /// A place for the calling thread; `None`: there are too many threads.
     pub fn place(self: &Arc<Self>) -> Option<GuestPlace> {
         let place = self.table.take_place(self.guest.0)?;
         Some(GuestPlace { store: self.clone(), place })
     }
 
-    /// From now on nothing that is shared changes by this view of the store: the process was forked and this is the child,
-    /// or it stands for a process that died.
+    /// From now on this view of the store changes nothing that is shared: the process was forked and this is
+    /// the child, or the view stands for a process that died.
     pub fn abandon(&self) {
         self.words.abandon();
         self.table.abandon();
@@ -148,7 +150,8 @@ impl GuestStore {
     }
 }
 
-/// A guest gives nothing back and asks for nothing: what it finds out about nodes and leases is for itself.
+/// A direct client gives nothing back and asks for nothing: what it finds out about nodes and leases is for
+/// itself.
 impl LeaseKeeper for GuestStore {
     fn now(&self) -> Millis {
         Millis(self.clock.now_ns() / 1_000_000)
@@ -163,7 +166,7 @@ impl LeaseKeeper for GuestStore {
 
     fn node_answered(&self, _: &NodeState) {}
 
-    /// Giving up costs nothing here: a guest that asks the owner again learns of the node anew.
+    /// Giving up costs nothing here: a direct client that asks the owner again learns of the node again.
     fn patience_ended(&self, node: &NodeState) -> bool {
         node.give_up();
         true
@@ -171,7 +174,8 @@ impl LeaseKeeper for GuestStore {
 
     fn lease_lost(&self, _: RegionId, _: Epoch) {}
 
-    /// Little: the owner can be asked instead, and waits for the operation if it wants the file for itself.
+    /// Few retries: the owner can be asked instead, and it waits for the operation if it wants the file for
+    /// itself.
     fn bears(&self) -> Trouble {
         Trouble { try_within: TRY_WITHIN, while_moved: Millis(0) }
     }
@@ -185,7 +189,7 @@ impl GuestPlace {
 }
 
 impl AtWork<'_> {
-    /// The operation has moved so much.
+    /// Counts what the operation has moved.
     pub(super) fn note(&self, moved: DirectBytes) {
         self.place.store.table.note(self.place.place, moved);
     }
@@ -204,7 +208,7 @@ impl Drop for AtWork<'_> {
 }
 
 impl<R: Rules> StoreCore<R> {
-    /// Lets a guest in; it is given [`guest_memory`](Self::guest_memory).
+    /// Admits a direct client, which is given [`guest_memory`](Self::guest_memory).
     ///
     /// # Errors
     /// When there are too many.
@@ -213,17 +217,17 @@ impl<R: Rules> StoreCore<R> {
         self.guests.add()
     }
 
-    /// What guests are given.
+    /// What direct clients are given.
     pub fn guest_memory(&self) -> GuestMemory<BorrowedFd<'_>> {
         GuestMemory { words: self.words_memory.fd(), table: self.guests.memory() }
     }
 
-    /// Extents of a region, as guests count them.
+    /// Extents of a region, as direct clients count them.
     pub fn extents_per_region(&self) -> u64 {
         self.stock.region_bytes() / farpool_pool::EXTENT_BYTES
     }
 
-    /// The region of a number, for a guest that asks.
+    /// The region with a number, for a direct client that asks.
     pub fn region_of(&self, number: u64) -> Option<GuestRegion> {
         self.guests.publish(&self.stock);
         let held = self.stock.numbered_regions().into_iter().find(|held| held.number == number)?;
@@ -231,15 +235,15 @@ impl<R: Rules> StoreCore<R> {
         Some(GuestRegion { id, epoch, key, peer: node.peer.clone() })
     }
 
-    /// Where a node is reached that guests were told of; `None`: there is no such node, or no longer.
+    /// How a node is reached that direct clients were told of; `None`: there is no such node, or no longer.
     pub fn peer_of_guests(&self, node: NodeId, shm_socket: &Path) -> Option<Peer> {
         let is_it = |peer: &&Peer| peer.node == node && peer.shm_socket.as_deref() == Some(shm_socket);
         let regions = self.stock.numbered_regions();
         regions.iter().map(|held| &held.region.node.peer).find(is_it).cloned()
     }
 
-    /// What has to be done for guests now and then, several times in the term of a lease: tells them until when regions may
-    /// be used, and gives back what they were at work on.
+    /// Does what direct clients need now and then, several times in the term of a lease: tells them until
+    /// when regions may be used, and frees extents that they no longer use.
     pub fn look_after_guests(&self) {
         self.guests.publish(&self.stock);
         self.guests.collect();
@@ -247,7 +251,7 @@ impl<R: Rules> StoreCore<R> {
 }
 
 impl<R: Rules> FileCore<R> {
-    /// The memory by which guests see the file, to be handed to one.
+    /// The memory through which direct clients see the file, to be handed to one of them.
     ///
     /// # Errors
     /// When there is no memory or no descriptor for it.

@@ -1,10 +1,12 @@
-//! What all processes of a host share of one store, beside the words: who is in an operation, and until when regions may
-//! be used. Memory of the owner, handed to its guests.
+//! What all processes of a host share of one store, beside the words: which threads are in an operation, and
+//! until when regions may be used. Memory of the owner, handed to its direct clients (called *guests* in the
+//! code).
 //!
-//! T1. A guest enters an operation before it looks at anything shared, and leaves it when it touches nothing any more. What
-//!     the owner changed before it began to wait is seen by every operation that it does not wait for.
-//! T2. A place belongs to one thread of one guest. Places of guests that died are freed by the owner, after it has looked
-//!     after what they left.
+//! T1. A direct client enters an operation before it looks at anything shared, and leaves it when it touches
+//!     nothing any more. What the owner changed before it began to wait is seen by every operation for which
+//!     it does not wait.
+//! T2. A place belongs to one thread of one direct client. The owner frees the places of direct clients that
+//!     died, after it has recovered what they left.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -14,30 +16,32 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use farpool_fabric::{Mapping, Protection, SharedMemory};
 
 const WORD_BYTES: u64 = 8;
-/// A cache line and its neighbour, which the processor fetches with it: guests do not slow each other down.
+/// A cache line and its neighbour, which the processor fetches with it, so that threads do not slow each
+/// other down.
 const PLACE_BYTES: u64 = 128;
-/// Most threads of guests at a time; a thread without a place asks the kernel.
+/// Most threads of direct clients at a time; a thread without a place asks the kernel.
 const MAX_PLACES: u64 = 4096;
 /// Most regions: as many as there are extents, if each were a region.
 const MAX_REGIONS: u64 = 1 << 24;
 const REGION_BYTES: u64 = 3 * WORD_BYTES;
 
-/// Where the epoch lies; the rest of its page is empty.
+/// Where the epoch lies; the only other word on its page is at [`PLACES_USED`].
 const EPOCH: u64 = 0;
-/// How many places were ever in use: nobody needs to look behind them.
+/// How many places were ever in use: those after them need not be looked at.
 const PLACES_USED: u64 = PLACE_BYTES;
 const PLACES: u64 = 4096;
 const REGIONS: u64 = PLACES + MAX_PLACES * PLACE_BYTES;
 const TABLE_BYTES: u64 = REGIONS + MAX_REGIONS * REGION_BYTES;
 
-/// Within a place.
+/// Offsets within a place.
 const STATE: u64 = 0;
 const GUEST: u64 = WORD_BYTES;
-/// Bytes that were moved by operations of this place. They stay when it is given up: the next to have it counts on.
+/// Bytes that operations of this place have moved. They stay when the place is freed: its next holder adds to
+/// them.
 const READ_BYTES: u64 = 2 * WORD_BYTES;
 const WRITTEN_BYTES: u64 = 3 * WORD_BYTES;
 
-/// Within a region's entry.
+/// Offsets within a region's entry.
 const LEASE_NODE: u64 = 0;
 const LEASE_EPOCH: u64 = WORD_BYTES;
 const USABLE_UNTIL: u64 = 2 * WORD_BYTES;
@@ -46,10 +50,10 @@ const USABLE_UNTIL: u64 = 2 * WORD_BYTES;
 const IDLE: u64 = 0;
 const FIRST_EPOCH: u64 = 1;
 
-/// The table, as the owner or a guest sees it. Sparse: what is not used takes no memory.
+/// The table, as the owner or a direct client sees it. Sparse: what is not used takes no memory.
 pub(crate) struct Table {
     mapping: Arc<Mapping>,
-    /// This process has no part in it any more.
+    /// This process no longer changes the table.
     abandoned: AtomicBool,
 }
 
@@ -57,7 +61,7 @@ pub(crate) struct Table {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place(u64);
 
-/// What guests have read and written by themselves.
+/// Bytes that direct clients have read and written by themselves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DirectBytes {
     /// Read.
@@ -66,8 +70,8 @@ pub struct DirectBytes {
     pub written: u64,
 }
 
-/// Until when a region may be used, and which lease it is: numbers of regions are used again, and epochs of two nodes may be
-/// the same.
+/// A region's lease, and until when the region may be used. Node and epoch name the lease: numbers of regions
+/// are reused, and epochs of two nodes may be the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RegionTerm {
     pub(crate) node: u64,
@@ -76,7 +80,7 @@ pub(crate) struct RegionTerm {
 }
 
 impl Table {
-    /// The owner's; the memory is what guests are given.
+    /// The owner's view; the memory is what direct clients are given.
     pub(crate) fn create() -> io::Result<(Table, SharedMemory)> {
         let memory = SharedMemory::create("farpool-guests", TABLE_BYTES)?;
         let table = Table { mapping: memory.mapping().clone(), abandoned: AtomicBool::new(false) };
@@ -84,7 +88,7 @@ impl Table {
         Ok((table, memory))
     }
 
-    /// A guest's.
+    /// A direct client's view.
     pub(crate) fn open(fd: &OwnedFd) -> io::Result<Table> {
         Ok(Table { mapping: Arc::new(map(fd, TABLE_BYTES)?), abandoned: AtomicBool::new(false) })
     }
@@ -95,7 +99,7 @@ impl Table {
 
     /// From now on this view of the table changes nothing.
     pub(crate) fn abandon(&self) {
-        // Relaxed: a process that was forked has one thread; and one that is simulated runs on one.
+        // Relaxed, pairs with nothing: a forked process has one thread, and a simulated one runs on one.
         self.abandoned.store(true, Ordering::Relaxed);
     }
 
@@ -111,7 +115,7 @@ impl Table {
         found.expect("a place of the table lies within it") == expected
     }
 
-    /// Takes a place for a thread of a guest.
+    /// Takes a place for a thread of a direct client.
     pub(crate) fn take_place(&self, guest: u16) -> Option<Place> {
         (0..MAX_PLACES).find_map(|index| {
             let at = PLACES + index * PLACE_BYTES;
@@ -127,13 +131,13 @@ impl Table {
         })
     }
 
-    /// Gives a place up.
+    /// Frees a place.
     pub(crate) fn free_place(&self, place: Place) {
         self.store(place.0 + STATE, IDLE);
         self.store(place.0 + GUEST, 0);
     }
 
-    /// Frees the places of a guest that is dead.
+    /// Frees the places of a dead direct client.
     pub(crate) fn free_places_of(&self, guest: u16) {
         for place in self.places_used().filter(|place| self.load(place.0 + GUEST) == u64::from(guest)) {
             self.free_place(place);
@@ -148,8 +152,8 @@ impl Table {
     /// Begins an operation (T1).
     pub(crate) fn enter(&self, place: Place) {
         self.store(place.0 + STATE, self.load(EPOCH));
-        // Pairs with the fence in `begin_waiting`: either the owner sees this place in use, or what follows here sees what
-        // the owner has changed.
+        // Pairs with the fence in `begin_waiting`: either the owner sees this place in use, or what follows
+        // here sees what the owner has changed.
         fence(Ordering::SeqCst);
     }
 
@@ -158,7 +162,8 @@ impl Table {
         self.store(place.0 + STATE, IDLE);
     }
 
-    /// Notes what an operation has moved. Only the place's thread does, so nothing is lost between load and store.
+    /// Notes what an operation has moved. Only the place's thread does, so nothing is lost between load and
+    /// store.
     pub(crate) fn note(&self, place: Place, moved: DirectBytes) {
         for (at, bytes) in [(READ_BYTES, moved.read), (WRITTEN_BYTES, moved.written)] {
             if bytes > 0 {
@@ -175,13 +180,14 @@ impl Table {
         })
     }
 
-    /// From now on [`is_over`](Self::is_over) tells whether all operations that began before have ended.
+    /// Begins a new epoch. [`is_over`](Self::is_over) of the returned one tells whether all operations that
+    /// began before have finished.
     pub(crate) fn begin_waiting(&self) -> u64 {
         fence(Ordering::SeqCst); // pairs with the one in `enter`
         self.mapping.fetch_and_add(EPOCH, 1).expect("a place of the table lies within it")
     }
 
-    /// Whether every operation that began in this epoch or before has ended.
+    /// Whether every operation that began in this epoch or before has finished.
     pub(crate) fn is_over(&self, epoch: u64) -> bool {
         self.places_used().all(|place| {
             let state = self.load(place.0 + STATE);
@@ -189,10 +195,10 @@ impl Table {
         })
     }
 
-    /// Says until when a region may be used.
+    /// Publishes until when a region may be used.
     pub(crate) fn publish_region(&self, number: u64, term: RegionTerm) {
         if number >= MAX_REGIONS {
-            return; // guests find nothing there, and ask the kernel
+            return; // direct clients find nothing there, and ask the kernel
         }
         let at = REGIONS + number * REGION_BYTES;
         if self.lease_at(at) != (term.node, term.epoch) {
@@ -221,7 +227,8 @@ impl Table {
     }
 }
 
-/// Maps memory that came from another process: it must be as large as it is said to be, and sealed against shrinking.
+/// Maps memory that came from another process: it must have the expected size, and be sealed against
+/// shrinking.
 pub(crate) fn map(fd: &OwnedFd, bytes: u64) -> io::Result<Mapping> {
     let seals = rustix::fs::fcntl_get_seals(fd)?;
     let is_right =

@@ -15,7 +15,7 @@ use super::{BLOCK, Rig, pattern, read};
 use crate::blocks::{ECHOES, SLOTS, WITNESSES};
 use crate::{FarFile, FileError, FileStore, KEPT_WORDS_BYTES, Redundancy, Session};
 
-/// What outlives an owner, and how the next one comes by it.
+/// What outlives an owner, and how its successor gets it.
 struct Keep {
     journal: Arc<MemoryJournal>,
     words: OwnedFd,
@@ -31,7 +31,7 @@ impl Keep {
         self.journal.kept()
     }
 
-    /// An owner, with the files that the one before has left.
+    /// An owner, with the files that its predecessor has left.
     fn store(&mut self, rig: &Rig, ids: &[u64]) -> (FileStore, Vec<FarFile>) {
         self.journal.abandon();
         let kept = self.kept();
@@ -48,7 +48,7 @@ impl Keep {
     }
 }
 
-/// As if the process were killed: nothing that it does from now on changes what it leaves.
+/// Acts as if the process were killed: nothing that it does from now on changes what it leaves.
 fn kill(store: FileStore, files: Vec<FarFile>) -> Vec<u64> {
     store.core().abandon();
     files.iter().map(|file| file.core().kept_id().unwrap()).collect()
@@ -95,7 +95,7 @@ fn a_successor_finds_files_as_they_were_and_goes_on_with_them() {
             assert!(read(file, &session, 0, 1 << 20).unwrap() == right, "{kind}, round {round}");
             file.write(&session, 100, &[1; 100]).unwrap();
         }
-        // A file of the successor's gets nothing of theirs.
+        // A new file of the successor takes nothing of theirs.
         let fresh = next.create();
         fresh.write(&session, 0, &pattern(900_000, 3)).unwrap();
         drop(session);
@@ -117,7 +117,7 @@ fn a_lock_that_was_left_is_settled_to_what_lies_there() {
         let extent = file.core().extent_at(0).unwrap();
         let place = words.place(&extent, 1);
         words.store(place, words.load(place).locked());
-        // Of this one nobody knows what it held: the word is of other data.
+        // What this block held is unknown: its word is that of other data.
         let place = words.place(&extent, 2);
         words.store(place, BlockWord::EMPTY.written(5).locked());
         if let Some(rows) = file.core().rows() {
@@ -147,7 +147,7 @@ fn what_lay_on_a_node_that_ended_meanwhile_is_lost_unless_others_have_it() {
     let (store, _) = keep.store(&rig, &[]);
     let session = store.session();
     let data = pattern(4 * EXTENT_BYTES as usize, 7);
-    // The rows first: they have something of every node leased, over which the last one is striped.
+    // The rows first: they lease regions of every node, over which the last file is then striped.
     let files: Vec<FarFile> = KINDS[1..].iter().rev().map(|kind| store.create_as(*kind)).collect();
     files.iter().for_each(|file| file.write(&session, 0, &data).unwrap());
     drop(session);
@@ -207,7 +207,8 @@ struct Tally {
 fn tally(file: &FarFile, session: &Session, right: &[u8]) -> Tally {
     let mut tally = Tally::default();
     for (block, right) in right.chunks(BLOCK as usize).enumerate() {
-        // Asks for more than there is, so that an end too late shows as well as one too early.
+        // Asks for more than there is, so that an end that is too late is noticed as well as one that is too
+        // early.
         let at = block as u64 * BLOCK;
         let wanted = if right.len() < BLOCK as usize { 2 * BLOCK as usize } else { right.len() };
         match read(file, session, at, wanted) {
@@ -233,7 +234,7 @@ fn read_after(change: impl Fn(&OwnedFd, &Pages)) -> Tally {
     let mut model = pattern(2 * EXTENT_BYTES as usize + 12_345, 7);
     files.iter().for_each(|file| file.write(&session, 0, &model).unwrap());
     let half_way = pages(&keep.words, &(0..KEPT_WORDS_BYTES));
-    // Overwrites, punches, and appends behind a hole.
+    // Overwrites, punches, and appends after a hole.
     let (again, end) = (pattern(9 * BLOCK_BYTES, 8), model.len());
     model[3 * BLOCK_BYTES..12 * BLOCK_BYTES].copy_from_slice(&again);
     model[20 * BLOCK_BYTES..24 * BLOCK_BYTES].fill(0);

@@ -14,7 +14,7 @@ fn map_of(file: &FarFile) -> Vec<(u64, u64)> {
     found
 }
 
-/// Holes read as zeros, and what is found is the same from wherever it is looked for.
+/// Holes read as zeros, and the same data and holes are found from wherever the search starts.
 pub(super) fn holes_agree_with_model(file: &FarFile, model: &[u8]) -> Result<(), TestCaseError> {
     let mut data = vec![false; model.len()];
     for (start, end) in map_of(file) {

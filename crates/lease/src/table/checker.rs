@@ -1,5 +1,5 @@
-//! The table against a model that remembers every lending ever made and what lies in each region, under random
-//! interleavings; and the table broken on purpose, to see that the model notices.
+//! The table against a model that remembers every lending ever made and what lies in each region, under
+//! random interleavings; and the table broken on purpose, to see that the model notices.
 
 use farpool_wire::{AccessKey, Epoch, GrantMode, OwnerId, Refusal};
 use proptest::prelude::*;

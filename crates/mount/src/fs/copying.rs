@@ -1,5 +1,5 @@
-//! `copy_file_range` between files of the mount, without the bytes passing through the kernel. The kernel has written
-//! back what it held of the source, and forgets what it held of the target.
+//! `copy_file_range` between files of the mount, without the bytes passing through the kernel. Before the
+//! request the kernel writes back what it holds of the source; it drops what it holds of the target.
 
 use std::time::SystemTime;
 
@@ -10,12 +10,13 @@ use super::{FarFs, Outcome};
 use crate::body::Body;
 use crate::worker::with_session;
 
-/// Most bytes of one call; the caller asks again. Copied within milliseconds, so that no other request waits long.
+/// Most bytes of one call; the caller calls again for the rest. They are copied within milliseconds, so that
+/// no other request waits long.
 const MAX_COPY_BYTES: u64 = 8 << 20;
 
 impl FarFs {
-    /// Copies up to `length` bytes between open files, from and to an offset; fewer at the end of the source. An error
-    /// only if nothing was copied.
+    /// Copies up to `length` bytes from an offset of one open file to an offset of another. Copies fewer at
+    /// the end of the source. Returns an error only if nothing was copied.
     pub(super) fn copy_range(&self, from: (u64, u64), to: (u64, u64), length: u64) -> Outcome<u32> {
         let (source, target) = (self.opened(from.0)?, self.opened(to.0)?);
         let mut room = Vec::with_capacity(MAX_TRANSFER_BYTES);
@@ -29,7 +30,7 @@ impl FarFs {
                 Ok(0) => break,
                 Ok(bytes) => copied += bytes as u64,
                 Err(failure) if copied == 0 => return Err(failure),
-                Err(_) => break, // the next call meets it again
+                Err(_) => break, // the next call runs into the error again
             }
         }
         if copied > 0 {
@@ -49,7 +50,7 @@ impl FarFs {
     ) -> Outcome<usize> {
         with_session(&self.store, |session| {
             room.clear();
-            // The bytes lie in the session's arena, which writing needs.
+            // Copied out, because they lie in the session's arena, which `write` needs.
             room.extend_from_slice(&source.far.read(session, read_at, length)?);
             if !room.is_empty() {
                 target.far.write(session, write_at, room)?;

@@ -15,12 +15,12 @@ use crate::handles::{Handle, Standing};
 use crate::namespace::{Ino, Kind, Ownership};
 use crate::worker::{contained, with_session};
 
-/// How long a truncation waits for the flusher to tell the kernel an earlier size. That takes the lock of a
-/// page, which a worker may have to read first.
+/// How long a truncation waits for the flusher while it tells the kernel an earlier size. The flusher takes
+/// the lock of a page, which a worker may have to read first.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 impl FarFs {
-    /// A file's body, for one that is made in a directory.
+    /// The body of a new file in the directory `parent`.
     pub(super) fn empty_body(&self, parent: Ino) -> Outcome<Arc<Body>> {
         Ok(Arc::new(Body::new(self.store.create_as(self.redundancy_in(parent)?))))
     }
@@ -39,7 +39,8 @@ impl FarFs {
         }
         let handle = Handle { ino, body: body.clone(), writable, standing: Standing::Plain };
         let opened = self.admit(&body).and_then(|()| {
-            // Growth by guests has ended: the kernel will take the file for empty.
+            // Growth by direct clients (called *guests* in the code) has ended: the kernel will take the file
+            // for empty.
             let emptied = if flags & libc::O_TRUNC != 0 { self.empty(&body) } else { Ok(()) };
             let inserted = emptied.and_then(|()| Ok(self.handles.insert(handle)?));
             inserted.inspect_err(|_| self.dismiss(ino, &body, Standing::Plain))
@@ -53,7 +54,7 @@ impl FarFs {
         opened
     }
 
-    /// The kernel has found no such name; should it be there after all, `O_CREAT` means that file.
+    /// The kernel has found no such name. If it exists after all, `O_CREAT` opens that file.
     pub(super) fn create_file(
         &self,
         parent: Ino,
@@ -70,7 +71,7 @@ impl FarFs {
         match self.open_file(ino, flags) {
             Ok(handle) => Ok((stat, handle)),
             Err(failure) => {
-                // The kernel does not hear of the inode.
+                // The kernel is not told of the inode.
                 self.forget_all(&[(ino, 1)]);
                 Err(failure)
             }
@@ -92,28 +93,28 @@ impl FarFs {
         self.resize(body, 0).map(|()| body.mark_written(SystemTime::now()))
     }
 
-    /// Answers an `open` once the kernel knows how long the file is (S3).
+    /// Answers an `open` once the kernel knows the size of the file (S3).
     pub(super) fn once_opened(&self, node: INodeNo, handle: u64, answer: impl FnOnce() + Send + 'static) {
         let Some(body) = self.handles.get(handle) else { return };
         if self.once_kernel_is_up_to_date(node, &body, answer).is_err() {
-            self.close_file(handle); // the kernel gets EIO, and never closes it
+            self.close_file(handle); // the kernel gets EIO, and so never closes the handle
         }
     }
 
-    /// Sends attributes to a kernel that will use the size in them (S2).
+    /// Sends attributes whose size the kernel will use (S2).
     pub(super) fn send_size(&self, node: INodeNo, body: &Arc<Body>, reply: ReplyAttr) {
         self.end_growth(body);
         let stat = match self.stat(Ino(node.0)) {
             Ok(stat) => stat,
             Err(Failure(errno)) => return reply.error(errno),
         };
-        // An error is answered already: the reply that was not called says EIO.
+        // On an error the request is answered already: the dropped reply says EIO.
         let _ = self
             .once_kernel_is_up_to_date(node, body, move || reply.attr(&stat.lifetime(), &stat.complete()));
     }
 
-    /// Answers a direct write that has failed. The kernel takes what lies behind the size that it knows for
-    /// part of that write, and truncates it; so it is told the size first (S3).
+    /// Answers a direct write that has failed. The kernel takes everything beyond the size that it knows for
+    /// a part of that write, and truncates it. So it is told the size first (S3).
     pub(super) fn send_failed_write(
         &self,
         node: INodeNo,
@@ -131,14 +132,14 @@ impl FarFs {
         drop(ended); // frees far memory, without the lock
     }
 
-    /// Sends the data straight from the session's arena.
+    /// Sends the data directly from the session's arena.
     pub(super) fn read_file(&self, handle: u64, offset: u64, size: usize, reply: ReplyData) {
         let body = match self.opened(handle) {
             Ok(body) => body,
             Err(Failure(errno)) => return reply.error(errno),
         };
-        // The kernel accepts writes behind the largest end of a file, and asks for pages that it could not
-        // store there.
+        // The kernel accepts writes beyond the largest size of a file. Later it asks for such pages, which it
+        // could not store.
         let end = offset.saturating_add(size as u64);
         if end > MAX_FILE_BYTES && body.failure().is_some() {
             return reply.error(Errno::EIO);
@@ -149,7 +150,7 @@ impl FarFs {
         });
     }
 
-    /// `accepted`: the kernel has told the writer already that all is well (M4, M5).
+    /// `accepted`: the kernel has already told the writer that the write succeeded (M4, M5).
     pub(super) fn write_file(&self, handle: u64, offset: u64, data: &[u8], accepted: bool) -> Outcome<u32> {
         let body = self.opened(handle)?;
         let written = with_session(&self.store, |session| body.far.write(session, offset, data));
@@ -199,12 +200,13 @@ impl FarFs {
         Ok(())
     }
 
-    /// Part of requests about names; so a panic ends here, with the file poisoned instead of the names (M1).
+    /// This is part of requests about names. So a panic is caught here, and poisons the file instead of the
+    /// names (M1).
     pub(super) fn resize(&self, body: &Body, size: u64) -> Outcome<()> {
         check_usable(body)?;
         let resize = || with_session(&self.store, |session| body.far.set_size(session, size));
         let resized = contained(&self.bell, resize);
-        // The flusher must not tell an earlier, larger size after this is answered.
+        // The flusher must not tell the kernel an earlier, larger size after this request is answered.
         drop(body.telling.try_lock_for(PATIENCE).ok_or(Errno::EIO)?);
         match resized {
             Some(resized) => {

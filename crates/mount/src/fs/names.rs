@@ -15,11 +15,12 @@ use crate::namespace::{
     Change, INODE_BYTES, Ino, Kind, MAX_INODES, MAX_NAME_BYTES, NAME_BYTES, Namespace, Ownership, RenameMode,
 };
 
-/// Entries prepared at a time: a little more than a `getdents` buffer of 32 KiB holds. The kernel asks again.
+/// Entries prepared at a time: slightly more than fit into a `getdents` buffer of 32 KiB. The kernel asks
+/// again for the rest.
 const LISTING_BATCH: usize = 256;
-/// Unit of `statfs`; any divisor of a region would do.
+/// Unit of `statfs`; any divisor of a region's size would do.
 const STATFS_BLOCK_BYTES: u32 = 4096;
-/// `.` and `..`, whose inodes the kernel does not remember when it lists them.
+/// `.` and `..`: the kernel does not remember their inodes when it lists them.
 const DOT_ENTRIES: [&str; 2] = [".", ".."];
 
 fn stat_of(names: &Namespace<Arc<Body>>, ino: Ino) -> Outcome<Stat> {
@@ -38,7 +39,7 @@ impl FarFs {
         stat_of(&*self.names()?, ino)
     }
 
-    /// Changes the size first: if that fails, the rest must not have happened.
+    /// Changes the size first: if that fails, nothing else must have changed.
     pub(super) fn set_attributes(
         &self,
         ino: Ino,
@@ -85,7 +86,7 @@ impl FarFs {
         stat_of(&names, ino)
     }
 
-    /// Devices are not made: the mount is `nodev`.
+    /// Makes a file, pipe or socket. Devices are refused, since the mount is `nodev`.
     pub(super) fn make_node(&self, parent: Ino, name: &OsStr, own: Ownership) -> Outcome<Stat> {
         let kind = match own.mode & libc::S_IFMT {
             libc::S_IFREG => Kind::File(self.empty_body(parent)?),
@@ -180,8 +181,8 @@ impl FarFs {
         reply.ok();
     }
 
-    /// The next entries of a directory. The kernel will know them, so they are remembered before anybody can
-    /// remove them.
+    /// The next entries of a directory. The kernel will know their inodes, so they are remembered before
+    /// another request can remove them.
     fn remember_entries(&self, directory: Ino, cookie: u64) -> Outcome<Vec<Listed>> {
         let mut names = self.names_mut()?;
         let entries = names.entries(directory, cookie)?.take(LISTING_BATCH);

@@ -1,4 +1,4 @@
-//! `lseek` for data and holes. The kernel does all other seeking by itself.
+//! `lseek` for data and holes. The kernel does all other seeks by itself.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use super::{FarFs, Outcome, Repeating};
 use crate::body::Body;
 use crate::errno::Failure;
 
-/// What is looked for.
+/// What an `lseek` looks for.
 #[derive(Clone, Copy)]
 enum Wanted {
     Data,
@@ -16,9 +16,10 @@ enum Wanted {
 }
 
 impl FarFs {
-    /// While somebody may write, the kernel may hold data that the daemon has not seen; then it is asked for them first.
+    /// Answers `SEEK_DATA` and `SEEK_HOLE`. While a handle is open for writing, the kernel may hold data that
+    /// the daemon has not seen; then the kernel is asked for it first.
     pub(super) fn seek(&self, node: INodeNo, handle: u64, offset: i64, whence: i32, reply: ReplyLseek) {
-        // Tells the kernel not to ask again: it then shows each file as data from start to end.
+        // ENOSYS tells the kernel not to ask again: it then shows each file as data from start to end.
         let Some(flusher) = &self.flusher else { return reply.error(Errno::ENOSYS) };
         let (body, wanted) = match self.opened(handle).and_then(|body| Ok((body, wanted(whence)?))) {
             Ok(found) => found,
@@ -27,7 +28,7 @@ impl FarFs {
         if !body.has_writers() {
             return send(&body, offset, wanted, reply);
         }
-        // Dropped unanswered, the reply says EIO.
+        // If `answer` is dropped uncalled, its reply says EIO.
         let answer = move || send(&body, offset, wanted, reply);
         if flusher.flush(node, offset.max(0), answer).is_err()
             && let Some(left_out) = self.warnings.occurs(Repeating::Seeks, Instant::now())

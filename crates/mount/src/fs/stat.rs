@@ -1,4 +1,5 @@
-//! Attributes as `stat` shows them: from the namespace, and from a file's body once its lock is released (M3).
+//! Attributes as `stat` shows them: first from the namespace, then, once its lock is released, from the
+//! file's body (M3).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +13,10 @@ use crate::namespace::{Attributes, Ino, Kind};
 
 /// Unit of `st_blocks`, whatever the block size.
 const SECTOR_BYTES: u64 = 512;
-/// What directories show, as on most file systems; some tools take 0 for *cannot be read*.
+/// The size of a directory, as on most file systems; some tools take 0 for *cannot be read*.
 const DIRECTORY_BYTES: u64 = 4096;
 
-/// Attributes that still miss what the file's body knows.
+/// Attributes that still lack what the file's body knows.
 pub(crate) struct Stat {
     attributes: FileAttr,
     body: Option<Arc<Body>>,
@@ -44,20 +45,21 @@ impl Stat {
             uid: own.uid,
             gid: own.gid,
             rdev: 0,
-            // Writes of less than a block read the rest of it first.
+            // A write of less than a block first reads the rest of the block.
             blksize: BLOCK_BYTES as u32,
             flags: 0,
         };
         Stat { attributes, body }
     }
 
-    /// How long the kernel may use the attributes without asking. Call it before completing them.
+    /// How long the kernel may use the attributes without asking. Call it before
+    /// [`complete`](Self::complete).
     pub(crate) fn lifetime(&self) -> Duration {
         let is_lasting = self.body.as_ref().is_none_or(|body| body.growth.is_known());
         if is_lasting { CACHED } else { Duration::ZERO }
     }
 
-    /// Asks the body. To be called without the namespace's lock.
+    /// Adds what the body knows. Call it without the namespace's lock.
     pub(crate) fn complete(self) -> FileAttr {
         let Stat { mut attributes, body } = self;
         if let Some(body) = body {

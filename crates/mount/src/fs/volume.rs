@@ -1,11 +1,12 @@
-//! Attributes that are not kept but answered: how a file bears the loss of a node, and the state of the whole mount.
+//! Extended attributes that are computed instead of kept: the redundancy of a file, and the state of the
+//! whole mount.
 //!
 //! | attribute | of | read | write |
 //! |---|---|---|---|
 //! | `user.farpool.redundancy` | a file | its redundancy | chooses it; EBUSY unless the file is empty |
-//! | `user.farpool.redundancy` | a directory | as written (an attribute like others) | that of files and directories made in it from now on |
+//! | `user.farpool.redundancy` | a directory | as written (an attribute like others) | sets that of files and directories made in it from now on |
 //! | `user.farpool.volume` | the root | the state as JSON | |
-//! | `user.farpool.rebuild`, `user.farpool.scrub` | the root | | has it begun, in the background |
+//! | `user.farpool.rebuild`, `user.farpool.scrub` | the root | | starts it, in the background |
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -19,7 +20,7 @@ use super::{FarFs, Outcome};
 use crate::body::Body;
 use crate::namespace::{Ino, Kind, Namespace, XattrMode};
 
-/// Others by such names are refused.
+/// Other names with this prefix are refused.
 const OURS: &[u8] = b"user.farpool.";
 const REDUNDANCY: &str = "user.farpool.redundancy";
 const VOLUME: &str = "user.farpool.volume";
@@ -27,7 +28,7 @@ const REBUILD: &str = "user.farpool.rebuild";
 const SCRUB: &str = "user.farpool.scrub";
 
 impl FarFs {
-    /// The value of an attribute that is answered rather than kept.
+    /// The value of an attribute that is computed instead of kept.
     pub(super) fn answered(&self, ino: Ino, name: &OsStr) -> Outcome<Option<Vec<u8>>> {
         if name == REDUNDANCY
             && let Some(body) = self.stat(ino)?.body()
@@ -40,7 +41,7 @@ impl FarFs {
         Ok(None)
     }
 
-    /// Does what setting such an attribute asks for; false: it is one to be kept.
+    /// Does what setting such an attribute asks for. False: the attribute is one that is kept.
     pub(super) fn obeyed(&self, ino: Ino, name: &OsStr, value: &[u8]) -> Outcome<bool> {
         if name == REDUNDANCY {
             let redundancy = parse(value).ok_or(Errno::EINVAL)?;
@@ -61,12 +62,12 @@ impl FarFs {
         } else if ino == Ino::ROOT && name == VOLUME {
             return Err(Errno::EPERM.into());
         } else {
-            return Err(Errno::EINVAL.into()); // kept, it would look as if it did something
+            return Err(Errno::EINVAL.into()); // an attribute that is only kept would seem to have an effect
         }
         Ok(true)
     }
 
-    /// The redundancy of what is made in a directory.
+    /// The redundancy of files that are made in a directory.
     pub(super) fn redundancy_in(&self, parent: Ino) -> Outcome<Redundancy> {
         let names = self.names()?;
         let chosen = names.xattr(parent, OsStr::new(REDUNDANCY)).ok().and_then(parse);
@@ -74,14 +75,14 @@ impl FarFs {
     }
 }
 
-/// A directory takes over what was chosen for the one that it is made in.
+/// A new directory inherits the redundancy that was chosen for its parent.
 pub(super) fn inherit(names: &mut Namespace<Arc<Body>>, parent: Ino, child: Ino) -> Outcome<()> {
     let name = OsStr::new(REDUNDANCY);
     let Ok(chosen) = names.xattr(parent, name).map(<[u8]>::to_vec) else { return Ok(()) };
     Ok(names.set_xattr(child, name, &chosen, XattrMode::Set, SystemTime::now())?)
 }
 
-/// Whether something that was made is a directory.
+/// Whether a new inode is a directory.
 pub(super) fn is_directory(kind: &Kind<Arc<Body>>) -> bool {
     matches!(kind, Kind::Directory)
 }
@@ -115,7 +116,7 @@ fn json(status: &VolumeStatus, redundancy: Redundancy) -> String {
     )
 }
 
-/// What a rebuild waits for, in words that go on "it waits: ".
+/// What a rebuild waits for, as a continuation of "it waits: ".
 fn waits_for(error: FileError) -> String {
     match error {
         FileError::TooFewNodes { wanted, found } => {
@@ -126,7 +127,7 @@ fn waits_for(error: FileError) -> String {
     }
 }
 
-/// A string of JSON: none of ours has control characters.
+/// A JSON string. The texts passed to it have no control characters.
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }

@@ -1,5 +1,5 @@
-//! Extended attributes: those of users. Other classes (`security`, `system` with its access lists, `trusted`) are not
-//! kept, and their callers are told so the way they expect.
+//! Extended attributes of class `user`. Other classes (`security`, `system` with its access lists, `trusted`)
+//! are not kept; their callers get the error that they expect.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -36,7 +36,7 @@ impl FarFs {
         Ok(self.names()?.xattr(ino, name)?.to_vec())
     }
 
-    /// All names, each with a closing zero.
+    /// All names, each with a terminating zero.
     pub(super) fn list_xattrs(&self, ino: Ino) -> Outcome<Vec<u8>> {
         self.check_kept()?;
         let names = self.names()?;
@@ -62,13 +62,14 @@ impl FarFs {
         }
     }
 
-    /// ENOSYS tells the kernel not to ask again, and the caller that they are not supported.
+    /// Fails with ENOSYS where attributes are not kept. It tells the kernel not to ask again, and the caller
+    /// that they are not supported.
     fn check_kept(&self) -> Outcome<()> {
         if self.keeps_xattrs { Ok(()) } else { Err(Errno::ENOSYS.into()) }
     }
 }
 
-/// Answers with the bytes if they fit, or with how many there are if asked for that (`size` 0).
+/// Replies with the bytes if they fit, or with their number if `size` is 0.
 pub(super) fn send_bytes(reply: ReplyXattr, size: u32, result: Outcome<Vec<u8>>) {
     match result {
         Ok(bytes) if size == 0 => reply.size(bytes.len() as u32),

@@ -1,21 +1,22 @@
-//! Growth of a file: whether the kernel or guests make it longer, and whether the kernel knows its size.
+//! Growth of a file: whether the kernel or direct clients (called *guests* in the code) extend it, and
+//! whether the kernel knows its size.
 //!
-//! The kernel believes that it alone changes a file's size. It drops attributes that it has asked for if
-//! anything else about the file was answered meanwhile, and keeps the size that it has. So it must be *told*
-//! of sizes that others change (`Flusher::tell`) before it uses its own.
+//! The kernel assumes that it alone changes a file's size. It drops attributes that it has asked for if
+//! anything else about the file was answered meanwhile, and keeps its own size. So it must be *told* of sizes
+//! that others change (`Flusher::tell`) before it uses its own.
 //!
-//! S1. Guests make a file longer only while it has a single opening, which is registered. All other changes
+//! S1. Direct clients extend a file only while it has a single handle, which is registered. All other changes
 //!     of a size come from the kernel.
-//! S2. While guests may do so, and until the kernel was told the result, attributes of the file have no
-//!     lifetime. So whatever makes the kernel use its size for that opening (`SEEK_END`, a read at the end)
-//!     asks first. That request ends the growth, and is answered after the kernel was told. A request that is
-//!     answered with the size itself (`stat`) ends nothing.
-//! S3. Whatever makes the kernel use its size without asking ends the growth first, and is answered after the
-//!     kernel was told: another opening, the end of a registration (maps, `O_APPEND`), a write that failed
-//!     (the kernel rolls back to its size).
+//! S2. While direct clients may extend a file, and until the kernel was told the result, attributes of the
+//!     file have no lifetime. So any call that makes the kernel use its size for that handle (`SEEK_END`, a
+//!     read at the end) makes it ask first. That request ends the growth, and is answered after the kernel
+//!     was told. A request that is answered with the size itself (`stat`) ends nothing.
+//! S3. Any request that makes the kernel use its size without asking ends the growth first, and is answered
+//!     after the kernel was told: another `open`, the end of a registration (maps, `O_APPEND`), a write that
+//!     failed (the kernel rolls back to its size).
 //! S4. Some answers set the kernel's size whatever else was answered meanwhile: those to changes of
 //!     attributes and to new links. Such a request first ends the growth for good. So the size in the answer
-//!     holds until the kernel itself changes it, and no such answer is under way when growth begins.
+//!     holds until the kernel itself changes it, and no such answer is in flight when growth begins.
 
 use parking_lot::Mutex;
 
@@ -28,7 +29,7 @@ pub(crate) struct Growth(Mutex<Inner>);
 #[derive(Default)]
 struct Inner {
     state: State,
-    /// Growth by guests has ended for good: the kernel has used its size once, and may again.
+    /// Growth by direct clients has ended for good: the kernel has used its size once, and may do so again.
     is_over: bool,
     /// How often growth has ended.
     ends: u64,
@@ -36,30 +37,31 @@ struct Inner {
 
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum State {
-    /// The kernel alone makes the file longer, and knows the size.
+    /// Only the kernel extends the file, and it knows the size.
     #[default]
     ByKernel,
-    /// Guests may make the file longer, or soon may.
+    /// Direct clients may extend the file, or soon may.
     ByGuests,
-    /// The kernel alone makes the file longer, and does not know the size yet that guests have left.
+    /// Only the kernel extends the file, and it does not know yet the size that direct clients have left.
     Untold,
 }
 
-/// For how long growth by guests ends.
+/// For how long growth by direct clients ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// Until guests may work on the file again.
+    /// Until direct clients may work on the file again.
     Allowed,
     /// For good.
     Ever,
 }
 
-/// An end of growth that the kernel is being told of.
+/// Identifies an end of growth of which the kernel is being told.
 #[derive(Clone, Copy)]
 pub(crate) struct EndOfGrowth(u64);
 
 impl Growth {
-    /// Guests are about to be allowed to make the file longer: from now on attributes have no lifetime (S2).
+    /// Direct clients are about to be allowed to extend the file: from now on attributes have no lifetime
+    /// (S2).
     pub(crate) fn begin(&self) {
         let mut inner = self.0.lock();
         if !inner.is_over {
@@ -67,14 +69,14 @@ impl Growth {
         }
     }
 
-    /// Allows it, unless growth has ended since it began.
+    /// Allows direct clients to extend the file, unless growth has ended since it began.
     pub(crate) fn allow(&self, file: &FarFile) {
         if self.0.lock().state == State::ByGuests {
             file.core().let_guests_grow();
         }
     }
 
-    /// Ends growth by guests: from now on the kernel alone makes the file longer.
+    /// Ends growth by direct clients: from now on only the kernel extends the file.
     pub(crate) fn end(&self, file: &FarFile, until: Until) {
         let mut inner = self.0.lock();
         inner.is_over |= until == Until::Ever;
@@ -95,7 +97,7 @@ impl Growth {
         EndOfGrowth(self.0.lock().ends)
     }
 
-    /// The kernel was told the size that was read after this end.
+    /// Notes that the kernel was told the size that was read after this end.
     pub(crate) fn told(&self, of: EndOfGrowth) {
         let mut inner = self.0.lock();
         if inner.state == State::Untold && inner.ends == of.0 {

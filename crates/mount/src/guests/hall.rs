@@ -1,4 +1,5 @@
-//! Where processes that want to work on files directly are received: whom to let in, tickets, and files to be opened to them.
+//! The registry of direct clients (called *hall* and *guests* in the code): which users are trusted, tickets,
+//! and files that are to be opened to direct clients.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -15,24 +16,25 @@ use crate::body::Body;
 use crate::fs::Kernel;
 use crate::namespace::Ino;
 
-/// Tickets that were given out and not used yet; beyond that the oldest are void.
+/// Most tickets that were issued and not used yet; beyond that the oldest are void.
 const MAX_TICKETS: usize = 4096;
-/// Files that wait to be opened to guests; a further one stays the kernel's until it is registered again.
+/// Most files that wait to be opened to direct clients. A further one stays with the kernel until it is
+/// registered again.
 const MAX_WISHES: usize = 4096;
 
-/// Whether guests may make files longer that have a single opening.
+/// Whether direct clients may extend files that have a single handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Growing {
-    /// Only the kernel: it cannot be told of sizes, or a successor must find them.
+    /// Only the kernel may: it cannot be told of sizes, or a later process must find them.
     ByKernel,
-    /// Guests may.
+    /// Direct clients may.
     ByGuests,
 }
 
 type Ticket = [u8; TICKET_BYTES];
 type Wish = (Ino, Weak<Body>);
 
-/// Shared by the file system, which registers openings, and the server of guests.
+/// The registry, shared by the file system, which registers handles, and the server of direct clients.
 pub(crate) struct Hall {
     name: String,
     trusted: Vec<u32>,
@@ -41,13 +43,14 @@ pub(crate) struct Hall {
     left_to_kernel: Throttle,
 }
 
-/// The thread that opens files to guests; ends with its hall.
+/// The thread that opens files to direct clients; it ends with its registry.
 pub(crate) struct Opener(
     #[expect(dead_code, reason = "its end is the end of the hall's sender")] JoinHandle<()>,
 );
 
 impl Hall {
-    /// Trusts these users. Files are opened to guests once the kernel, as it is known by then, has forgotten their pages.
+    /// A registry that trusts these users. A file is opened to direct clients once `kernel`, which is set by
+    /// then, has forgotten the file's pages.
     pub(crate) fn open(
         trusted: Vec<u32>,
         kernel: Kernel,
@@ -71,7 +74,7 @@ impl Hall {
         ))
     }
 
-    /// Of the socket, in the abstract namespace.
+    /// The name of the socket, in the abstract namespace.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -80,7 +83,7 @@ impl Hall {
         uid == 0 || self.trusted.contains(&uid)
     }
 
-    /// What opens a file's layout at the socket, once.
+    /// A ticket: it opens a file's layout at the socket, once.
     pub(super) fn ticket(&self, ino: Ino, body: &Arc<Body>) -> Result<Ticket, Errno> {
         let mut ticket = [0; TICKET_BYTES];
         getrandom::fill(&mut ticket).map_err(|_| Errno::EAGAIN)?;
@@ -92,7 +95,8 @@ impl Hall {
         Ok(ticket)
     }
 
-    /// Takes a ticket back for what it opens. From now on the file is to be open to guests while it may be.
+    /// Exchanges a ticket for its file. From now on the file is to be open to direct clients whenever it may
+    /// be.
     pub(super) fn redeem(&self, ticket: &[u8]) -> Option<Arc<Body>> {
         let (ino, body) = {
             let mut tickets = self.tickets.lock();
@@ -109,10 +113,11 @@ impl Hall {
         Some(body)
     }
 
-    /// All openings of a file are registered, and some guest wants to work on it.
+    /// Asks the opener to open a file: all its handles are registered, and some direct client wants to work
+    /// on it.
     pub(super) fn wants_open(&self, ino: Ino, body: &Arc<Body>) {
-        // Not waited for, since the caller holds the file's doors, which the opener wants as well. Nobody listens once the
-        // mount is ending.
+        // Does not wait, since the caller holds the lock of the file's `doors`, which the opener takes as
+        // well. The receiver is gone once the mount is ending.
         if let Err(TrySendError::Full(_)) = self.wishes.try_send((ino, Arc::downgrade(body)))
             && let Some(left_out) = self.left_to_kernel.occurs(Instant::now())
         {
@@ -121,7 +126,8 @@ impl Hall {
     }
 }
 
-/// In a thread of its own: forgetting pages may wait for requests that other workers answer.
+/// Opens files to direct clients. It runs in a thread of its own: forgetting pages may wait for requests that
+/// workers answer.
 fn open_files(wished: &Receiver<Wish>, kernel: &Kernel, growing: Growing) {
     let mut said = false;
     while let Ok((ino, body)) = wished.recv() {
@@ -142,7 +148,7 @@ fn open_file(ino: Ino, body: &Body, kernel: &Kernel, growing: Growing) -> std::i
             return Ok(());
         }
         if growing == Growing::ByGuests && doors.all == 1 {
-            body.growth.begin(); // before the kernel forgets the attributes that it has
+            body.growth.begin(); // before the kernel forgets its attributes
         }
         doors.made
     };
@@ -151,7 +157,8 @@ fn open_file(ino: Ino, body: &Body, kernel: &Kernel, growing: Growing) -> std::i
         tracing::debug!(%error, "the kernel had no pages of the file");
     }
     let mut doors = body.doors.lock();
-    // Else somebody opened it meanwhile, and the kernel may have pages again. It asks again when that is over.
+    // Otherwise the file was opened meanwhile, and the kernel may have pages again. The file is asked for
+    // again when that handle is closed.
     if doors.made == before && doors.all_registered() && !doors.is_open {
         body.far.core().open_to_guests()?;
         doors.is_open = true;

@@ -1,4 +1,5 @@
-//! The socket at which guests join, ask for files and regions; and the watch over their lives (H4).
+//! The socket at which direct clients (called *guests* in the code) join and ask for files and regions; it
+//! also watches for their deaths (H4).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -20,17 +21,18 @@ use rustix::time::Timespec;
 use super::hall::Hall;
 use super::undertaker::Undertaker;
 
-/// Most processes at a time, and most that wait to be received.
+/// Most connected processes at a time, and most that wait to be accepted.
 const MAX_PROCESSES: usize = 4096;
 const BACKLOG: i32 = 64;
-/// Most nodes that the log is told are out of reach: a pool has fewer.
+/// Most nodes that the log reports as out of reach; a pool has fewer.
 const MAX_OUT_OF_REACH: usize = 1024;
-/// How long nobody is received once that has failed: who waits to be stays there, and would be found at every look.
+/// How long no process is accepted after accepting one has failed. Otherwise every poll would find the
+/// waiting process again.
 const SHORTAGE_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// `SO_PEERPIDFD`, since Linux 6.5; elsewhere the process is found by its number.
+/// `SO_PEERPIDFD`, since Linux 6.5; on older kernels the process is found by its number.
 const SO_PEERPIDFD: i32 = 77;
 
-/// The running server; ends when dropped.
+/// The running server; dropping it ends it.
 pub(crate) struct Server {
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -38,7 +40,7 @@ pub(crate) struct Server {
 
 /// A process that connected.
 struct Visitor {
-    /// `None`: it has hung up, and we wait for its end.
+    /// `None`: the process has hung up, and the server waits for its death.
     socket: Option<OwnedFd>,
     process: OwnedFd,
     guest: Option<GuestId>,
@@ -83,9 +85,9 @@ struct Desk {
     store: FileStore,
     undertaker: Undertaker,
     visitors: Vec<Visitor>,
-    /// Nodes that could not be reached for guests, of which the log knows.
+    /// Nodes that could not be reached for direct clients, and were logged.
     out_of_reach: BTreeSet<u64>,
-    /// Nobody could be received just now: this process is short of descriptors or memory.
+    /// The last attempt to accept a process failed: the daemon is short of descriptors or memory.
     is_short: bool,
 }
 
@@ -102,7 +104,7 @@ impl Desk {
                 ];
                 for visitor in &self.visitors {
                     wanted.push(PollFd::from_borrowed_fd(visitor.process.as_fd(), PollFlags::IN));
-                    // One that has hung up is represented by its process, twice.
+                    // A process that has hung up is represented by its process descriptor, twice.
                     let socket = visitor.socket.as_ref().unwrap_or(&visitor.process);
                     wanted.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
                 }
@@ -128,7 +130,7 @@ impl Desk {
                 if asks {
                     self.attend(&mut visitor);
                 }
-                // Who has hung up and was never let in leaves nothing.
+                // A process that hung up before it was admitted leaves nothing behind.
                 if visitor.socket.is_some() || visitor.guest.is_some() {
                     self.visitors.push(visitor);
                 }
@@ -137,7 +139,7 @@ impl Desk {
         }
     }
 
-    /// Lets a process connect, unless it is gone again. Fails for want of descriptors or memory.
+    /// Accepts a process, unless it is gone again. Fails for lack of descriptors or memory.
     fn receive(&mut self, listener: &OwnedFd) -> rustix::io::Result<()> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = match rustix::net::accept_with(listener, flags) {
@@ -167,7 +169,7 @@ impl Desk {
                     Some(ask) => self.answer(visitor, &socket, ask),
                     None => send(&socket, &line::refusal(Errno::INVAL), &[]),
                 };
-                // One that does not take its answers has to do without us.
+                // A process that does not take its answers loses its connection.
                 if sent.is_ok() {
                     visitor.socket = Some(socket);
                 }
@@ -216,7 +218,7 @@ impl Desk {
         }
     }
 
-    /// Makes a connection to a node for a guest, and gives it away.
+    /// Makes a connection to a node for a direct client, and hands it over.
     fn connect(&mut self, guest: GuestId, socket: &OwnedFd, to: &GuestConnect) -> io::Result<()> {
         match self.store.connect_guest(NodeId(to.node), Path::new(&to.shm_socket)) {
             Ok(connection) => {
@@ -224,7 +226,8 @@ impl Desk {
                 send(socket, &done(guest), &[connection.as_fd()])
             }
             Err(error) => {
-                // Without a number: regions of it were given back meanwhile, and nothing is wrong.
+                // An error without a number: the node's regions were given back meanwhile, and nothing is
+                // wrong.
                 let errno = Errno::from_io_error(&error);
                 if errno.is_some() {
                     self.complain(to, &error);
@@ -234,7 +237,7 @@ impl Desk {
         }
     }
 
-    /// Once for each node, until it is reached again.
+    /// Warns once for each node, until it is reached again.
     fn complain(&mut self, to: &GuestConnect, error: &io::Error) {
         if self.out_of_reach.len() < MAX_OUT_OF_REACH && self.out_of_reach.insert(to.node) {
             tracing::warn!(
@@ -246,7 +249,8 @@ impl Desk {
     }
 }
 
-/// The answer to what was done. Never empty: a packet without bytes looks like the end of the connection.
+/// The answer to a request that succeeded. It is never empty: a packet without bytes looks like the end of
+/// the connection.
 fn done(guest: GuestId) -> GuestAnswer {
     GuestAnswer { guest: guest.number().into(), ..GuestAnswer::default() }
 }
@@ -259,7 +263,8 @@ fn send(socket: &OwnedFd, answer: &GuestAnswer, beside: &[std::os::fd::BorrowedF
 fn process_of(socket: &OwnedFd, pid: rustix::process::Pid) -> io::Result<OwnedFd> {
     let mut fd: libc::c_int = -1;
     let mut length = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes into `fd`, which is as large and ours alone.
+    // SAFETY: the kernel writes at most `length` bytes into `fd`, which has that size, lives until the call
+    // returns, and is borrowed by nothing else.
     let got = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -270,7 +275,7 @@ fn process_of(socket: &OwnedFd, pid: rustix::process::Pid) -> io::Result<OwnedFd
         )
     };
     if got == 0 && fd >= 0 {
-        // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
+        // SAFETY: the kernel has just made this descriptor for this call; nothing else owns it.
         return Ok(unsafe { OwnedFd::from_raw_fd(fd) });
     }
     Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)

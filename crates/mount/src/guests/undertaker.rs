@@ -1,8 +1,8 @@
-//! The thread that looks after what dead guests left (H4). That reads the words of all files, so it is not for the desk at
-//! which the living wait.
+//! The reaper (called *undertaker* in the code): a thread that recovers what dead direct clients left behind
+//! (H4). That reads the block words of all files, so the server, on which live clients wait, does not do it.
 //!
-//! One after the other, in the order in which they were found dead; a number is given out again only once its guest's locks
-//! are taken over.
+//! It recovers clients one after the other, in the order in which they were found dead. A client's number is
+//! assigned again only once its locks have been taken over.
 
 use std::io;
 use std::sync::Arc;
@@ -13,11 +13,12 @@ use std::thread::JoinHandle;
 use farpool_file::guest::GuestId;
 use farpool_wire::BlockWord;
 
-/// There are no more guests than numbers, and one that waits here keeps its own: so the queue is never full.
+/// There are no more direct clients than numbers, and a client that waits here keeps its number, so the queue
+/// is never full.
 const MAX_WAITING: usize = BlockWord::MAX_GUEST as usize;
 
-/// The running thread; dropping it ends it after the burial under way. Whoever waits then is nobody's any more, since the files
-/// end as well.
+/// The running thread. Dropping it waits for the recovery in progress and ends the thread. Clients that still
+/// wait are dropped, since the files end as well.
 pub(super) struct Undertaker {
     queue: Option<SyncSender<GuestId>>,
     stopped: Arc<AtomicBool>,
@@ -42,7 +43,7 @@ impl Undertaker {
         Ok(Undertaker { queue: Some(queue), stopped, thread: Some(thread) })
     }
 
-    /// A guest is dead for certain.
+    /// Queues a direct client that is known to be dead.
     pub(super) fn takes(&self, guest: GuestId) {
         let taken = self.queue.as_ref().is_some_and(|queue| queue.try_send(guest).is_ok());
         if !taken {
@@ -53,7 +54,7 @@ impl Undertaker {
 
 impl Drop for Undertaker {
     fn drop(&mut self) {
-        self.stopped.store(true, Ordering::Relaxed); // the channel's end is what wakes the thread
+        self.stopped.store(true, Ordering::Relaxed); // the end of the channel wakes the thread
         drop(self.queue.take());
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -84,7 +85,7 @@ mod tests {
         for number in 1..=BlockWord::MAX_GUEST {
             undertaker.takes(GuestId::from_number(number).unwrap());
         }
-        // All were taken while not one was buried.
+        // All were queued before one was recovered.
         assert!(was_buried.try_recv().is_err());
         for number in 1..=BlockWord::MAX_GUEST {
             go_on.send(()).unwrap();

@@ -1,27 +1,27 @@
 //! The budget of the daemon's memory for names and attributes: in total, and for each user.
 //!
-//! U1. An inode's owner is charged for all that it takes: the inode, its names, the target of a link, its
-//!     extended attributes. So the user that runs out is the one that can remove inodes, wherever their names
-//!     are.
-//! U2. A change that would exceed a bound is refused before anything changes. The exception is `chown`: the
-//!     new owner is charged in any case, since an administrator has decided so.
+//! U1. The owner of an inode is charged for all that it takes: the inode, its names, the target of a link,
+//!     its extended attributes. So the user that runs out is the one that can remove inodes, wherever their
+//!     names are.
+//! U2. A change that would exceed a bound is refused before anything changes. The exception is `chown`, where
+//!     an administrator has decided: the new owner is charged in any case.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
 
 use super::{Ino, Inode, Kind, Namespace, NamespaceError, Outcome};
 
-/// Roughly the bytes that an inode takes: itself, its place in the table, a file's body and its places in
+/// Roughly the bytes that an inode takes: itself, its place in the table, a file's body and its places in the
 /// tables of the file store.
 pub const INODE_BYTES: usize = 768;
 /// Roughly the bytes that a name takes beside its own: two places in its directory.
 pub const NAME_BYTES: usize = 128;
 /// The budget of a mount without a limit: more than [`MAX_INODES`](super::MAX_INODES) with names of usual
-/// length take, and all extended attributes.
+/// length and all extended attributes take.
 pub const MAX_METADATA_BYTES: usize = 2 << 30;
-/// The budget is this part of a mount's limit, in addition to the limit.
+/// The budget is one part in this many of a mount's limit of far memory, in addition to that limit.
 pub const METADATA_PART: u64 = 8;
-/// The part of the budget that each user may have, except root and the user that mounts.
+/// Each user may have one part in this many of the budget, except root and the user that mounts.
 const SHARE: usize = 4;
 
 /// The most memory that names and attributes may take.
@@ -60,7 +60,7 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// Whether a user may have so much more.
+    /// Checks that a user may have `more` bytes.
     pub(super) fn check(&self, uid: u32, more: usize) -> Outcome<()> {
         let had = self.users.get(&uid).copied().unwrap_or(0);
         if self.bytes + more > self.budget.bytes {
@@ -120,7 +120,7 @@ impl<F> Namespace<F> {
         }
     }
 
-    /// Takes back what was charged.
+    /// Reduces the charge of an inode's owner.
     pub(super) fn discharge(&mut self, ino: Ino, bytes: usize) {
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.charged -= bytes;
@@ -128,7 +128,7 @@ impl<F> Namespace<F> {
         }
     }
 
-    /// Takes back all that was charged for an inode that was removed.
+    /// Cancels the whole charge of an inode that was removed.
     pub(super) fn settle_account(&mut self, ended: &Inode<F>) {
         self.account.remove(ended.ownership.uid, ended.charged);
     }
@@ -139,7 +139,7 @@ impl<F> Namespace<F> {
         self.account.add(to, bytes);
     }
 
-    /// Charges everything anew.
+    /// Counts all charges from scratch.
     pub(super) fn charge_all(&mut self) {
         self.inodes.values_mut().for_each(|inode| inode.charged = 0);
         self.account = Account { budget: self.account.budget, ..Account::default() };
@@ -147,7 +147,7 @@ impl<F> Namespace<F> {
         charges.into_iter().for_each(|(ino, bytes)| self.charge(ino, bytes));
     }
 
-    /// What each inode takes, counted anew.
+    /// What each inode takes, counted from scratch.
     fn all_charges(&self) -> HashMap<Ino, usize> {
         let own = |inode: &Inode<F>| inode_bytes(&inode.kind) + inode.xattrs.bytes();
         let mut charges: HashMap<Ino, usize> =

@@ -1,4 +1,4 @@
-//! Changes of attributes: `chmod`, `chown`, `utimens`, and the times that writing moves.
+//! Changes of attributes: `chmod`, `chown`, `utimens`, and the times that a write updates.
 
 use std::time::SystemTime;
 
@@ -7,7 +7,7 @@ use super::{Ino, MODE_MASK, Namespace, Outcome, SET_GROUP_ID, Touched};
 const SET_USER_ID: u32 = 0o4000;
 const GROUP_EXECUTE: u32 = 0o010;
 
-/// What `setattr` changes; `None` leaves a value alone.
+/// What `setattr` changes; `None` leaves a value as it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Change {
     /// New permission bits.
@@ -23,7 +23,7 @@ pub struct Change {
 }
 
 impl<F> Namespace<F> {
-    /// Changes attributes, and the time of change to `now`. A new owner of a file gets no privileges with it.
+    /// Changes attributes, and sets the time of change to `now`. A change of owner clears privileges.
     pub fn change(&mut self, ino: Ino, change: Change, now: SystemTime) -> Outcome<()> {
         if change.mode.is_none() && (change.uid.is_some() || change.gid.is_some()) {
             self.drop_privileges(ino)?;
@@ -43,8 +43,8 @@ impl<F> Namespace<F> {
         Ok(())
     }
 
-    /// Takes the set-user-id bit from a file, and the set-group-id bit if it means privileges there: it has another
-    /// owner, or other contents.
+    /// Clears the set-user-id bit of a file, and the set-group-id bit if that gives privileges: the file has
+    /// another owner, or other contents.
     pub fn drop_privileges(&mut self, ino: Ino) -> Outcome<()> {
         self.touch(|| Touched::Inode(ino));
         let inode = self.inode_mut(ino)?;
@@ -58,7 +58,7 @@ impl<F> Namespace<F> {
         Ok(())
     }
 
-    /// The contents were written at `when`.
+    /// Notes that the contents were written at `when`.
     pub fn written(&mut self, ino: Ino, when: SystemTime) -> Outcome<()> {
         self.touch(|| Touched::Inode(ino));
         let times = &mut self.inode_mut(ino)?.times;

@@ -1,7 +1,7 @@
 //! One directory: entries by name for look-ups, and by cookie for `readdir`.
 //!
-//! A cookie counts insertions, so that a listing that stopped at one finds every entry that was there all the
-//! time exactly once, in directories of any size, without a copy per open directory.
+//! A cookie counts insertions. So a listing that continues from a cookie finds every entry that existed all
+//! the time exactly once, in directories of any size, without a copy for each open directory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -15,7 +15,7 @@ const DOT_DOT_COOKIE: u64 = 2;
 /// One line of a listing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DirectoryEntry<'a> {
-    /// Ask with this to continue behind the entry.
+    /// The cookie from which to continue after this entry.
     pub cookie: u64,
     /// The inode.
     pub ino: Ino,
@@ -25,7 +25,7 @@ pub struct DirectoryEntry<'a> {
 
 #[derive(Debug)]
 pub(super) struct Directory {
-    /// Where the directory lies; the root lies in itself.
+    /// The directory that contains this one; for the root, the root itself.
     pub(super) parent: Ino,
     by_name: HashMap<Arc<OsStr>, (u64, Ino)>,
     by_cookie: BTreeMap<u64, (Arc<OsStr>, Ino)>,
@@ -46,7 +46,7 @@ impl Directory {
         self.by_name.is_empty()
     }
 
-    /// The name must be free.
+    /// Adds an entry; the name must be free.
     pub(super) fn insert(&mut self, name: &OsStr, ino: Ino) {
         self.last_cookie += 1;
         let name: Arc<OsStr> = Arc::from(name);
@@ -55,7 +55,7 @@ impl Directory {
         self.by_cookie.insert(self.last_cookie, (name, ino));
     }
 
-    /// The name now stands for another inode; its place in the listing stays.
+    /// Lets a name stand for another inode; its place in the listing stays.
     pub(super) fn replace(&mut self, name: &OsStr, ino: Ino) {
         if let Some(entry) = self.by_name.get_mut(name) {
             entry.1 = ino;

@@ -1,13 +1,13 @@
-//! What a successor must find again of names and attributes: which of them a call has changed, and a namespace made of
-//! what was written down.
+//! Names and attributes in the journal: which of them a call has changed, and how a later process restores a
+//! namespace from what was written.
 //!
 //! ```text
 //! I inode           KeptInode                (inode, parent: 8 bytes, big-endian)
 //! E parent name     inode                    (8 bytes, little-endian)
 //! X inode name      value of an extended attribute
 //! ```
-//! What makes no sense is left out: an entry of an inode that is not there, a second way to a directory, an inode that no
-//! entry names.
+//! A restore leaves out what is inconsistent: an entry whose inode does not exist, a second path to a
+//! directory, an inode that no entry names.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::{OsStr, OsString};
@@ -22,7 +22,7 @@ use super::{
     Ownership, Times, Xattrs,
 };
 
-/// Something of which the kept state has to be told.
+/// Something that changed and is to be written to the journal.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Touched {
     Inode(Ino),
@@ -36,7 +36,7 @@ const SYMLINK: u32 = 3;
 const FIFO: u32 = 4;
 const SOCKET: u32 = 5;
 
-/// An inode as it is written down. Times: nanoseconds from 1970.
+/// An inode as it is written to the journal. Times are nanoseconds from 1970.
 #[derive(Clone, PartialEq, Message)]
 struct KeptInode {
     #[prost(uint32, tag = "1")]
@@ -53,10 +53,10 @@ struct KeptInode {
     modified: Option<KeptTime>,
     #[prost(message, optional, tag = "7")]
     changed: Option<KeptTime>,
-    /// Of a symbolic link.
+    /// The target of a symbolic link.
     #[prost(bytes = "vec", tag = "8")]
     target: Vec<u8>,
-    /// Of a file: what its body is kept under.
+    /// For a file: the number under which its body is kept.
     #[prost(uint64, tag = "9")]
     file: u64,
 }
@@ -121,18 +121,19 @@ fn inodes_of(kept: &Kept) -> BTreeMap<Ino, KeptInode> {
     inodes.collect()
 }
 
-/// The bodies that a kept state's inodes have.
+/// The bodies that the inodes of a kept state refer to.
 pub fn kept_bodies(kept: &Kept) -> BTreeSet<u64> {
     inodes_of(kept).into_values().filter(|inode| inode.kind == FILE).map(|inode| inode.file).collect()
 }
 
 impl<F> Namespace<F> {
-    /// From now on changes are noted, for [`take_changes`](Self::take_changes).
+    /// Starts to note changes, for [`take_changes`](Self::take_changes).
     pub fn note_changes(&mut self) {
         self.touched = Some(Vec::new());
     }
 
-    /// What has changed since the last time, as it is now. `kept_as`: what a file's body is kept under, if it is.
+    /// The present state of what has changed since the last call. `kept_as` gives the number under which a
+    /// file's body is kept, if it is.
     pub fn take_changes(&mut self, kept_as: impl Fn(&F) -> Option<u64>) -> Vec<Change> {
         let mut touched = match &mut self.touched {
             Some(touched) => std::mem::take(touched),
@@ -180,7 +181,7 @@ impl<F> Namespace<F> {
         }
     }
 
-    /// What a kept state says. `body`: what a file's body was kept under, to the body.
+    /// A namespace from a kept state. `body` gives the body that was kept under a number.
     pub fn restore(
         kept: &Kept,
         root: Ownership,
@@ -222,7 +223,8 @@ impl<F> Namespace<F> {
         names
     }
 
-    /// What a kept state says and this namespace, restored from it, does not have: to be written down as gone.
+    /// What a kept state contains and this namespace, restored from it, does not: to be written to the
+    /// journal as removed.
     pub fn left_out(&self, kept: &Kept) -> Vec<Change> {
         let mut gone = Vec::new();
         let mut look = |table, is_there: &dyn Fn(Ino, &OsStr, &[u8]) -> bool| {
@@ -244,7 +246,8 @@ impl<F> Namespace<F> {
         gone
     }
 
-    /// Enters a name that was found. False: the inode is a directory that has one already, or has too many.
+    /// Adds an entry of the kept state. False: the inode is a directory that has a name already, or has too
+    /// many names.
     fn link_found(&mut self, parent: Ino, name: &OsStr, ino: Ino, is_new: bool) -> bool {
         let Some(inode) = self.inodes.get_mut(&ino) else { return false };
         let is_directory = inode.directory.is_some();
@@ -281,7 +284,7 @@ fn is_name(name: &OsStr) -> bool {
     !is_reserved && bytes.len() <= MAX_NAME_BYTES && !bytes.contains(&b'/') && !bytes.contains(&0)
 }
 
-/// `None`: nobody is to find it.
+/// The inode as it is kept; `None` if it must not be restored.
 fn kept_inode<F>(inode: &Inode<F>, kept_as: impl Fn(&F) -> Option<u64>) -> Option<KeptInode> {
     if inode.nlink == 0 {
         return None;
@@ -307,7 +310,7 @@ fn kept_inode<F>(inode: &Inode<F>, kept_as: impl Fn(&F) -> Option<u64>) -> Optio
     Some(KeptInode { kind, mode, uid, gid, accessed, modified, changed, target, file })
 }
 
-/// An inode that was found, not yet named.
+/// An inode from the kept state, not yet named.
 fn found<F>(kept: &KeptInode, parent: Ino, body: &mut impl FnMut(u64) -> Option<F>) -> Option<Inode<F>> {
     let kind = match kept.kind {
         FILE => Kind::File(body(kept.file)?),
@@ -380,7 +383,7 @@ mod tests {
         Ownership { mode, uid: 5, gid: 6 }
     }
 
-    /// Something that may or may not be possible.
+    /// Tries one operation, which may fail.
     fn step(names: &mut Namespace<u64>, (what, a, b, c): (u8, u8, u8, u8), now: SystemTime) {
         let known: Vec<Ino> = names.inodes.keys().copied().collect::<BTreeSet<_>>().into_iter().collect();
         let some = |index: u8| known[index as usize % known.len()];
@@ -417,7 +420,7 @@ mod tests {
                 step(&mut names, step_of, at(second as u64));
                 kept.apply(names.take_changes(|body| Some(*body)));
                 if opened && second == 10 {
-                    // What is open and has no name lives on here, and is not found again.
+                    // An open inode without a name lives on here, and is not restored.
                     let all: Vec<Ino> = names.inodes.keys().copied().collect();
                     all.into_iter().for_each(|ino| _ = names.open(ino));
                 }
@@ -427,7 +430,7 @@ mod tests {
             names.check_account();
             again.check_account();
             prop_assert_eq!(again.xattr_bytes, again.inodes.values().map(|inode| inode.xattrs.bytes()).sum::<usize>());
-            // Numbers are not used again.
+            // Inode numbers are not reused.
             let fresh = again.make(Ino::ROOT, OsStr::new("fresh"), Kind::File(1), own(0), at(0)).unwrap();
             prop_assert!(names.inodes.get(&fresh).is_none_or(|inode| inode.nlink == 0));
         }

@@ -1,4 +1,4 @@
-//! The namespace against a model that counts everything anew after each step.
+//! The namespace against a model that counts everything from scratch after each step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -12,7 +12,7 @@ const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 const NOW: SystemTime = SystemTime::UNIX_EPOCH;
 const OWN: Ownership = Ownership { mode: 0o755, uid: 0, gid: 0 };
 
-/// Inodes are picked by their place in the order of their making, modulo how many there are.
+/// Inodes are picked by the order in which they were made, modulo their number.
 #[derive(Clone, Debug)]
 enum Step {
     MakeFile(usize, usize),
@@ -44,7 +44,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What is true, in the plainest form: who is a directory, which names exist, who is held how often.
+/// The expected state in its simplest form: which inodes are directories, which names exist, how often each
+/// inode is held.
 #[derive(Default)]
 struct Model {
     made: Vec<Ino>,
@@ -114,7 +115,7 @@ impl Model {
     }
 }
 
-/// Does a step on both; the namespace must succeed exactly if the model says so.
+/// Runs a step on both; the namespace must succeed exactly if the model says so.
 fn run(space: &mut Namespace<usize>, model: &mut Model, step: Step) {
     match step {
         Step::MakeFile(dir, name) | Step::MakeDirectory(dir, name) => {

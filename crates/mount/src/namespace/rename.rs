@@ -1,14 +1,14 @@
-//! Rename: a move, a move that replaces nothing, an exchange.
+//! Rename: a move that may replace, a move that replaces nothing, or an exchange.
 
 use std::ffi::OsStr;
 use std::time::SystemTime;
 
 use super::{Ino, Namespace, NamespaceError, Outcome, Touched, check_name, name_bytes};
 
-/// What becomes of an entry that is already there.
+/// What a rename does with an entry that exists at the target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RenameMode {
-    /// It is replaced, in one step.
+    /// It is replaced atomically.
     Replace,
     /// The rename fails.
     NoReplace,
@@ -24,7 +24,7 @@ struct Place<'a> {
 }
 
 impl<F> Namespace<F> {
-    /// Moves an entry; gives back the body of a file that ended because it was replaced.
+    /// Moves an entry; returns the body of a file that was replaced and has no more users.
     pub fn rename(
         &mut self,
         from: (Ino, &OsStr),
@@ -46,7 +46,7 @@ impl<F> Namespace<F> {
             _ => {}
         }
         match there {
-            // Two names of one file: POSIX leaves both.
+            // Two names of one file: POSIX says that both stay.
             Some(other) if other == moved => Ok(None),
             Some(other) if mode == RenameMode::Exchange => {
                 self.exchange(from, to, (moved, other), now);
@@ -65,7 +65,7 @@ impl<F> Namespace<F> {
         }
     }
 
-    /// The target is free.
+    /// Moves an entry to a name that is free.
     fn relocate(&mut self, from: Place<'_>, to: Place<'_>, moved: Ino, now: SystemTime) {
         self.remove_entry(from.parent, from.name, now);
         self.add_entry(to.parent, to.name, moved, now);
@@ -95,7 +95,7 @@ impl<F> Namespace<F> {
         }
     }
 
-    /// A directory must not move into itself or below.
+    /// Checks that a directory does not move into itself or below itself.
     fn check_not_inside(&self, moved: Ino, target: Ino) -> Outcome<()> {
         if self.directory(moved).is_err() {
             return Ok(());

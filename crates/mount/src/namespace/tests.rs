@@ -17,7 +17,7 @@ fn empty() -> Namespace<&'static str> {
     Namespace::new(Ownership { mode: 0o755, uid: 0, gid: 0 }, at(0), MAX_INODES)
 }
 
-/// A file as the kernel makes one: known to it, and not yet open.
+/// A file as the kernel makes one: the kernel knows it, and it is not open yet.
 fn file(space: &mut Namespace<&'static str>, parent: Ino, text: &'static str) -> Ino {
     let ino = space.make(parent, name(text), Kind::File(text), OWN, at(1)).unwrap();
     space.remember(ino).unwrap();
@@ -210,7 +210,7 @@ fn a_new_owner_gets_a_file_without_its_privileges_and_a_directory_with_them() {
 const HOST: u32 = 1000;
 const GUEST: u32 = 2000;
 
-/// A namespace with a budget of so many bytes.
+/// A namespace with a budget of `bytes`.
 fn bounded(bytes: usize) -> Namespace<&'static str> {
     let mut space = Namespace::new(Ownership { mode: 0o777, uid: HOST, gid: 0 }, at(0), MAX_INODES);
     space.limit_to(Budget { bytes, host: HOST });
@@ -272,7 +272,7 @@ fn links_targets_and_extended_attributes_are_charged_to_the_owner_of_the_inode()
     let target = Kind::Symlink(OsString::from("x".repeat(4000)));
     let refused = space.make(Ino::ROOT, OsStr::new("symlink"), target, of(GUEST), at(1));
     assert_eq!(refused, Err(NamespaceError::OverShare));
-    // After `chown`, all of it is charged to the new owner.
+    // After `chown`, the new owner is charged for everything.
     let change = Change { uid: Some(GUEST + 1), ..Change::default() };
     space.change(file, change, at(2)).unwrap();
     space.check_account();

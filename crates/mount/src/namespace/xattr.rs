@@ -1,8 +1,8 @@
-//! Extended attributes: small values by name, kept with the inode and gone with it.
+//! Extended attributes: small values by name, kept with the inode and dropped with it.
 //!
-//! X1. The memory that extended attributes take is bounded, per inode, in total, and with names for each user
-//!     (`budget`): no user can fill the daemon's memory with them.
-//! Not here: which classes of names there are (`fs`).
+//! X1. The memory of extended attributes is bounded, per inode, in total, and together with names for each
+//!     user (`budget`): no user can fill the daemon's memory with them.
+//! Not here: which classes of names are allowed (`fs`).
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -14,24 +14,25 @@ use super::{Ino, Namespace, NamespaceError, Outcome, Touched};
 pub const MAX_XATTR_NAME_BYTES: usize = 255;
 /// Largest value in bytes (`XATTR_SIZE_MAX` of Linux).
 pub const MAX_XATTR_VALUE_BYTES: usize = 64 << 10;
-/// All names of an inode with their closing zeros: what Linux is ready to list (`XATTR_LIST_MAX`).
+/// Bytes of all names of an inode with their terminating zeros: the most that Linux lists (`XATTR_LIST_MAX`).
 pub const MAX_XATTR_LIST_BYTES: usize = 64 << 10;
-/// Names and values of one inode: a largest value and a few more. Ext4 has less.
+/// Bytes of names and values of one inode: one value of the largest size and a few more. The limit of ext4 is
+/// lower.
 pub const MAX_INODE_XATTR_BYTES: usize = 256 << 10;
-/// Names and values of a mount: a small share of what [`MAX_INODES`](super::MAX_INODES) take, enough for a label of
-/// 64 bytes on each.
+/// Bytes of names and values of a mount: a small part of what [`MAX_INODES`](super::MAX_INODES) take, enough
+/// for a label of 64 bytes on each.
 pub const MAX_XATTR_BYTES: usize = 128 << 20;
-/// What an entry takes beside its name and value, roughly: allocations and its place in a tree.
+/// Roughly the bytes of an entry beside its name and value: allocations and its place in a tree.
 const ENTRY_BYTES: usize = 64;
 
-/// What becomes of an attribute that is there, or not.
+/// What setting an attribute does, depending on whether it exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum XattrMode {
-    /// Made or replaced.
+    /// Makes or replaces it.
     Set,
-    /// Made; an error if it is there (`XATTR_CREATE`).
+    /// Makes it; an error if it exists (`XATTR_CREATE`).
     Create,
-    /// Replaced; an error if it is not there (`XATTR_REPLACE`).
+    /// Replaces it; an error if it does not exist (`XATTR_REPLACE`).
     Replace,
 }
 
@@ -44,7 +45,7 @@ pub(super) struct Xattrs {
 }
 
 impl Xattrs {
-    /// What they take in all.
+    /// The bytes of all attributes.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -53,8 +54,8 @@ impl Xattrs {
         self.values.get(name).map(|value| &**value)
     }
 
-    /// Enters one that an earlier process had, where all inodes' take `total`; what they take then, or `None`: there is no
-    /// room, or it is there.
+    /// Adds an attribute that an earlier process had, where all inodes' attributes take `total` bytes.
+    /// Returns the new total; `None` if there is no room, or the attribute exists.
     pub(super) fn enter(&mut self, name: &OsStr, value: &[u8], total: usize) -> Option<usize> {
         let (bytes, list_bytes) = (self.bytes + bytes_of(name, value), self.list_bytes + name.len() + 1);
         let total = total + bytes_of(name, value);

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::support::Scratch;
 
 const PAGE: usize = 4096;
-/// Requests in flight at a time, each of a page of its own.
+/// Requests in flight at a time, each for a page of its own.
 const DEPTH: usize = 32;
-/// In each round all pages are written anew, and read once the kernel has said that they are written.
+/// In each round all pages are rewritten, and read once the kernel has reported them written.
 const ROUNDS: u8 = 100;
 const READERS: usize = 2;
 /// `IOCB_CMD_PWRITE` of `linux/aio_abi.h`.
@@ -59,7 +59,7 @@ impl Queue {
         Queue(context)
     }
 
-    /// Writes a page of `fill` at each page of a file, all at the same time; returns once all are written.
+    /// Writes a page of `fill` to each page of a file, all at the same time; returns once all are written.
     fn write_all_pages(&self, file: &File, page: &mut [u8], fill: u8) {
         page.fill(fill);
         let mut controls: Vec<Control> = (0..DEPTH)
@@ -112,7 +112,7 @@ fn readers_by_the_page_cache_see_what_asynchronous_direct_writes_have_written() 
     let page = &mut room[skip..skip + PAGE];
     let read_on = |ended: &AtomicBool| {
         let mut back = [0; PAGE];
-        // Relaxed: the flag guards nothing.
+        // Relaxed: the flag guards no other memory.
         while !ended.load(Ordering::Relaxed) {
             (0..DEPTH).for_each(|at| plain.read_exact_at(&mut back, (at * PAGE) as u64).unwrap());
         }

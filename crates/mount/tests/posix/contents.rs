@@ -10,7 +10,7 @@ use rustix::fs::{FallocateFlags, fallocate, statvfs};
 
 use crate::support::{Scratch, eventually};
 
-/// What `O_DIRECT` wants of buffers, offsets and lengths on every file system.
+/// The alignment of buffers, offsets and lengths that satisfies `O_DIRECT` on every file system.
 const ALIGNMENT: usize = 4096;
 
 fn read_write(path: &Path) -> File {
@@ -26,7 +26,7 @@ fn pattern(length: usize, seed: u8) -> Vec<u8> {
     (0..length).map(|at| (at / 7) as u8 ^ seed).collect()
 }
 
-/// The aligned part of a buffer, as `O_DIRECT` wants it.
+/// The aligned part of a buffer, for `O_DIRECT`.
 fn aligned(buffer: &mut [u8], length: usize) -> &mut [u8] {
     let skip = buffer.as_ptr().align_offset(ALIGNMENT);
     &mut buffer[skip..skip + length]
@@ -218,11 +218,11 @@ fn statfs_counts_what_files_take_and_give_back() {
         stat.f_bavail * stat.f_frsize
     };
     if std::env::var_os("FARPOOL_POSIX_DIR").is_some() {
-        return; // others write there too
+        return; // other processes write there too
     }
     let before = free();
     fs::write(dir.join("file"), vec![7; 10 << 20]).unwrap();
-    // What nodes have left is known with a delay of seconds.
+    // The free memory of nodes is known with a delay of seconds.
     let with_file = before - (12 << 20)..=before - (10 << 20);
     eventually("the file is counted", || with_file.contains(&free()));
     fs::remove_file(dir.join("file")).unwrap();

@@ -19,7 +19,7 @@ fn new_file(path: &Path) -> File {
     File::options().read(true).write(true).create_new(true).open(path).unwrap()
 }
 
-/// Where the data of a file begin and end.
+/// Where each range of data in a file begins and ends.
 fn data_of(file: &File) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -58,7 +58,7 @@ fn data_written_through_a_mapping_are_no_hole() {
     let mapped = Mapped::new(&file, 8 * UNIT as usize, MapFlags::SHARED);
     drop(file);
     mapped.write(5 * UNIT as usize, &vec![1; UNIT as usize]);
-    // Nothing but the mapping keeps the file open for writing.
+    // Only the mapping keeps the file open for writing.
     let reader = File::open(&path).unwrap();
     assert_eq!(data_of(&reader), [(5 * UNIT, 6 * UNIT)]);
     mapped.write(UNIT as usize, &vec![1; UNIT as usize]);
@@ -116,7 +116,7 @@ fn a_sparse_copy_stays_sparse_and_equal() {
 #[test]
 fn processes_that_seek_in_files_being_written_do_not_wait_for_one_another() {
     let dir = Scratch::new();
-    // More than a mount of these tests has workers.
+    // More writers than a mount of these tests has workers.
     let writers: Vec<_> = (0..12)
         .map(|number| {
             let path = dir.join(&format!("file{number}"));

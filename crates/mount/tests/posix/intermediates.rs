@@ -1,5 +1,5 @@
-//! What MonetDB does with its intermediates: files that are mapped, grown while mapped, unlinked and mapped anew, all
-//! together larger than the memory the process is given.
+//! What MonetDB does with its intermediate results: files that are mapped, grown while mapped, unlinked and
+//! mapped again, together larger than the memory that the process may use.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,15 +12,15 @@ use rustix::mm::MapFlags;
 use crate::support::Scratch;
 use crate::support::mapped::Mapped;
 
-/// Set for a process that works: in which directory, and what it does there.
+/// Set for the process that works: in which directory, and what it does there.
 const WORK_IN: &str = "FARPOOL_TEST_WORK_IN";
 const WORK: &str = "FARPOOL_TEST_WORK";
 const FILES: usize = 4;
 const COLUMN_BYTES: usize = 8 << 20;
 const PAGE: usize = 4096;
-/// Half of what the columns take together.
+/// Half of what all columns take.
 const MEMORY_BYTES: usize = FILES * COLUMN_BYTES / 2;
-/// Where control groups are, and the file that limits a group's memory: the second version and the first.
+/// The root of the control groups, and the file that limits a group's memory: in version 2 and version 1.
 const CGROUPS: [(&str, &str); 2] =
     [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
 
@@ -32,7 +32,7 @@ fn map(file: &File, length: usize) -> Mapped {
     Mapped::new(file, length, MapFlags::SHARED)
 }
 
-/// What page `page` of column `column` holds.
+/// The contents of page `page` of column `column`.
 fn contents(column: usize, page: usize) -> [u8; PAGE] {
     let mut bytes = [(column * 31 + page) as u8; PAGE];
     bytes[..8].copy_from_slice(&(((column as u64) << 32) | page as u64).to_ne_bytes());
@@ -45,7 +45,8 @@ fn check(column: usize, mapped: &Mapped) {
     }
 }
 
-/// Writes columns through mappings that grow, reads them through others, and unlinks half of them while mapped.
+/// Writes columns through mappings that grow, reads them through others, and unlinks half of them while
+/// mapped.
 fn work_on_columns(directory: &Path) {
     let path = |column: usize| directory.join(format!("column{column}"));
     for column in 0..FILES {
@@ -76,7 +77,7 @@ fn work_on_columns(directory: &Path) {
     }
 }
 
-/// Touches a mapped page that the file does not reach.
+/// Touches a mapped page beyond the end of the file.
 fn touch_past_the_end(directory: &Path) {
     let file = new_file(&directory.join("short"));
     file.set_len(PAGE as u64 + 10).unwrap();
@@ -85,7 +86,7 @@ fn touch_past_the_end(directory: &Path) {
     let _never = mapped.read(2 * PAGE, 1);
 }
 
-/// Nothing to test, unless a test has started it to work on mapped files.
+/// Does nothing, unless another test has started it to work on mapped files.
 #[test]
 fn work_when_another_test_asks() {
     let (Some(directory), Ok(work)) = (std::env::var_os(WORK_IN), std::env::var(WORK)) else { return };
@@ -95,17 +96,18 @@ fn work_when_another_test_asks() {
     }
 }
 
-/// A control group with little memory; ended when dropped.
+/// A control group with little memory; removed when dropped.
 struct Group(PathBuf);
 
 impl Group {
-    /// `None`: this user or this machine has none.
+    /// `None`: this user may not make one, or the machine has none.
     fn new() -> Option<Self> {
         CGROUPS.into_iter().find_map(|(root, limit)| {
             let path = Path::new(root).join(format!("farpool-test-{}", std::process::id()));
             fs::create_dir(&path).ok()?;
             let group = Group(path);
-            // A file that is not there would be made in a directory that is no control group.
+            // Opened without creating it: otherwise a missing file would be made in a directory that is not a
+            // control group.
             let limited = File::options().write(true).open(group.0.join(limit));
             limited.and_then(|mut limited| limited.write_all(MEMORY_BYTES.to_string().as_bytes())).ok()?;
             Some(group)
@@ -121,7 +123,7 @@ impl Drop for Group {
 
 fn start(work: &str, directory: &Path, group: Option<&Group>) -> Child {
     let program = std::env::current_exe().unwrap();
-    // A shell joins the group, so that all that the program takes is counted there.
+    // A shell joins the group first, so that all memory of the program is charged to the group.
     let script = match group {
         Some(group) => format!("echo $$ > {}/cgroup.procs; exec \"$0\" \"$@\"", group.0.display()),
         None => "exec \"$0\" \"$@\"".to_owned(),

@@ -1,7 +1,7 @@
 //! Locks between processes: `flock`, record locks of processes and of open files (`F_OFD_SETLK`).
 //!
-//! The other processes are this test program run again: they do what they are told on standard input, a line for each
-//! call, and answer with a line.
+//! The other processes are this test program run again. They read calls from standard input, a line for each
+//! call, and answer each with a line.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Lines, Write};
@@ -12,10 +12,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use crate::support::{Scratch, eventually};
 
-/// Set for a process that locks: which file.
+/// Set for a process that locks: the file.
 const LOCK: &str = "FARPOOL_TEST_LOCK";
 const ANSWER: &str = "answer ";
-/// All kinds of locks there are.
+/// All kinds of locks.
 const KINDS: [&str; 3] = ["flock", "record", "open-file"];
 const WHOLE: (i64, i64) = (0, 0);
 /// How often each process of a test increments a number in a file.
@@ -40,11 +40,11 @@ fn range_of(mode: &str, (start, length): (i64, i64)) -> libc::flock {
     }
 }
 
-/// Locks or unlocks, waiting if need be.
+/// Locks or unlocks, and waits if `wait` says so.
 fn lock(file: &File, kind: &str, mode: &str, wait: bool, range: (i64, i64)) -> String {
     let number = file.as_raw_fd();
     let mut record = range_of(mode, range);
-    // SAFETY: the descriptor is open, and `record` lives through the call.
+    // SAFETY: the descriptor is open, and `record` lives until the call returns; nothing else borrows it.
     let result = unsafe {
         match (kind, wait) {
             ("record", false) => libc::fcntl(number, libc::F_SETLK, &raw mut record),
@@ -64,16 +64,16 @@ fn lock(file: &File, kind: &str, mode: &str, wait: bool, range: (i64, i64)) -> S
     answer_of(result)
 }
 
-/// Who has a record lock that an exclusive one would have to wait for.
+/// The holder of a record lock for which an exclusive one would have to wait.
 fn holder(file: &File) -> String {
     let mut record = range_of("exclusive", WHOLE);
-    // SAFETY: as in `lock`.
+    // SAFETY: the descriptor is open, and `record` lives until the call returns; nothing else borrows it.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut record) };
     assert_eq!(result, 0);
     if i32::from(record.l_type) == libc::F_UNLCK { "nobody".into() } else { record.l_pid.to_string() }
 }
 
-/// Counts in the file's first bytes, each time under the lock.
+/// Increments a number in the file's first bytes, each time under the lock.
 fn increment(file: &File, kind: &str) -> String {
     let mut number = [0; 8];
     for _ in 0..INCREMENTS {
@@ -86,7 +86,7 @@ fn increment(file: &File, kind: &str) -> String {
     "ok".into()
 }
 
-/// Nothing to test, unless a test has started it to lock a file until its standard input ends.
+/// Does nothing, unless another test has started it to lock a file until its standard input ends.
 #[test]
 fn lock_when_another_test_asks() {
     let Some(path) = std::env::var_os(LOCK) else { return };
@@ -106,7 +106,7 @@ fn lock_when_another_test_asks() {
     }
 }
 
-/// Another process with the file open.
+/// Another process that has the file open.
 struct Locker {
     process: Child,
     calls: ChildStdin,
@@ -123,7 +123,7 @@ impl Locker {
         Locker { process, calls, answers }
     }
 
-    /// Tells it to do something without waiting until it has.
+    /// Sends a call to the process without waiting for its answer.
     fn tell(&mut self, call: &str) {
         writeln!(self.calls, "{call}").unwrap();
     }
@@ -160,14 +160,14 @@ fn new_file(dir: &Scratch, name: &str) -> PathBuf {
     path
 }
 
-/// Whether somebody waits for a lock on the file.
+/// Whether a process waits for a lock on the file.
 fn is_awaited(path: &Path) -> bool {
     let inode = format!(":{} ", fs::metadata(path).unwrap().ino());
     let locks = fs::read_to_string("/proc/locks").unwrap();
     locks.lines().any(|line| line.contains("->") && line.contains(&inode))
 }
 
-/// What a lock that somebody else has gives: EAGAIN.
+/// The answer for a lock that another process holds: EAGAIN.
 fn taken() -> String {
     libc::EAGAIN.to_string()
 }

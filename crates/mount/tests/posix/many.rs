@@ -1,4 +1,4 @@
-//! Directories of many files. `FARPOOL_TEST_FILES=100000` makes them larger than there is time for every day.
+//! Directories of many files. `FARPOOL_TEST_FILES=100000` makes them larger than the default allows time for.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::support::Scratch;
 
-/// Files of a large directory: many times what one request of the kernel lists.
+/// Files of a large directory: many times as many as one request of the kernel lists.
 const FILES: usize = 10_000;
 const FILES_WISHED: &str = "FARPOOL_TEST_FILES";
 
@@ -14,7 +14,7 @@ fn files() -> usize {
     std::env::var(FILES_WISHED).map_or(FILES, |count| count.parse().unwrap())
 }
 
-/// A directory with that many files.
+/// A directory with `count` files.
 fn directory(dir: &Scratch, count: usize) -> std::path::PathBuf {
     let path = dir.join("large");
     fs::create_dir(&path).unwrap();
@@ -26,7 +26,7 @@ fn name(number: usize) -> String {
     format!("file-{number:07}")
 }
 
-/// The numbers of the files that a listing shows, each of which it must show once.
+/// The numbers of the files in a listing, which must show each of them once.
 fn numbers(directory: &Path) -> BTreeSet<usize> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir(directory).unwrap() {
@@ -60,7 +60,7 @@ fn a_listing_shows_what_stays_once_while_other_files_come_and_go() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         assert!(found.insert(name.clone()), "{name} is listed twice");
         if change < count / 2 {
-            // Odd ones go, from the far end and the near one, and others come.
+            // Odd files are removed, from the far end and the near one, and others are added.
             let odd = if change % 4 == 0 { change } else { count - change } | 1;
             let _gone = fs::remove_file(path.join(self::name(odd)));
             File::create(path.join(self::name(count + change))).unwrap();

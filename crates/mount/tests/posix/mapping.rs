@@ -38,7 +38,7 @@ fn mmap_writes_reach_far_memory_once_synced() {
     let mapped = Mapped::new(&file, 1 << 20, MapFlags::SHARED);
     mapped.write(8192, &[9; 4096]);
     mapped.sync();
-    // Direct I/O asks the daemon, not the page cache.
+    // Direct I/O reads from the daemon, not from the page cache.
     let direct = File::options().read(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
     let mut room = vec![0; 3 * 4096];
     let skip = room.as_ptr().align_offset(4096);

@@ -1,4 +1,4 @@
-//! Random operations on one file through every door at once, against a vector of bytes.
+//! Random operations on one file through all interfaces at once, against a vector of bytes.
 
 use std::fs::File;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use rustix::mm::MapFlags;
 use crate::support::Scratch;
 use crate::support::mapped::Mapped;
 
-/// Several stripes, and no multiple of anything.
+/// Several stripes, and not a multiple of any unit.
 const MOST_BYTES: usize = 1_300_000;
 const PAGE: usize = 4096;
 
@@ -71,7 +71,7 @@ impl Doors {
         self.expected.resize(self.expected.len().max(length), 0);
     }
 
-    /// What of a range is in the file.
+    /// The part of a range that lies in the file.
     fn within(&self, range: &Range<usize>) -> Range<usize> {
         let end = self.expected.len();
         range.start.min(end)..range.end.min(end)

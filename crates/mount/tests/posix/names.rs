@@ -75,7 +75,7 @@ fn directories_move_with_their_contents_and_go_only_when_empty() {
     fs::rename(dir.join("x"), dir.join("a")).unwrap();
     assert_eq!(fs::read_to_string(dir.join("a/b/file")).unwrap(), "contents");
     if links("a") > 1 {
-        // Some file systems count no links of directories.
+        // Some file systems do not count the links of directories.
         assert_eq!((links("a"), links("a/b")), (3, 3));
     }
     fs::remove_dir_all(dir.join("a")).unwrap();
@@ -189,7 +189,7 @@ fn creating_and_removing_moves_the_times_of_the_directory() {
 #[test]
 fn permissions_keep_other_users_out() {
     if !rustix::process::geteuid().is_root() {
-        return; // only root can be somebody else
+        return; // only root can act as another user
     }
     let dir = Scratch::new();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();

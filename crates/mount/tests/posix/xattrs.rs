@@ -1,4 +1,4 @@
-//! Extended attributes. Needs a file system that keeps those of users.
+//! Extended attributes. Needs a file system that keeps those of class `user`.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -16,7 +16,7 @@ use crate::support::{Scratch, eventually};
 
 /// An ordinary user (Debian's `nobody`).
 const NOBODY: u32 = 65534;
-/// What Linux allows a value to have.
+/// The largest value that Linux allows, in bytes.
 const LARGEST: usize = 64 << 10;
 
 fn get(path: &Path, name: &str) -> Result<Vec<u8>, Errno> {
@@ -83,7 +83,7 @@ fn a_buffer_that_is_too_small_is_an_error_and_an_empty_one_asks_for_the_size() {
     assert_eq!(getxattr(&path, "user.name", &mut small), Err(Errno::RANGE));
     assert_eq!(listxattr(&path, &mut small[..]), Err(Errno::RANGE));
     let c_path = CString::new(path.as_os_str().as_bytes()).unwrap();
-    // SAFETY: strings that end with a zero, and no buffer.
+    // SAFETY: both strings end with a zero and live until the call returns; no buffer is passed.
     let sizes = unsafe {
         let value = libc::getxattr(c_path.as_ptr(), c"user.name".as_ptr(), std::ptr::null_mut(), 0);
         (value, libc::listxattr(c_path.as_ptr(), std::ptr::null_mut(), 0))
@@ -130,7 +130,7 @@ fn attributes_go_with_the_file_wherever_it_is_renamed_and_end_with_it() {
 #[test]
 fn other_classes_are_refused_the_way_their_callers_expect() {
     if std::env::var_os("FARPOOL_POSIX_DIR").is_some() {
-        return; // others have some of these classes
+        return; // other file systems keep some of these classes
     }
     let dir = Scratch::new();
     let path = file(&dir);
@@ -147,7 +147,7 @@ fn other_classes_are_refused_the_way_their_callers_expect() {
 #[test]
 fn a_file_that_an_ordinary_user_writes_to_loses_its_privileges() {
     if !rustix::process::geteuid().is_root() {
-        return; // only root can be somebody else
+        return; // only root can act as another user
     }
     let dir = Scratch::new();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();

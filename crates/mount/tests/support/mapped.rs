@@ -20,14 +20,15 @@ impl Mapped {
 
     pub fn write(&self, offset: usize, data: &[u8]) {
         assert!(offset + data.len() <= self.length);
-        // SAFETY: within the mapping, as just checked; alive with `self`; no reference to it exists.
+        // SAFETY: within the mapping, as just checked; alive with `self`; no reference to the mapping exists.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.start.add(offset), data.len()) }
     }
 
     pub fn read(&self, offset: usize, length: usize) -> Vec<u8> {
         assert!(offset + length <= self.length);
         let mut data = vec![0; length];
-        // SAFETY: as in `write`.
+        // SAFETY: within the mapping, which is checked above; alive with `self`; no reference to the mapping
+        // exists.
         unsafe { std::ptr::copy_nonoverlapping(self.start.add(offset), data.as_mut_ptr(), length) }
         data
     }
@@ -44,7 +45,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: nobody else knows the mapping.
+        // SAFETY: only this value knows the mapping, and it ends here.
         unsafe { munmap(self.start.cast(), self.length) }.unwrap();
     }
 }

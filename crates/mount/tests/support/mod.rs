@@ -1,9 +1,9 @@
-//! A pool and a mount of it, and directories to test in.
+//! A pool, a mount of it, and directories to test in.
 //!
-//! The mount is served by a process of its own, this test program run again: a process that maps a file of a mount
-//! holds its own address space still while the kernel asks the daemon, so the daemon must be another.
+//! A process of its own serves the mount: this test program run again. A process that maps a file of a mount
+//! holds a lock on its address space while the kernel asks the daemon, so the daemon must be another process.
 
-// Each test binary uses its part.
+// Each test binary uses only a part of this module.
 #![allow(dead_code)]
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -21,19 +21,19 @@ use tokio::runtime::Runtime;
 
 pub mod mapped;
 
-/// Nothing here takes longer, unless it hangs.
+/// Most time that any step takes, unless it hangs.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Regions small enough that a test can fill a pool.
 const REGION_BYTES: u64 = 4 << 20;
-/// Names a directory of any other file system, to see that the tests hold there too.
+/// Names a directory of another file system, to check that the tests hold there too.
 const ELSEWHERE: &str = "FARPOOL_POSIX_DIR";
-/// Set for the process that serves: where to mount, and how many bytes to lend to it.
+/// Set for the process that serves: where to mount, and how many bytes to lend to the mount.
 const SERVE_AT: &str = "FARPOOL_TEST_SERVE_AT";
 const SERVE_BYTES: &str = "FARPOOL_TEST_SERVE_BYTES";
 const SERVE_GUESTS: &str = "FARPOOL_TEST_SERVE_GUESTS";
 const READY: &str = "mounted";
 
-/// Waits for something that comes by itself.
+/// Waits until a condition holds.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -101,7 +101,7 @@ impl TestPool {
     }
 }
 
-/// Nothing to test, unless a test has started it to serve a mount until its standard input ends.
+/// Does nothing, unless another test has started it to serve a mount until its standard input ends.
 #[test]
 fn serve_when_another_test_asks() {
     let (Some(mountpoint), Ok(bytes)) = (std::env::var_os(SERVE_AT), std::env::var(SERVE_BYTES)) else {
@@ -128,7 +128,7 @@ fn serve_when_another_test_asks() {
 /// A mount and the process that serves it; dropping it unmounts.
 pub struct TestMount {
     daemon: Child,
-    /// Until the next mount takes it.
+    /// `Some` until the next mount takes it.
     mountpoint: Option<TempDir>,
 }
 
@@ -141,7 +141,7 @@ impl TestMount {
         Self::serve(mountpoint, memory_bytes, false)
     }
 
-    /// A mount whose files other processes may work on directly.
+    /// A mount that admits direct clients (called *guests* in the code).
     pub fn with_guests(memory_bytes: u64) -> Self {
         Self::serve(tempfile::tempdir().unwrap(), memory_bytes, true)
     }
@@ -156,7 +156,7 @@ impl TestMount {
         let mut daemon = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(daemon.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap() == READY), "the daemon mounts");
-        // Nobody reads on; what the daemon still says must not stop it.
+        // No test reads further output; it is drained, so that the daemon does not block on it.
         std::thread::spawn(move || lines.for_each(drop));
         TestMount { daemon, mountpoint: Some(mountpoint) }
     }
@@ -176,12 +176,12 @@ impl TestMount {
         self.daemon.stdin = None;
     }
 
-    /// Ends the daemon without warning.
+    /// Kills the daemon.
     pub fn kill(&mut self) {
         self.daemon.kill().unwrap();
     }
 
-    /// Ends the daemon without warning, and its watcher before it.
+    /// Kills the watcher, then the daemon.
     pub fn kill_with_watcher(&mut self) {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.daemon.id())).unwrap();
         let children =

@@ -162,7 +162,8 @@ impl Change {
             };
             match transaction.commit().await {
                 Ok(_) => {
-                    // Until a snapshot has it, so that whoever is told of the table finds it. If none comes, it is committed all the same.
+                    // Until a snapshot has it, so that whoever is told of the table finds it. If none comes,
+                    // it is committed all the same.
                     let _ = worker.begin(&mut session).await;
                     return Ok(done);
                 }

@@ -13,7 +13,8 @@ use crate::maps::{Map, Placed, place};
 use crate::plan::{FIRST_RECORD, MOST_TOMBS};
 use crate::table::TableOptions;
 
-/// Rows of each piece beyond what is asked for: a process keeps some numbers at hand, and takes them along when it dies.
+/// Rows of each piece beyond what is asked for: a process keeps some numbers at hand, and takes them along
+/// when it dies.
 const SPARE_ROWS: u64 = 32;
 
 /// Makes a table.
@@ -91,7 +92,8 @@ pub(crate) fn drop_table(shared: &Shared, name: &str) -> Result<(), TxError> {
     change(shared, async |change| change.transact(bury).await)
 }
 
-/// Numbers for the records of a new table: no other ever has them, so that what is found in its memory is never taken for another's.
+/// Numbers for the records of a new table: no other ever has them, so that what is found in its memory is
+/// never taken for another's.
 async fn next_record(
     transaction: &mut Transaction<'_, Shipped>,
     catalog: &Catalog,

@@ -1,7 +1,7 @@
 //! Memory of tables that were dropped (C4).
 //!
-//! It is cleared while no transaction is open: that may take long, and a snapshot would hold the horizon back meanwhile. Who dies over it
-//! leaves the tomb, and the next one clears the memory again.
+//! It is cleared while no transaction is open: that may take long, and a snapshot would hold the horizon back
+//! meanwhile. Who dies over it leaves the tomb, and the next one clears the memory again.
 
 use farpool_txn::horizon::horizon;
 use farpool_txn::{Cut, Shipped, Transaction};

@@ -1,7 +1,9 @@
-//! The carer among a member's threads: it watches the other members, shuts out those that have died, and rolls back what they left.
+//! The carer among a member's threads: it watches the other members, shuts out those that have died, and
+//! rolls back what they left.
 //!
-//! It has its own thread and its own queues to far memory, because a fence asks a node by gRPC and may take seconds, and a recovery may have
-//! much to undo. The member's other threads go on beating meanwhile. Waiting for a fence counts as progress until the fence's deadline.
+//! It has its own thread and its own queues to far memory, because a fence asks a node by gRPC and may take
+//! seconds, and a recovery may have much to undo. The member's other threads go on beating meanwhile. Waiting
+//! for a fence counts as progress until the fence's deadline.
 
 use std::ops::Range;
 use std::pin::pin;
@@ -34,14 +36,16 @@ struct Carer<'a> {
 }
 
 impl Carer<'_> {
-    /// Watches the seats. While this member lives and looks after a seat, no other member looks after that seat.
+    /// Watches the seats. While this member lives and looks after a seat, no other member looks after that
+    /// seat.
     async fn look(&self, memory: &Memory) -> Result<(), DatabaseError> {
         let shared = self.shared;
         let mut lookout = Lookout::<_, Shipped>::new(memory, self, shared.seat, shared.patience);
         let is_over = self.duty.rounds(|| shared.is_over());
         while !is_over() {
-            // While a node is stopped, members that reach it over a network cannot beat, though a member that maps its memory can still read
-            // their seats. So seats are not read then: only what was read counts as silence ([`Watch`](farpool_txn::membership)).
+            // While a node is stopped, members that reach it over a network cannot beat, though a member that
+            // maps its memory can still read their seats. So seats are not read then: only what was read
+            // counts as silence ([`Watch`](farpool_txn::membership)).
             if shared.leases.are_answered() {
                 lookout
                     .look(|slot, cared| match cared {
@@ -98,7 +102,8 @@ impl Premises for Carer<'_> {
         self.shared.at().log(slot)
     }
 
-    /// A member that leaves does not wait for its fence. Carried out later, the fence still shuts out only the member that it was meant for.
+    /// A member that leaves does not wait for its fence. Carried out later, the fence still shuts out only
+    /// the member that it was meant for.
     async fn fence(&self, region: usize, grant: Epoch) -> Result<(), GrantError> {
         let region = self.shared.grants[region].region;
         let fencing = self.shared.leases.fence_grant(region, grant);

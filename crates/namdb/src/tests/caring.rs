@@ -14,8 +14,8 @@ use crate::Database;
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Beats of several patiences.
 const BEATS: u64 = 40;
-/// A member that leaves gives its seat back within so long. One that waited for its fence would take longer: the fence fails after three
-/// seconds at the earliest.
+/// A member that leaves gives its seat back within so long. One that waited for its fence would take longer:
+/// the fence fails after three seconds at the earliest.
 const LEAVES_WITHIN: Duration = Duration::from_secs(2);
 
 /// A database with one member, and another that has died: its carer waits for a node to fence it.

@@ -1,4 +1,5 @@
-//! A proxy between a compute server and a node. It lets bytes through, holds them back, or breaks the connections.
+//! A proxy between a compute server and a node. It lets bytes through, holds them back, or breaks the
+//! connections.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -7,7 +7,8 @@
 //!     service clears its word leaves the place behind (`Leaving`), and the service frees it. So a late write
 //!     never meets the next client's announcement.
 //!
-//! The rule is a function; the shell around it is one word, generic so that a model runs this very code in every interleaving.
+//! The rule is a function; the shell around it is one word, generic so that a model runs this very code in
+//! every interleaving.
 
 #[cfg(test)]
 mod models;

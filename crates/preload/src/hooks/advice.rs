@@ -1,6 +1,6 @@
-//! Calls that have the kernel read a file ahead. By a registered description they do nothing: the kernel would keep pages
-//! (`O_DIRECT` does not keep it from that here), which accelerated writes leave as they are, and show them to whoever
-//! opens the file next.
+//! Calls that have the kernel read a file ahead. On a registered description they do nothing. Otherwise the
+//! kernel would keep pages (`O_DIRECT` does not prevent that here), which accelerated writes do not update,
+//! and show them to the next process that opens the file.
 
 use std::ffi::c_int;
 
@@ -14,9 +14,9 @@ macro_rules! fadvise {
         $(#[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name(fd: c_int, offset: off_t, bytes: off_t, advice: c_int) -> c_int {
             if advice == libc::POSIX_FADV_WILLNEED && bytes >= 0 && engine().is_served(fd, 0) {
-                return 0; // it is advice
+                return 0; // advice need not be followed
             }
-            // SAFETY: what the program asked for.
+            // SAFETY: the program's own call, with its own arguments.
             unsafe { next::posix_fadvise(fd, offset, bytes, advice) }
         })*
     };
@@ -28,6 +28,6 @@ unsafe extern "C" fn readahead(fd: c_int, offset: off_t, bytes: size_t) -> ssize
     if engine().is_served(fd, flag::READABLE) {
         return 0;
     }
-    // SAFETY: what the program asked for.
+    // SAFETY: the program's own call, with its own arguments.
     unsafe { next::readahead(fd, offset, bytes) }
 }

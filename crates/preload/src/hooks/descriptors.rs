@@ -8,14 +8,14 @@ use libc::{FILE, off_t, size_t};
 
 use super::{engine, next};
 
-/// `CLOSE_RANGE_CLOEXEC` of `linux/close_range.h`: nothing is closed yet.
+/// `CLOSE_RANGE_CLOEXEC` of `linux/close_range.h`: the call closes nothing yet.
 const CLOSE_RANGE_CLOEXEC: c_int = 4;
 
 macro_rules! close {
     ($($name:ident),*) => {
         $(#[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name(fd: c_int) -> c_int {
-            // SAFETY: what the program asked for.
+            // SAFETY: the program's own call, with its own arguments.
             engine().close(fd, || unsafe { next::close(fd) })
         })*
     };
@@ -24,7 +24,7 @@ close!(close, __close);
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    // SAFETY: what the program asked for.
+    // SAFETY: the program's own call, with its own arguments.
     let answer = unsafe { next::close_range(first, last, flags) };
     engine().close_range(first, last, || answer == 0 && flags & CLOSE_RANGE_CLOEXEC == 0);
     answer
@@ -32,14 +32,14 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn closefrom(first: c_int) {
-    // SAFETY: what the program asked for.
+    // SAFETY: the program's own call, with its own arguments.
     unsafe { next::closefrom(first) };
     engine().close_range(first.max(0).unsigned_abs(), c_uint::MAX, || true);
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn dup(old: c_int) -> c_int {
-    // SAFETY: what the program asked for.
+    // SAFETY: the program's own call, with its own arguments.
     let new = unsafe { next::dup(old) };
     if new >= 0 {
         engine().copied(old, new);
@@ -51,7 +51,7 @@ macro_rules! dup2 {
     ($($name:ident),*) => {
         $(#[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name(old: c_int, new: c_int) -> c_int {
-            // SAFETY: what the program asked for.
+            // SAFETY: the program's own call, with its own arguments.
             engine().replace(old, new, || unsafe { next::dup2(old, new) })
         })*
     };
@@ -60,17 +60,17 @@ dup2!(dup2, __dup2);
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    // SAFETY: what the program asked for.
+    // SAFETY: the program's own call, with its own arguments.
     engine().replace(old, new, || unsafe { next::dup3(old, new, flags) })
 }
 
 macro_rules! fcntl {
     ($($name:ident),*) => {
-        // One argument of unknown type, passed where a number or a pointer would be. If the program gave none, the
-        // kernel does not look at it.
+        // One argument of unknown type, passed where a number or a pointer would be. If the program passed
+        // none, the kernel does not read it.
         $(#[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name(fd: c_int, command: c_int, argument: size_t) -> c_int {
-            // SAFETY: what the program asked for.
+            // SAFETY: the program's own call; `argument` is the program's own, or a number of flags.
             let real = |argument| unsafe { next::fcntl(fd, command, argument) };
             match command {
                 libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
@@ -98,7 +98,7 @@ macro_rules! lockf {
         $(#[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name(fd: c_int, command: c_int, bytes: off_t) -> c_int {
             engine().note_record_locks();
-            // SAFETY: what the program asked for.
+            // SAFETY: the program's own call, with its own arguments.
             unsafe { next::lockf(fd, command, bytes) }
         })*
     };
@@ -108,7 +108,7 @@ lockf!(lockf, lockf64);
 /// The descriptor behind a stream; -1 if it has none.
 ///
 /// # Safety
-/// `stream` is null or an open stream that nobody closes meanwhile.
+/// `stream` is null or an open stream that no thread closes during the call.
 unsafe fn descriptor(stream: *mut FILE) -> c_int {
     // SAFETY: the thread's own `errno`, and the program's stream, which is still open.
     unsafe {
@@ -125,7 +125,7 @@ macro_rules! fclose {
         unsafe extern "C" fn $name(stream: *mut FILE) -> c_int {
             // SAFETY: the stream is the program's, and open until `real` runs.
             let fd = unsafe { descriptor(stream) };
-            // SAFETY: what the program asked for.
+            // SAFETY: the program's own call, with its own arguments.
             engine().close(fd, || unsafe { next::fclose(stream) })
         })*
     };
@@ -138,7 +138,7 @@ macro_rules! freopen {
         unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
             // SAFETY: the stream is the program's, and open until `real` runs.
             let fd = unsafe { descriptor(stream) };
-            // SAFETY: what the program asked for.
+            // SAFETY: the program's own call, with its own arguments.
             engine().close(fd, || unsafe { next::$name(path, mode, stream) })
         })*
     };

@@ -1,4 +1,4 @@
-//! The functions that the hooks stand before: the next ones in the order of loading, mostly libc's.
+//! The functions that the hooks override: the next ones in the order of loading, mostly libc's.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
@@ -22,9 +22,10 @@ impl Symbol {
         Symbol { name, at: AtomicPtr::new(null_mut()) }
     }
 
-    /// Null if there is none; or for what the look-up itself calls, say an allocator that maps memory.
+    /// The function's address. Null if there is none, or in a call that the look-up itself makes, such as an
+    /// allocator that maps memory.
     fn get(&self) -> *mut c_void {
-        // The address is all there is to it: nothing is ordered by it.
+        // Relaxed: only the address matters, and it orders nothing.
         let at = self.at.load(Ordering::Relaxed);
         if at.is_null() { self.find() } else { at }
     }
@@ -42,7 +43,7 @@ impl Symbol {
     }
 }
 
-/// Sets `errno` and gives -1: the answer of a libc that has no such function.
+/// Sets `errno` and returns -1, like a libc that has no such function.
 fn missing() -> isize {
     // SAFETY: the thread's own `errno`.
     unsafe { *libc::__errno_location() = libc::ENOSYS };
@@ -69,7 +70,7 @@ macro_rules! next {
             unsafe { function($($argument),*) }
         })*
 
-        /// Finds them all.
+        /// Looks all of them up.
         pub fn find_all() {
             $(symbols::$name.get();)*
             programs::find_all();
@@ -102,7 +103,7 @@ next! {
     freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE, else null_mut();
     mmap(at: *mut c_void, bytes: size_t, access: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void,
         else {
-            // SAFETY: what the program asked for.
+            // SAFETY: the program's own call, with its own arguments.
             let at = unsafe { libc::syscall(libc::SYS_mmap, at, bytes, access, flags, fd, offset) };
             std::ptr::with_exposed_provenance_mut(at as usize)
         };
@@ -132,7 +133,7 @@ next! {
     wordexp(words: *const c_char, expanded: *mut c_void, flags: c_int) -> c_int, else libc::ENOSYS;
 }
 
-/// Functions whose number of arguments is their caller's affair: only their addresses are known here.
+/// Functions with a variable number of arguments: only their addresses are known here.
 pub mod programs {
     use super::{Symbol, c_long, c_void};
 

@@ -1,4 +1,5 @@
-//! Calls that map a file, copy from it within the kernel, or pass descriptors to other processes: acceleration is given up first.
+//! Calls that map a file, copy from it within the kernel, or pass descriptors to other processes. They first
+//! give up acceleration.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -20,14 +21,15 @@ macro_rules! mmap {
             if fd >= 0 && flags & libc::MAP_ANONYMOUS == 0 {
                 engine().give_away(fd);
             }
-            // SAFETY: what the program asked for.
+            // SAFETY: the program's own call, with its own arguments.
             unsafe { next::mmap(at, bytes, access, flags, fd, offset) }
         })*
     };
 }
 mmap!(mmap, mmap64);
 
-/// The kernel copies no further than to the source's size as it knows it, and does not ask for that size.
+/// Gives up acceleration of the source: the kernel copies only up to the source's size as it knows it, and
+/// does not ask for that size.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn copy_file_range(
     from: c_int,
@@ -40,7 +42,7 @@ unsafe extern "C" fn copy_file_range(
     if from >= 0 {
         engine().give_away(from);
     }
-    // SAFETY: what the program asked for.
+    // SAFETY: the program's own call, with its own arguments.
     unsafe { next::copy_file_range(from, from_offset, to, to_offset, bytes, flags) }
 }
 
@@ -48,7 +50,7 @@ unsafe extern "C" fn copy_file_range(
 unsafe extern "C" fn sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the program's message, which `sendmsg` is about to read as well.
     unsafe { give_away_passed(message) };
-    // SAFETY: what the program asked for.
+    // SAFETY: the program's own call, with its own arguments.
     unsafe { next::sendmsg(socket, message, flags) }
 }
 
@@ -60,16 +62,18 @@ unsafe extern "C" fn sendmmsg(socket: c_int, messages: *mut mmsghdr, count: c_ui
             unsafe { give_away_passed(&raw const (*messages.add(index)).msg_hdr) };
         }
     }
-    // SAFETY: what the program asked for.
+    // SAFETY: the program's own call, with its own arguments.
     unsafe { next::sendmmsg(socket, messages, count, flags) }
 }
 
-/// Gives up what a message passes on.
+/// Gives up acceleration of the descriptors that a message passes on.
 ///
 /// # Safety
-/// `message` is what the program gave to `sendmsg`: it can be read, with all that it points to, until this returns.
+/// `message` is what the program passed to `sendmsg`: it can be read, with all that it points to, until this
+/// returns.
 unsafe fn give_away_passed(message: *const msghdr) {
-    // SAFETY: the program's message is readable, its control data as long as it says, and `CMSG_NXTHDR` stays within.
+    // SAFETY: the program's message is readable until the call returns, its control data is as long as it
+    // says, and `CMSG_NXTHDR` stays within it.
     unsafe {
         let Some(message) = message.as_ref().filter(|message| !message.msg_control.is_null()) else { return };
         let mut header = libc::CMSG_FIRSTHDR(message);

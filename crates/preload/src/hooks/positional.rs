@@ -1,7 +1,7 @@
 //! `pread`, `pwrite` and their relatives, under every name that glibc gives them.
 //!
-//! Other threads of the program may use its memory at any moment, and the pieces of a call may overlap. So no
-//! reference to that memory is made here.
+//! Other threads of the program may use its memory at any moment, and the pieces of a call may overlap. So
+//! this module makes no reference to that memory.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -12,7 +12,7 @@ use super::{engine, next};
 use crate::backend::{Given, Room};
 
 /// Most pieces of one call; PostgreSQL uses no more. The kernel takes up to 1024, but these lie on the stack,
-/// of which threads may have little.
+/// which may be small.
 const PIECES_MAX: usize = 128;
 
 /// # Safety
@@ -39,12 +39,12 @@ unsafe fn write_here(fd: c_int, from: *const c_void, bytes: size_t, offset: off_
     engine().write(fd, &[given], offset).map(|bytes| bytes as ssize_t)
 }
 
-/// Whether memory at `start` may be copied here. The kernel judges the rest.
+/// Whether memory at `start` may be copied here. The kernel decides about the rest.
 fn is_usable(start: *const c_void, bytes: size_t) -> bool {
     !start.is_null() && isize::try_from(bytes).is_ok()
 }
 
-/// The pieces of a call, made of the entries of its list. Each entry is read once, since other threads may
+/// The pieces of a call, made from the entries of its list. Each entry is read once, since other threads may
 /// change the list.
 struct Pieces<T> {
     made: [MaybeUninit<T>; PIECES_MAX],
@@ -52,8 +52,8 @@ struct Pieces<T> {
 }
 
 impl<T: Copy> Pieces<T> {
-    /// Makes a piece of each entry. `None`: one of them, or their number, is for the kernel to judge. The
-    /// caller has checked that the call is accelerated.
+    /// Makes a piece of each entry. `None`: the kernel must decide about one of them, or about their number.
+    /// The caller has checked that the call is accelerated.
     ///
     /// # Safety
     /// If `count` is positive and `list` neither null nor misaligned, `count` entries can be read at `list`
@@ -151,7 +151,7 @@ positional!(preadv2, preadv64v2 => { readv2_here, preadv2,
 positional!(pwritev2, pwritev64v2 => { writev2_here, pwritev2,
     (fd: c_int, from: *const iovec, count: c_int, offset: off_t, flags: c_int) });
 
-/// A buffer that is too small ends the program, which libc does.
+/// Leaves a buffer that is too small to libc, which ends the program.
 unsafe fn checked_read_here(
     fd: c_int,
     to: *mut c_void,

@@ -1,4 +1,5 @@
-//! Calls that start other programs: what those would inherit is given up first.
+//! Calls that start other programs. They first give up acceleration of the descriptors that those programs
+//! inherit.
 
 #![allow(non_snake_case)] // glibc's names
 
@@ -15,7 +16,7 @@ macro_rules! before {
         $(#[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name($($argument: $type),*) -> $answer {
             engine().$prepare();
-            // SAFETY: what the program asked for.
+            // SAFETY: the program's own call, with its own arguments.
             unsafe { next::$next($($argument),*) }
         })*
     };
@@ -45,12 +46,12 @@ before! { leave_with_copies:
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn posix_spawn_file_actions_adddup2(actions: *mut c_void, old: c_int, new: c_int) -> c_int {
     engine().will_copy(old);
-    // SAFETY: what the program asked for.
+    // SAFETY: the program's own call, with its own arguments.
     unsafe { next::posix_spawn_file_actions_adddup2(actions, old, new) }
 }
 
-/// `execl` and its relatives take as many arguments as their caller likes. So nothing is done here but to keep the
-/// registers that carry arguments, prepare, and go on to libc's, which finds its caller's arguments untouched.
+/// `execl` and its relatives take any number of arguments. So these functions only save the registers that
+/// carry arguments, prepare, and jump to libc's function, which finds its caller's arguments untouched.
 #[cfg(target_arch = "x86_64")]
 mod with_any_arguments {
     use std::ffi::c_void;

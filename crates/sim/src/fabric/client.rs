@@ -1,5 +1,5 @@
-//! Clients: real endpoints and queues, each task with connections of its own, doing what the seed says and writing
-//! down what was asked and answered.
+//! Clients: real endpoints and queues. Each task has its own connections, does what the seed says, and
+//! records its requests and their answers.
 
 mod connection;
 mod work;
@@ -19,12 +19,12 @@ use connection::Connection;
 
 /// Staging memory of a client: a few pages for each of its tasks.
 const ARENA_BYTES: usize = 24 * 4096;
-/// Tasks of each client, with their own queues.
+/// Tasks of each client, each with its own queues.
 const TASKS: u64 = 2;
-/// Two clocks are read for each end of a wait; each rounds once.
+/// Rounding error of a measured wait: each end reads two clocks, and each reading rounds once.
 const ROUNDING_NS: u64 = 4;
 
-/// Starts a client's process; `again` after a crash.
+/// Starts a client's process; `again` means after a crash.
 pub(super) fn start(run: &Rc<Run>, place: Place, again: bool) {
     let process = new_process(run, place);
     let session = Rc::new(Cell::new(0));
@@ -55,7 +55,8 @@ pub(super) fn start(run: &Rc<Run>, place: Place, again: bool) {
             session: session.clone(),
             random: run.random(run.next_name()),
             connections: run.nodes.iter().map(|_| None).collect(),
-            // What a dead predecessor had under way may still arrive: order is promised to one queue only.
+            // In-flight writes of a dead predecessor may still arrive, since order is promised within one
+            // queue only. So a restarted client does not write to the stream.
             owns_stream: number == 0 && !again,
             last: None,
             read_back: None,
@@ -69,7 +70,7 @@ pub(super) fn start(run: &Rc<Run>, place: Place, again: bool) {
     run.clients.borrow_mut()[place.index as usize] = process;
 }
 
-/// Nodes of this host by their memory, the others by packets.
+/// Reaches nodes of this host through shared memory, the others through the network.
 struct Routed {
     shared: Rc<dyn Transport>,
     checked: Rc<dyn Transport>,
@@ -94,9 +95,9 @@ struct Client {
     random: Random,
     connections: Vec<Option<Connection>>,
     owns_stream: bool,
-    /// What was worked on last, perhaps fenced meanwhile.
+    /// The offer that was used last; it may have been fenced since.
     last: Option<Offer>,
-    /// After *unknown*: once the node has answered a new incarnation, reading tells.
+    /// Set after *unknown*: once the node has answered a new incarnation, reading tells what happened.
     read_back: Option<Offer>,
 }
 
@@ -115,7 +116,7 @@ impl Client {
             }
             self.last = Some(offer);
             if self.read_back.take().is_some() {
-                // Twice, for what an older incarnation might still do in between.
+                // Reads twice, to notice anything that an older incarnation might still do in between.
                 self.read_all(&offer).await;
                 let a_while = Duration::from_nanos(20_000 + self.random.below(150_000));
                 self.endpoint.sleep(a_while).await;
@@ -141,7 +142,7 @@ impl Client {
         Actor { lease: offer.lease, grant: offer.grant, session, incarnation }
     }
 
-    /// Waits for an operation, and sees that it ends in time.
+    /// Waits for an operation, and checks that it ends in time.
     async fn timed<T>(&self, operation: impl Future<Output = T>) -> T {
         let (started_ns, true_ns) = (self.endpoint.now_ns(), self.run.world.now_ns());
         let output = operation.await;
@@ -153,7 +154,7 @@ impl Client {
         output
     }
 
-    /// Draws the consequences of how an operation ended.
+    /// Updates the client's state for how an operation ended.
     fn note_end<T>(&mut self, offer: &Offer, result: &Result<T, OpError>) -> End {
         let connection = self.connections[offer.node].as_mut().expect("connected before");
         match result {

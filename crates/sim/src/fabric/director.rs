@@ -1,4 +1,4 @@
-//! The nodes' shells: they lend regions, grant and fence, scrub and lend again, until no client is left.
+//! The nodes' shells: they lend regions, grant, fence, scrub and lend again, until no client is left.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -14,16 +14,16 @@ use super::layout::{REGION_BYTES, USED_WORDS};
 use super::{NO_FENCE, NO_SCRUB, Run};
 use crate::lending::LendingHost;
 
-/// Regions of a node.
+/// Regions of each node.
 const REGIONS: u32 = 2;
 
-/// How long a lease lasts, in microseconds.
+/// The duration of a lease, in microseconds.
 const LEASE_US: std::ops::Range<u64> = 60..1_000;
-/// How often a node looks whether memory was let go of, and for how long at most.
+/// The pause between two attempts to scrub a region that is still held; `SCRUB_TRIES` limits the attempts.
 const SCRUB_RETRY: Duration = Duration::from_micros(15);
 const SCRUB_TRIES: u32 = 2_000;
 
-/// A node of the scenario; its memory and its process change when it is restarted.
+/// A node of the scenario. A restart replaces its memory and its process.
 pub(super) struct Node {
     pub(super) index: u64,
     pub(super) id: NodeId,
@@ -46,7 +46,7 @@ pub(super) struct Offer {
     pub(super) mode: GrantMode,
 }
 
-/// What each client has been granted. Stands for the control plane, which `sim pool` looks at.
+/// The grants of each client. This stands for the control plane, which `sim pool` tests.
 #[derive(Default)]
 pub(super) struct Board {
     pub(super) offers: Vec<Vec<Offer>>,
@@ -87,7 +87,7 @@ impl Node {
     }
 }
 
-/// Starts a node, or starts it again with fresh memory.
+/// Starts a node, or restarts it with fresh memory.
 pub(super) fn start(run: &Rc<Run>, node: &Rc<Node>) {
     node.incarnation.set(node.incarnation.get() + 1);
     let memory = LendingHost::new(node.id, REGIONS, REGION_BYTES);
@@ -102,7 +102,7 @@ pub(super) fn start(run: &Rc<Run>, node: &Rc<Node>) {
     }
 }
 
-/// A node's process dies with all its leases, and comes back after a while.
+/// Kills a node's process, which loses all its leases. The caller restarts it.
 pub(super) fn crash(run: &Run, node: &Node) {
     run.tasks.kill(node.process.get());
     run.world.crash_node(node.id);
@@ -149,7 +149,7 @@ impl Lender {
         }
     }
 
-    /// Broken: what an earlier holder wrote is still there.
+    /// Broken: restores what an earlier holder wrote.
     fn put_back(&self, epoch: Epoch, words: &[u64]) {
         let put = self.memory.regions.with_region(self.region, epoch, AccessKind::Write, &mut |memory| {
             (0u64..).zip(words).try_for_each(|(word, &value)| memory.store(8 * word, value))
@@ -157,7 +157,7 @@ impl Lender {
         debug_assert_eq!(put, Ok(()));
     }
 
-    /// The owner's grant to one client, further ones to some of the others.
+    /// Gives the owner's grant to one client, and further grants to some of the others.
     fn offer_all(&mut self, lease: LeaseName, owner: Epoch) {
         let clients = self.run.board.borrow().offers.len();
         let first = self.random.index(clients);
@@ -182,7 +182,7 @@ impl Lender {
         self.run.board.borrow_mut().offers[client].push(offer);
     }
 
-    /// While the lease lasts, single grants are fenced and made anew.
+    /// Fences and replaces single grants while the lease lasts.
     async fn change_grants(&mut self, lease: LeaseName, owner: Epoch) {
         let stretches = 1 + self.random.below(3);
         let each_us = (LEASE_US.start + self.random.below(LEASE_US.end - LEASE_US.start)) / stretches;
@@ -221,9 +221,9 @@ impl Lender {
         }
     }
 
-    /// Fences all of the lease; returns what the region held then.
+    /// Fences the whole lease; returns what the region held then.
     fn end(&self, lease: LeaseName, owner: Epoch) -> Vec<u64> {
-        // Nothing comes between the look and the fence: time stands still.
+        // Nothing can happen between the read and the fence: virtual time does not advance.
         let words = self.memory.look(self.region, owner, USED_WORDS);
         self.memory.regions.fence(self.region);
         self.run.history.borrow_mut().ended(lease, words.clone());
@@ -244,7 +244,7 @@ impl Lender {
     }
 }
 
-/// Any key will do, as long as each grant has another.
+/// Any key will do, as long as each grant has a different one.
 fn key_of(epoch: Epoch) -> AccessKey {
     let mut bytes = [0x33; AccessKey::BYTES];
     bytes[..8].copy_from_slice(&epoch.0.to_le_bytes());

@@ -1,6 +1,7 @@
-//! What was asked, what was answered and what was fenced, in one order.
+//! Requests, answers and fences, in one order.
 //!
-//! The world has one thread, so a counter orders all that its tasks notice, finer than virtual time.
+//! The world has one thread, so a counter orders all events that its tasks observe, more finely than virtual
+//! time.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +9,11 @@ use farpool_wire::Epoch;
 
 use crate::register::NEVER;
 
-/// One lending of one region, over all nodes and restarts.
+/// One lease of one region; unique over all nodes and restarts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct LeaseName(pub(super) u64);
 
-/// Who acts: one incarnation of one queue, under one grant.
+/// The issuer of an operation: one incarnation of one queue, under one grant.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Actor {
     pub(super) lease: LeaseName,
@@ -31,7 +32,7 @@ pub(super) enum What {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
-    /// Its client died first.
+    /// The client died before the operation returned.
     Open,
     Done,
     Refused,
@@ -47,17 +48,17 @@ pub(super) struct Access {
     pub(super) start: u64,
     pub(super) returned: u64,
     pub(super) end: End,
-    /// What was read, or was there before.
+    /// The value that was read, or that was there before the operation.
     pub(super) found: u64,
 }
 
 #[derive(Default)]
 pub(super) struct Lease {
-    /// The end of each grant.
+    /// When each fenced grant was fenced.
     pub(super) fenced: BTreeMap<Epoch, u64>,
-    /// The end of all of them, and what the region held then.
+    /// When the whole lease was fenced, and what the region held then.
     pub(super) ended: Option<(u64, Vec<u64>)>,
-    /// Its node died.
+    /// The node has died.
     pub(super) lost: bool,
 }
 
@@ -65,7 +66,7 @@ pub(super) struct Lease {
 pub(super) struct History {
     pub(super) accesses: Vec<Access>,
     pub(super) leases: BTreeMap<LeaseName, Lease>,
-    /// When a node had answered an incarnation of a session.
+    /// For each session, the incarnations that a node has answered, and when.
     pub(super) answered: BTreeMap<u64, Vec<(u64, u64)>>,
     pub(super) complaints: Vec<String>,
     last: u64,
@@ -82,7 +83,7 @@ impl History {
         self.last
     }
 
-    /// A value that nobody has written before.
+    /// A value that has not been written before.
     pub(super) fn fresh_value(&mut self) -> u64 {
         self.values += 1;
         0xFA00_0000_0000_0000 | self.values
@@ -92,7 +93,7 @@ impl History {
         self.accesses.len() as u64
     }
 
-    /// An operation on some words begins; returns where its records are.
+    /// Records the start of an operation on some words; returns the indices of its records.
     pub(super) fn begin(
         &mut self,
         actor: Actor,
@@ -112,7 +113,7 @@ impl History {
         (first..self.accesses.len()).collect()
     }
 
-    /// It has ended; `found` gives what was there.
+    /// Records the end of an operation; `found` gives the values that were there.
     pub(super) fn end(&mut self, records: &[usize], end: End, found: &[u64]) {
         let returned = self.tick();
         for (place, &record) in records.iter().enumerate() {
@@ -123,7 +124,8 @@ impl History {
         }
     }
 
-    /// The node has answered an incarnation: nothing of older ones takes effect any more.
+    /// Records that the node has answered an incarnation: operations of older incarnations take no effect
+    /// from now on.
     pub(super) fn answered(&mut self, session: u64, incarnation: u64) {
         let at = self.tick();
         self.answered.entry(session).or_default().push((incarnation, at));
@@ -140,23 +142,23 @@ impl History {
         self.tick();
     }
 
-    /// A lease whose node has died: nobody knows what became of it.
+    /// Records that a lease's node has died: what became of the lease is indeterminate.
     pub(super) fn lost(&mut self, lease: LeaseName) {
         self.leases.entry(lease).or_default().lost = true;
     }
 
-    /// Whether a grant may refuse service.
+    /// Whether a node may refuse an operation under this grant.
     pub(super) fn is_over(&self, lease: LeaseName, grant: Epoch) -> bool {
         let lease = self.leases.get(&lease);
         lease.is_some_and(|of| of.lost || of.ended.is_some() || of.fenced.contains_key(&grant))
     }
 
-    /// The time by which all that was noticed is ordered.
+    /// The time that orders all observed events.
     pub(super) fn now(&self) -> u64 {
         self.last
     }
 
-    /// Whether memory of a lease may have moved, or become nobody's, after a time.
+    /// Whether, after a time, the memory of a lease may have moved or the lease may have ended.
     pub(super) fn was_disturbed_after(&self, lease: LeaseName, time: u64) -> bool {
         self.leases.get(&lease).is_some_and(|of| {
             let ended = of.ended.as_ref().map(|&(at, _)| at);

@@ -1,10 +1,11 @@
-//! The judge: holds a history against what the contract promises, word by word.
+//! The judge: checks a history against the contract, word by word.
 //!
-//! J1. What an older incarnation may still do ends when a newer one is answered; what a grant may do ends with its
-//!     fence. An operation's end is the first of these and of its own return.
-//! J2. What was acknowledged took effect in its time; what was refused never did; what is unknown did or did not.
-//! J3. When a lease is fenced, what the region holds is the last read of all.
-//! J4. Each lease starts from zeros: a value of an earlier one is a value that nobody wrote.
+//! J1. An older incarnation's operations take effect only until a newer one is answered; a grant's operations
+//!     only until its fence. An operation's end is the earliest of these and its own return.
+//! J2. An acknowledged operation took effect within its time; a refused one never did; an unknown one did or
+//!     did not.
+//! J3. The contents of a region when its lease is fenced count as the last read of all.
+//! J4. Each lease starts from zeros: a value of an earlier lease counts as a value that was never written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +15,7 @@ use super::history::{Access, End, History, LeaseName, What};
 use super::layout::{ADDED, SWAPPED};
 use crate::register::{self, NEVER, Touch};
 
-/// Violations that are told: the first ones are the useful ones.
+/// The most violations that are reported: the first ones are the useful ones.
 const TOLD: usize = 8;
 
 pub(super) fn judge(history: History) -> Vec<String> {
@@ -24,7 +25,7 @@ pub(super) fn judge(history: History) -> Vec<String> {
         words.entry((access.actor.lease, access.word)).or_default().push(*access);
         found.extend(acknowledged_after_fence(&history, access));
     }
-    // Words that nobody touched are still read by the fence.
+    // The fence reads every word, also those that no client touched.
     for (&lease, ended) in history.leases.iter().filter_map(|(lease, of)| Some((lease, of.ended.as_ref()?))) {
         for word in 0..ended.1.len() as u64 {
             words.entry((lease, word)).or_default();
@@ -52,7 +53,7 @@ fn fence_of(history: &History, access: &Access) -> u64 {
     grant.min(all)
 }
 
-/// J1.
+/// The end of an operation (J1).
 fn end_of(history: &History, access: &Access) -> u64 {
     let fence = fence_of(history, access);
     let own = match access.end {
@@ -74,7 +75,7 @@ fn acknowledged_after_fence(history: &History, access: &Access) -> Option<String
     })
 }
 
-/// What a register checker needs to know; additions aside.
+/// The operations on a word in the form that the register checker needs, without additions.
 fn touches(history: &History, lease: LeaseName, word: u64, accesses: &[Access]) -> Vec<Touch> {
     let mut touches = Vec::new();
     for access in accesses.iter().filter(|access| access.end != End::Refused) {
@@ -103,20 +104,21 @@ fn touches(history: &History, lease: LeaseName, word: u64, accesses: &[Access]) 
         }
     }
     if let Some((at, words)) = history.leases.get(&lease).and_then(|lease| lease.ended.as_ref()) {
-        let (value, time) = (words[word as usize], at + 1); // J3: after all that the fence has cut off
+        // J3: one tick after the fence, behind everything that the fence has cut off.
+        let (value, time) = (words[word as usize], at + 1);
         touches.push(Touch { value, writes: false, start: time, end: time, certain: true });
     }
     touches
 }
 
-/// What a word held when its lease was fenced.
+/// The value of a word when its lease was fenced.
 fn word_at_end(history: &History, lease: LeaseName, word: u64) -> Option<u64> {
     let (_, words) = history.leases.get(&lease)?.ended.as_ref()?;
     Some(words[word as usize])
 }
 
-/// Each value is followed by at most one that was swapped in for it. A swap of unknown fate whose value was seen has
-/// taken place.
+/// Checks that at most one swap replaced each value. A swap of unknown outcome took place if its new value
+/// was seen.
 fn swaps(history: &History, lease: LeaseName, word: u64, accesses: &[Access]) -> Result<(), String> {
     if !SWAPPED.contains(&word) {
         return Ok(());
@@ -139,8 +141,10 @@ fn swaps(history: &History, lease: LeaseName, word: u64, accesses: &[Access]) ->
     Ok(())
 }
 
-/// Additions of one: each acknowledged one found another number, later ones found greater numbers, reads lie between
-/// what was done before and what may have been done by then, and so does the sum.
+/// Checks a word that is only incremented by one. Each acknowledged addition finds a different number, and
+/// later ones find greater numbers. A read returns at least the additions that ended before it began, and at
+/// most those that began before it returned. The final sum lies between the acknowledged additions and all
+/// that were made.
 fn additions(history: &History, lease: LeaseName, word: u64, accesses: &[Access]) -> Result<(), String> {
     let is_addition = |access: &&Access| access.what == What::Add;
     let mut done: Vec<&Access> =
@@ -149,7 +153,7 @@ fn additions(history: &History, lease: LeaseName, word: u64, accesses: &[Access]
     if let Some([one, _]) = done.array_windows().find(|[one, other]| one.found == other.found) {
         return Err(format!("two additions both found {}", one.found));
     }
-    // Those of unknown fate that began after their grant's fence have none.
+    // Additions of unknown outcome that began after their grant's fence do not count.
     let unknown: Vec<&Access> = accesses
         .iter()
         .filter(is_addition)
@@ -157,7 +161,7 @@ fn additions(history: &History, lease: LeaseName, word: u64, accesses: &[Access]
         .filter(|access| access.start <= end_of(history, access))
         .collect();
     let most = (done.len() + unknown.len()) as u64;
-    // In the order of what they found, none may start after a later one has ended.
+    // In the order of the numbers found, no addition may start after a later one has ended.
     let mut earliest_end = NEVER;
     for access in done.iter().rev() {
         if access.start > earliest_end {
@@ -201,7 +205,7 @@ mod tests {
         Actor { lease: LEASE, grant, session: grant.0, incarnation: 1 }
     }
 
-    /// One operation after the other.
+    /// Sequential operations.
     fn history(operations: &[(Epoch, u64, What, End, u64)]) -> History {
         let mut history = History::new(0);
         add(&mut history, operations);

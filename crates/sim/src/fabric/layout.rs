@@ -1,22 +1,22 @@
-//! What lies where in a region of the scenario, in words.
+//! The layout of a region in this scenario, in words.
 
 use std::ops::Range;
 
 /// Size of a region: one page.
 pub(super) const REGION_BYTES: u64 = 4096;
-/// Words that anybody writes and reads, several at a time.
+/// Words that every client writes and reads, several at a time.
 pub(super) const PLAIN: Range<u64> = 0..16;
 /// Words for compare-and-swap.
 pub(super) const SWAPPED: Range<u64> = 16..19;
 /// Words for fetch-and-add.
 pub(super) const ADDED: Range<u64> = 19..22;
-/// Two words for each client: one writes them in order, the others look.
+/// Two words for each client. The client writes them in order; the others read them.
 pub(super) const STREAMS: Range<u64> = 24..40;
-/// Records, each of one writer.
+/// Records, each with one writer.
 pub(super) const RECORDS: Range<u64> = 40..72;
-/// Words of a record: its version, what follows from it, and a checksum.
+/// Words of a record: its version, words derived from the version, and a checksum.
 pub(super) const RECORD_WORDS: u64 = 8;
-/// All that is used.
+/// The words that are used.
 pub(super) const USED_WORDS: u64 = 72;
 
 /// The two words of a client's stream.
@@ -25,12 +25,12 @@ pub(super) fn stream_of(client: u32) -> [u64; 2] {
     [first, first + 1]
 }
 
-/// Where the record of a client begins.
+/// The first word of a client's record.
 pub(super) fn record_of(client: u32) -> u64 {
     RECORDS.start + RECORD_WORDS * u64::from(client)
 }
 
-/// The words of a record of a version.
+/// The words of the record with this version.
 pub(super) fn record(version: u64) -> [u64; RECORD_WORDS as usize] {
     let mut words = [0; RECORD_WORDS as usize];
     words[0] = version;
@@ -41,7 +41,7 @@ pub(super) fn record(version: u64) -> [u64; RECORD_WORDS as usize] {
     words
 }
 
-/// The last word of a record follows from all the others.
+/// The last word of a record, computed from all the others.
 pub(super) fn checksum(words: &[u64]) -> u64 {
     words[..words.len() - 1].iter().fold(17, |sum, &word| mix(sum, word))
 }

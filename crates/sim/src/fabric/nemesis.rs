@@ -1,4 +1,5 @@
-//! What goes wrong besides the network's own faults: processes that stop or die, nodes that die, hosts cut off.
+//! Faults besides those of the network: processes that pause or crash, nodes that crash, hosts that are cut
+//! off.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use super::client;
 use super::director::{self, Node};
 use super::{Place, Run};
 
-/// Mishaps of a run, at most.
+/// The most mishaps of a run.
 const MOST: u64 = 4;
 
 enum Mishap {
@@ -49,7 +50,7 @@ async fn happen(run: Rc<Run>, places: Vec<Place>, mishap: Mishap, after: Duratio
             if run.is_over() || !run.world.is_alive(process) {
                 return;
             }
-            // Taken before the old one's tasks leave, so that the run is not over in between.
+            // Taken before the old tasks are gone, so that the run does not end in between.
             let _staying = run.left.stay();
             run.tasks.kill(process);
             run.world.sleep(lasting).await;

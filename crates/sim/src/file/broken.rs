@@ -1,6 +1,7 @@
 //! Rules of files that are wrong on purpose, one in each run.
 //!
-//! All are one type, so that the files' code is compiled once for all of them; which one holds is the thread's, as a run is.
+//! All mutations share one type, so that the code of files is compiled once. The mutation is thread-local,
+//! because a run stays on one thread.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -10,39 +11,39 @@ use farpool_lease::Millis;
 use farpool_pool::{Extent, LeaseKeeper, NodeState, Sign, Stock};
 use farpool_wire::{BLOCK_BYTES, BlockWord, Epoch, RegionId};
 
-/// Any block passes.
+/// Every block passes its check.
 pub(super) const UNCHECKED: &str = "checksum-skipped";
-/// A write is done as soon as it is posted: its connection says so.
+/// A connection acknowledges a write as soon as it is posted.
 pub(super) const UNLOCKED_EARLY: &str = "block-word-unlocked-before-the-data";
-/// A write is done, and nothing was sent: its connection says so.
+/// A connection acknowledges a write that it never sent.
 pub(super) const LOST_WRITE: &str = "lost-write-acknowledged";
-/// An extent is written again while a dead write may still land there.
+/// An extent is reused while a write in doubt may still land there.
 pub(super) const REUSED_EARLY: &str = "extent-reused-too-early";
-/// A file that is written past its end is not longer for it.
+/// A write past the end of a file does not make the file longer.
 pub(super) const STALE_SIZE: &str = "size-not-shared";
-/// What is cut off of a block stays there.
+/// What is cut off from a block stays there.
 pub(super) const TAIL_SHOWS: &str = "cut-tail-shows-again";
-/// A write that failed takes what the file held along, not only what lay past its end.
+/// A failed write also clears what the file held, not only what lay past its end.
 pub(super) const TOO_MUCH_CLEARED: &str = "failed-write-clears-the-file";
-/// A write of which nobody knows is taken for one that never was.
+/// An indeterminate write is treated as one that never happened.
 pub(super) const DOUBT_IGNORED: &str = "write-in-doubt-taken-for-none";
-/// A guest works on files that are closed to it.
+/// A direct client (called *guest* in the code) works on files that are closed to it.
 pub(super) const NOT_REVOKED: &str = "acceleration-not-revoked";
-/// Guests go on making a file longer after the owner has forbidden it.
+/// Direct clients go on making a file longer after the owner has forbidden it.
 pub(super) const GROWTH_GOES_ON: &str = "growth-not-taken-back";
-/// The kernel is not told how long guests have made a file.
+/// The kernel is not told how long direct clients have made a file.
 pub(super) const UNTOLD: &str = "grown-size-not-told";
-/// A write leaves the parity as it is.
+/// A write does not update the parity.
 pub(super) const STALE_PARITY: &str = "stale-parity";
-/// Others write into an extent while it is made anew elsewhere.
+/// Other processes write into an extent while it is rebuilt elsewhere.
 pub(super) const LATE_WRITE_MISSED: &str = "rebuild-misses-a-late-write";
-/// An extent's leaving a file is not written down.
+/// The removal of an extent from a file is not recorded.
 pub(super) const FREES_UNWRITTEN: &str = "freed-extent-not-written-down";
-/// What a dead owner was writing to is used as if nothing could land there any more.
+/// Extents to which a dead owner was writing are used as if no write could still land there.
 pub(super) const LATE_FORGOTTEN: &str = "late-write-of-a-dead-owner-forgotten";
-/// Sessions give a node up when it refuses a connection, though it answers renewals.
+/// Sessions give up a node that refuses a connection, though it answers renewals.
 pub(super) const REFUSED_IS_DEAD: &str = "refused-connection-taken-for-death";
-/// Locks that a dead owner has left stay.
+/// A successor does not settle the locks that a dead owner has left.
 pub(super) const LOCKS_LEFT: &str = "locks-of-a-dead-owner-not-settled";
 
 pub(super) const MUTATIONS: &[&str] = &[
@@ -65,7 +66,7 @@ pub(super) const MUTATIONS: &[&str] = &[
     REFUSED_IS_DEAD,
 ];
 
-/// A stock that gives nodes up at the first sign of trouble.
+/// A stock that gives up nodes at the first sign of trouble.
 pub(super) struct Hasty(pub(super) Arc<Stock>);
 
 impl LeaseKeeper for Hasty {
@@ -93,7 +94,7 @@ thread_local! {
     static BROKEN: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
 
-/// From now on that is wrong, in the runs of this thread.
+/// Sets the mutation for the runs of this thread from now on.
 pub(super) fn set(mutation: Option<&'static str>) {
     BROKEN.set(mutation);
 }
@@ -102,12 +103,12 @@ fn is(mutation: &str) -> bool {
     BROKEN.get() == Some(mutation)
 }
 
-/// Whether the kernel is told how long guests have made a file.
+/// Whether the kernel is told how long direct clients have made a file.
 pub(super) fn growth_is_told() -> bool {
     !is(UNTOLD)
 }
 
-/// The rules of a run: as they ship, but for the one that is wrong.
+/// The rules of a run: those that ship, except for the one that is wrong.
 pub(super) enum Chosen {}
 
 impl Rules for Chosen {

@@ -1,4 +1,4 @@
-//! Clients: each a process of the owner's machine with a session of its own, all on the same files.
+//! Clients: each is a process on the owner's machine with its own session; all work on the same files.
 
 use std::ops::Range;
 use std::pin::pin;
@@ -16,17 +16,18 @@ use super::guest::AsGuest;
 use super::history::{Asked, CELL, CELLS_PER_BLOCK, Ended, Entry, filled, found};
 use super::{FILES, GROWING_PERMILLE, Numbered, Phase, Run};
 
-/// Cells of an extent, and of as much of a file as is used: three extents.
+/// Cells of an extent. `CELLS` is the part of a file that is used: three extents.
 const CELLS_PER_EXTENT: u64 = EXTENT_BYTES / CELL;
 pub(super) const CELLS: u64 = 3 * CELLS_PER_EXTENT;
-/// How often a client looks at its connections if nothing arrives, so that it sees them break while something is under way.
+/// How often a client polls its connections when nothing arrives, so that it notices when they break during
+/// an operation.
 const TICK: Duration = Duration::from_millis(20);
-/// After the last node was lost.
+/// Operations of a client on each file after the last node was lost.
 const OPERATIONS_AT_THE_END: u32 = 6;
-/// Operations that are given up half-way, in thousandths.
+/// The share of operations that are abandoned half-way, in thousandths.
 const GIVEN_UP_PERMILLE: u32 = 110;
 
-/// Keeps the run from being over.
+/// Counts a client that has not finished; the run waits for it.
 struct AtWork(Rc<Run>);
 
 impl Drop for AtWork {
@@ -39,11 +40,11 @@ pub(super) struct Client {
     run: Rc<Run>,
     core: SessionCore,
     random: Random,
-    /// How it works on files directly, if it does.
+    /// How the client works on files directly, if it does.
     guest: Option<AsGuest>,
 }
 
-/// Starts a client in a process of its own.
+/// Starts a client in its own process.
 pub(super) fn start(run: &Rc<Run>) {
     let process = run.world.add_process(run.host);
     run.at_work.set(run.at_work.get() + 1);
@@ -110,7 +111,8 @@ impl Client {
         }
     }
 
-    /// As when somebody opens the file who does not work on it directly.
+    /// Closes a file to direct clients (called *guests* in the code) for a while, as when a process opens it
+    /// that does not work on it directly.
     async fn close_for_a_while(&mut self, number: u64, file: &Arc<FileCore<Chosen>>) {
         if !self.run.closed.borrow_mut().insert(number) {
             return;
@@ -142,7 +144,7 @@ impl Client {
         }
     }
 
-    /// Mostly near borders of blocks and extents, where others are as well.
+    /// A cell, mostly near borders of blocks and extents, where other clients work as well.
     fn place(&mut self) -> u64 {
         let borders = [0, CELLS_PER_BLOCK, CELLS_PER_EXTENT, 2 * CELLS_PER_EXTENT];
         let near = self.random.below(2 * CELLS_PER_BLOCK);
@@ -165,7 +167,7 @@ impl Client {
         start..(start + cells).min(CELLS)
     }
 
-    /// Asks, and writes down what comes of it.
+    /// Carries out an operation, and records its result.
     pub(super) async fn carry_out(&self, number: u64, file: &Arc<FileCore<Chosen>>, asked: Asked) {
         if matches!(&asked, Asked::Write(cells) | Asked::Zero(cells) | Asked::Read(cells) if cells.is_empty())
         {
@@ -227,7 +229,7 @@ impl Client {
         }
     }
 
-    /// Does a few things with one file.
+    /// Performs a few operations on one file.
     pub(super) async fn work_on(&mut self, (number, file): &Numbered) {
         for _ in 0..OPERATIONS_AT_THE_END {
             let asked = self.something();
@@ -236,11 +238,11 @@ impl Client {
     }
 
     pub(super) async fn scrub(&self, store: &StoreCore<Chosen>) {
-        // What it finds, it mends; that shows when a node is lost.
+        // The scrub repairs what it finds; whether it did shows when a node is lost.
         let _ = store.scrub(&self.core, || false).await;
     }
 
-    /// Writes an extent anew until that succeeds, or there is no room.
+    /// Writes an extent until that succeeds, or there is no room, or the tries run out.
     pub(super) async fn write_anew(
         &mut self,
         (number, file): &Numbered,
@@ -272,7 +274,7 @@ impl Client {
     }
 }
 
-/// What a read found.
+/// The result of a read that found these bytes.
 pub(super) fn looked_at(run: &Run, cells: &Range<u64>, bytes: &[u8]) -> Ended {
     match found(bytes) {
         Ok(words) => Ended::Found(words),
@@ -285,7 +287,7 @@ pub(super) fn looked_at(run: &Run, cells: &Range<u64>, bytes: &[u8]) -> Ended {
     }
 }
 
-/// Where what an operation is about lies now.
+/// The regions in which the cells of an operation lie now.
 fn regions_of(file: &FileCore<Chosen>, asked: &Asked) -> Vec<Arc<LeasedRegion>> {
     let cells = described(asked).1;
     let extents = cells.start / CELLS_PER_EXTENT..cells.end.div_ceil(CELLS_PER_EXTENT);
@@ -293,7 +295,7 @@ fn regions_of(file: &FileCore<Chosen>, asked: &Asked) -> Vec<Arc<LeasedRegion>> 
     found.map(|extent| extent.region().clone()).collect()
 }
 
-/// For the trace, when it begins and when it ends; and the cells that it is about.
+/// The lines for the trace at the beginning and the end of an operation, and its cells.
 fn described(asked: &Asked) -> ((&'static str, &'static str), Range<u64>) {
     match asked {
         Asked::Read(cells) => {

@@ -1,5 +1,5 @@
-//! Leads a run through its phases, and sees at the end that everything comes right by itself: whoever works ends, files can
-//! be written and read again, and whatever was lent comes back.
+//! Leads a run through its phases. At the end it checks that everything recovers by itself: clients finish,
+//! files can be written and read again, and every region that was lent is returned.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -14,16 +14,17 @@ use crate::plane::node;
 use crate::plane::post::Delivery;
 
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How long clients may take to end once nothing goes wrong any more: a write waits for a lock, then for a node that is
-/// gone, reconnects, and cleans up behind itself.
+/// How many looks clients may take to finish once nothing goes wrong any more. A write waits for a lock, then
+/// for a node that is gone; it reconnects and cleans up.
 const LAST_LOOKS: u32 = 200;
-/// How often an extent is written anew before that is a complaint: a node that is gone has to be found out.
+/// How often a write of an extent is tried before its failure is a violation: the owner first has to find out
+/// that a node is gone.
 const TRIES: u32 = 60;
-/// How long regions take to come back: leases whose release was not heard run out.
+/// How many looks regions may take to be returned: leases whose release was lost have to expire.
 const RETURN_LOOKS: u32 = 60;
 const EXTENTS: u64 = 3;
-/// How long making anew may take once nothing goes wrong any more: a node that has come back is asked for room again only
-/// after a while.
+/// How many looks rebuilding may take once nothing goes wrong any more: a node that has come back is asked
+/// for room again only after a while.
 const WHOLE_LOOKS: u32 = 90;
 
 pub(super) async fn conduct(run: Rc<Run>) {
@@ -67,7 +68,8 @@ pub(super) async fn conduct(run: Rc<Run>) {
     run.tasks.kill(run.broker.process.get());
 }
 
-/// Once everything that was lost is made anew, redundant files bear the loss of any node again; and are scrubbed.
+/// Scrubs the files once everything that was lost is rebuilt, then kills a node: redundant files must survive
+/// the loss of any node again.
 async fn lose_one_more(run: &Rc<Run>) {
     if !run.becomes_whole().await {
         // A wrong block in a column whose parity is in doubt stays wrong.
@@ -111,7 +113,7 @@ impl Run {
     }
 }
 
-/// Where nothing can cost a lease, none is lost.
+/// Checks that no lease is lost where nothing can cost one.
 fn judge_no_loss(run: &Run) {
     run.note_regions();
     let held = run.stock().regions();
@@ -125,7 +127,7 @@ fn judge_no_loss(run: &Run) {
     }
 }
 
-/// Every file can be written again where something was lost, and then says what was written.
+/// Checks that every file can be written again where something was lost, and then returns what was written.
 async fn write_and_read_anew(run: &Rc<Run>, process: farpool_fabric::sim::ProcessId) {
     let mut client = Client::new(run, process);
     let files = run.files.borrow().clone();
@@ -141,7 +143,7 @@ async fn write_and_read_anew(run: &Rc<Run>, process: farpool_fabric::sim::Proces
     }
 }
 
-/// Whatever was lent comes back.
+/// Checks that every region that was lent is returned.
 async fn judge_returns(run: &Rc<Run>) {
     for _ in 0..RETURN_LOOKS {
         run.world.sleep(LOOK_EVERY).await;

@@ -1,5 +1,6 @@
-//! Clients that work on files directly, as processes with the interposer do: by the words and layouts that they share with
-//! the owner, asking it only when something is out of the ordinary. They die without a chance to clean up.
+//! Direct clients (called *guests* in the code): they work on files directly, as processes with the
+//! interposer do. They use the block words and layouts that they share with the owner, and ask the owner only
+//! in unusual cases. They die without a chance to clean up.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -24,12 +25,12 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    /// From here on nothing of it changes anything; what it had begun stays as it is.
+    /// From now on this process changes nothing; what it had begun stays as it is.
     pub(super) fn dies(&self) {
         self.store.abandon();
     }
 
-    /// The owner hears of its death, some time later.
+    /// The owner learns of the death some time later, and cleans up after the process.
     pub(super) fn is_buried(self: Rc<Self>, run: &Rc<Run>) {
         let burying = run.clone();
         let core = run.session(run.home());
@@ -45,12 +46,12 @@ pub(super) struct AsGuest {
     run: Rc<Run>,
     core: SessionCore,
     place: GuestPlace,
-    /// Files it was let into, by number.
+    /// Files that it has opened, by number.
     files: RefCell<BTreeMap<u64, Rc<GuestFileCore<Chosen>>>>,
 }
 
 impl AsGuest {
-    /// Lets a process in; `None`: there is no more room.
+    /// Registers a process with the owner; `None` if there is no more room.
     pub(super) fn new(run: &Rc<Run>, process: ProcessId) -> Option<Self> {
         let id = run.store().add_guest().ok()?;
         let owner = run.store();
@@ -69,7 +70,7 @@ impl AsGuest {
         Some(AsGuest { guest, run: run.clone(), core, place, files: RefCell::default() })
     }
 
-    /// Lets go of regions that are over.
+    /// Lets go of regions whose leases have ended.
     pub(super) async fn let_go(&self) {
         self.core.let_go().await;
     }
@@ -85,7 +86,7 @@ impl AsGuest {
         Some(opened)
     }
 
-    /// Does it directly; `None`: the owner has to be asked.
+    /// Carries out the operation directly; `None` if the owner has to be asked.
     pub(super) async fn ask(
         &self,
         number: u64,

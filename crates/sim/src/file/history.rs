@@ -1,7 +1,7 @@
-//! What was asked of files and answered, and how their contents say who wrote them.
+//! Requests to files and their answers, and how a file's contents name their writer.
 //!
-//! A file is looked at in cells of 1 KiB. A write fills each of its cells with one word over and over, which names the
-//! write, the file and the cell: so a byte that is in the wrong place, or of the wrong time, says so itself.
+//! A file is divided into cells of 1 KiB. A write fills each of its cells with one repeated word, which names
+//! the write, the file and the cell. So a byte from the wrong place or the wrong time identifies itself.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -17,34 +17,34 @@ const WORD: usize = 8;
 const CELL_BITS: u32 = 16;
 const FILE_BITS: u32 = 12;
 
-/// What was asked for, in cells.
+/// A request, in cells.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Asked {
     Write(Range<u64>),
-    /// Punching.
+    /// Punches a hole.
     Zero(Range<u64>),
     SetSize(u64),
     Reserve(Range<u64>),
     Read(Range<u64>),
 }
 
-/// How it ended.
+/// The outcome of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Ended {
     /// Not yet.
     No,
     Done,
-    /// Reads: a word for each cell that there was.
+    /// The outcome of a read: a word for each cell found.
     Found(Vec<u64>),
     Failed(FileError),
-    /// Whoever asked is gone.
+    /// The asking process is gone, or it abandoned the operation.
     Dropped,
 }
 
 /// One operation.
 #[derive(Clone, Debug)]
 pub(super) struct Record {
-    /// Counts all operations from one.
+    /// Numbers all operations from one.
     pub(super) number: u64,
     pub(super) file: u64,
     pub(super) asked: Asked,
@@ -52,11 +52,11 @@ pub(super) struct Record {
     /// Moments, in the order in which they came.
     pub(super) start: u64,
     pub(super) end: u64,
-    /// Some of it lay in a region that was lost by then.
+    /// Some of the cells lay in a region that was lost by then.
     pub(super) was_lost: bool,
 }
 
-/// All operations of a run; the place of a write in it is its name.
+/// All operations of a run; the number of a write names it.
 #[derive(Default)]
 pub(super) struct History {
     records: RefCell<Vec<Record>>,
@@ -69,7 +69,8 @@ impl History {
         self.moments.get()
     }
 
-    /// Enters an operation that begins. It is dropped unless [`Entry::ends`] is told otherwise.
+    /// Records the beginning of an operation. Its outcome is [`Ended::Dropped`] unless [`Entry::ends`] is
+    /// called.
     pub(super) fn begins(self: &Rc<Self>, file: u64, asked: Asked) -> Entry {
         let start = self.moment();
         let mut records = self.records.borrow_mut();
@@ -87,7 +88,7 @@ impl History {
     }
 }
 
-/// An operation under way.
+/// An operation in progress.
 pub(super) struct Entry {
     history: Rc<History>,
     place: usize,
@@ -130,7 +131,7 @@ pub(super) fn named(word: u64) -> (u64, u64, u64) {
     (word >> (CELL_BITS + FILE_BITS), file, cell)
 }
 
-/// What a write puts into its cells.
+/// The bytes that a write puts into its cells.
 pub(super) fn filled(write: u64, file: u64, cells: Range<u64>) -> Vec<u8> {
     let mut bytes = vec![0; ((cells.end - cells.start) * CELL) as usize];
     for (cell, room) in cells.zip(bytes.chunks_exact_mut(CELL as usize)) {
@@ -140,7 +141,7 @@ pub(super) fn filled(write: u64, file: u64, cells: Range<u64>) -> Vec<u8> {
     bytes
 }
 
-/// The word of each cell; an error: the place within the bytes of a cell that is not of one piece.
+/// Returns the word of each cell. The error is the place of a cell that holds more than one word.
 pub(super) fn found(bytes: &[u8]) -> Result<Vec<u64>, usize> {
     let whole = bytes.chunks_exact(CELL as usize).enumerate().map(|(place, cell)| {
         let first: [u8; WORD] = cell[..WORD].try_into().map_err(|_| place)?;

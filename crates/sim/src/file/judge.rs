@@ -1,10 +1,12 @@
-//! What a file promises, judged from what was asked and answered.
+//! Judges what a file promises, from the history of requests and answers.
 //!
-//! J1. Each cell is an atomic register: a read finds what an acknowledged write left, or one that was under way or in
-//!     doubt; never what was overwritten before it began, nor another cell's or file's bytes; zeros where nothing was
-//!     written or it was cut off.
-//! J2. A block changes as a whole: no read finds part of a write without the rest of it, unless something came after.
-//! J3. What is not to be had was lost with a region, or a write to it ended in doubt and no later one covered it.
+//! J1. Each cell is an atomic register. A read finds what an acknowledged write left, or what a write left
+//!     that was in flight or in doubt. It never finds what was overwritten before it began, nor bytes of
+//!     another cell or file. It finds zeros where nothing was written or the file was cut off.
+//! J2. A block changes as a whole: no read finds part of a write without the rest of it, unless something
+//!     came after.
+//! J3. What is unavailable was lost with a region, or a write to it ended in doubt and no later one covered
+//!     it.
 //! J4. A file reaches as far as acknowledged writes do, and not past where it was cut off.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +20,7 @@ use super::history::{Asked, CELLS_PER_BLOCK, Ended, Record, named, word};
 use crate::register::{Touch, check};
 
 const BLOCKS_PER_EXTENT: u64 = EXTENT_BYTES / farpool_wire::BLOCK_BYTES as u64;
-/// Violations that are told: the first ones are the useful ones.
+/// The most violations that are reported: the first ones are the useful ones.
 const TOLD: usize = 8;
 
 impl Record {
@@ -31,7 +33,8 @@ impl Record {
         if let Asked::Write(cells) = &self.asked { cells.clone() } else { 0..0 }
     }
 
-    /// How far the file reaches once it is done; nothing is said of what makes it no longer.
+    /// How far the file reaches once this operation is done; 0 if the operation does not set or extend the
+    /// size.
     fn reaches(&self) -> u64 {
         match &self.asked {
             Asked::Write(cells) => cells.end,
@@ -40,13 +43,13 @@ impl Record {
         }
     }
 
-    /// It was over before the other began.
+    /// It ended before the other began.
     fn precedes(&self, other: &Record) -> bool {
         self.end < other.start
     }
 }
 
-/// Everything that is wrong with a history.
+/// Finds everything that is wrong with a history.
 pub(super) fn judge(
     records: &[Record],
     world: Excuses,
@@ -72,7 +75,7 @@ pub(super) fn judge(
     violations
 }
 
-/// How far the file certainly reached all the time that a write took.
+/// How far the file certainly reached during the whole of a write.
 fn certain_end(records: &[&Record], write: &Record) -> u64 {
     let holds = |grown: &&&Record| {
         let cuts = |other: &&Record| matches!(other.asked, Asked::SetSize(size) if size < grown.reaches());
@@ -87,14 +90,15 @@ fn certain_end(records: &[&Record], write: &Record) -> u64 {
 pub(super) struct Excuses {
     /// Nothing was drawn that costs a lease or a node.
     pub(super) calm: bool,
-    /// Processes run short of descriptors. A block of which a part could not be cut off is lost: it must not show again.
+    /// Processes run short of descriptors. If a part of a block could not be cut off, the whole block is
+    /// lost, because the part must not show again.
     pub(super) short: bool,
-    /// No more than one node was hurt at a time: rows bear that, so redundant files have no excuse.
+    /// At most one node was hurt at a time. Rows survive that, so redundant files have no excuse.
     pub(super) bears: bool,
-    /// Bits turned over in far memory.
+    /// Bits were flipped in far memory.
     pub(super) flips: bool,
-    /// All who work on files are killed at once, and their successors find what lies there: of a write that was under way, some
-    /// sectors and not others.
+    /// All processes that work on files are killed at once. Their successors find what lies there: of a write
+    /// in flight, perhaps some sectors and not others.
     pub(super) owner_dies: bool,
 }
 
@@ -102,7 +106,7 @@ struct Judge<'a> {
     file: u64,
     all: &'a [Record],
     records: Vec<&'a Record>,
-    /// Of each write that was not done, by number: how far the file certainly reached meanwhile.
+    /// For each write that was not done, by number: how far the file certainly reached meanwhile.
     within: BTreeMap<u64, u64>,
     world: Excuses,
     /// Data extents of a row, if the file has any.
@@ -155,12 +159,12 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// The cells that an operation makes zero, or may.
+    /// The cells that an operation sets to zero, or may set to zero.
     fn zeroed(&self, record: &Record) -> Range<u64> {
         match &record.asked {
             Asked::Zero(cells) => cells.clone(),
             Asked::SetSize(size) => *size..CELLS.max(*size),
-            // What could not be written past the end is cut off again, and nothing else.
+            // What a failed write left past the end of the file is cut off again, and nothing else.
             Asked::Write(cells) => match self.within.get(&record.number) {
                 Some(within) => cells.start.max(*within)..cells.end.max(*within),
                 None => 0..0,
@@ -169,7 +173,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// What it changes, if anything.
+    /// The cells that it changes, if any.
     fn changed(&self, record: &Record) -> Range<u64> {
         if let Asked::Write(cells) = &record.asked { cells.clone() } else { self.zeroed(record) }
     }
@@ -178,7 +182,7 @@ impl<'a> Judge<'a> {
         &self.all[named(word).0 as usize - 1]
     }
 
-    /// Words name writes of this file and cell.
+    /// Checks that words name writes of this file and cell.
     fn names_are_right(&self, look: &Look<'_>) -> Result<(), String> {
         for (cell, word) in look.cells().filter(|(_, word)| *word != 0) {
             let (write, file, of_cell) = named(word);
@@ -193,7 +197,7 @@ impl<'a> Judge<'a> {
         Ok(())
     }
 
-    /// J1, of one cell.
+    /// Checks J1 for one cell.
     fn cell_is_a_register(&self, cell: u64, looks: &[Look<'_>]) -> Result<(), String> {
         let seen: Vec<(&Record, u64)> = looks
             .iter()
@@ -229,7 +233,7 @@ impl<'a> Judge<'a> {
         check(0, &touches).map_err(|what| format!("cell {cell}: {what}"))?;
         for (read, word) in &seen {
             if *word != 0 && !self.names_right(*word, cell) {
-                continue; // told already
+                continue; // already reported
             }
             self.nothing_newer(cell, read, *word, &changes, &seen)?;
         }
@@ -241,7 +245,7 @@ impl<'a> Judge<'a> {
         file == self.file && of_cell == cell && write >= 1 && write <= self.all.len() as u64
     }
 
-    /// What a read found had not certainly been replaced before it began.
+    /// Checks that what a read found had not certainly been replaced before the read began.
     fn nothing_newer(
         &self,
         cell: u64,
@@ -250,7 +254,7 @@ impl<'a> Judge<'a> {
         changes: &[&Record],
         seen: &[(&Record, u64)],
     ) -> Result<(), String> {
-        // It took effect, and was over before this read began.
+        // The change certainly took effect before this read began.
         let is_in_force = |change: &Record| {
             let was_seen = || {
                 seen.iter().any(|(earlier, word)| {
@@ -290,7 +294,7 @@ impl<'a> Judge<'a> {
         Err(format!("cell {cell} holds {word:#x} at {}, replaced before by {newer}", read.start))
     }
 
-    /// J2, of one read.
+    /// Checks J2 for one read.
     fn blocks_are_whole(&self, look: &Look<'_>) -> Result<(), String> {
         let cells: Vec<(u64, u64)> =
             look.cells().filter(|(cell, word)| *word == 0 || self.names_right(*word, *cell)).collect();
@@ -317,11 +321,11 @@ impl<'a> Judge<'a> {
         Ok(())
     }
 
-    /// Whether what `cell` holds was certainly there before `write`, which wrote it and `beside` at once.
+    /// Whether what `cell` holds was certainly there before `write`, which wrote `cell` and `beside` at once.
     fn is_older(&self, word: u64, (cell, beside): (u64, u64), write: &Record, read: &Record) -> bool {
         if word != 0 {
             let there = self.write_of(word);
-            // Whichever of two came last would be seen in both.
+            // If both writes cover both cells, the later write shows in both.
             return there.precedes(write) || there.written().contains(&beside);
         }
         let came_after = |zero: &&&Record| {
@@ -330,12 +334,12 @@ impl<'a> Judge<'a> {
         !self.records.iter().any(|zero| came_after(&zero))
     }
 
-    /// J4, of one read.
+    /// Checks J4 for one read.
     fn size_fits(&self, look: &Look<'_>) -> Result<(), String> {
         let Asked::Read(asked) = &look.record.asked else { return Ok(()) };
         let (read, end) = (look.record, look.first + look.words.len() as u64);
         if end < asked.end {
-            // The file ended there, or before where it was asked.
+            // The read was cut short: the file ended there, or before the start of the read.
             let write = self.records.iter().find(|write| {
                 write.is_done() && write.written().end > end && write.precedes(read) && {
                     let cut = |other: &&&Record| matches!(other.asked, Asked::SetSize(size) if size < write.written().end);
@@ -367,7 +371,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// J3.
+    /// Checks J3 for one failure.
     fn failure_is_explained(&self, failed: &Record, error: FileError) -> Result<(), String> {
         let cells = match &failed.asked {
             Asked::SetSize(size) => *size..*size + 1,
@@ -377,18 +381,20 @@ impl<'a> Judge<'a> {
         };
         let bears = self.world.bears && self.row.is_some();
         let is_explained = match error {
-            // Writing may have gone half-way and been given up; nothing else explains it.
+            // A write may have been abandoned half-way; nothing else explains the loss.
             FileError::Lost { .. } if bears => self.is_in_doubt(failed, &cells),
             FileError::Short | FileError::Unavailable { .. } | FileError::GuestAtWork if bears => false,
             FileError::Damaged { .. } if bears => self.world.flips && self.is_in_doubt(failed, &cells),
             FileError::Damaged { .. } => self.world.flips || self.could_not_be_moved(failed, &cells),
             FileError::TooFewNodes { .. } => !matches!(failed.asked, Asked::Read(_)),
-            // What cannot be read cannot be cut either, and is lost then: it must not show again. And rows do not tell damage
-            // from loss.
+            // What cannot be read cannot be cut off either. It is then lost, because it must not show again.
+            // Rows also do not distinguish damage from loss.
             FileError::Lost { .. } if self.world.flips => true,
-            // Members of a row that were lost together leave blocks lost that lie elsewhere by now.
+            // When members of a row are lost together, their blocks stay lost, although they lie elsewhere by
+            // now.
             FileError::Lost { .. } if self.row.is_some() && !self.world.calm => true,
-            // A write may itself have ended in doubt: its connection broke, and there was no descriptor for another.
+            // The write may itself have ended in doubt: its connection broke, and there was no descriptor for
+            // another.
             FileError::Lost { .. } if matches!(failed.asked, Asked::Write(_)) && !self.world.calm => true,
             FileError::Lost { .. } => failed.was_lost || self.is_in_doubt(failed, &cells),
             FileError::NoSpace => !matches!(failed.asked, Asked::Read(_)),
@@ -404,8 +410,8 @@ impl<'a> Judge<'a> {
         ))
     }
 
-    /// Whether a write was under way there when the owner died, and the pool had no room to which its successor could have moved
-    /// what the write may still land on.
+    /// Whether a write was in flight there when the owner died, and the pool had no room to which the
+    /// successor could have moved the blocks on which that write may still land.
     fn could_not_be_moved(&self, failed: &Record, cells: &Range<u64>) -> bool {
         let blocks_of =
             |cells: &Range<u64>| cells.start / CELLS_PER_BLOCK..cells.end.div_ceil(CELLS_PER_BLOCK);
@@ -424,7 +430,8 @@ impl<'a> Judge<'a> {
             && self.all.iter().any(is_full)
     }
 
-    /// The blocks of a block's column, and itself: what is in doubt in one of them takes the parity from all.
+    /// The blocks of a block's column, including itself: one block in doubt makes the parity useless for all
+    /// of them.
     fn column_of(&self, block: u64) -> impl Iterator<Item = u64> + use<> {
         let (stripe, within) = (block / BLOCKS_PER_EXTENT, block % BLOCKS_PER_EXTENT);
         let stripes = match self.row {
@@ -434,7 +441,8 @@ impl<'a> Judge<'a> {
         stripes.map(move |stripe| stripe * BLOCKS_PER_EXTENT + within)
     }
 
-    /// Whether a change to one of these blocks ended in doubt, and none that was acknowledged covered the block since.
+    /// Whether a change to the column of one of these blocks ended in doubt, and no acknowledged change has
+    /// covered the block since.
     fn is_in_doubt(&self, failed: &Record, cells: &Range<u64>) -> bool {
         let (first, end) = (cells.start / CELLS_PER_BLOCK, cells.end.div_ceil(CELLS_PER_BLOCK));
         (first..end).flat_map(|block| self.column_of(block).map(move |mate| (block, mate))).any(
@@ -451,7 +459,7 @@ impl<'a> Judge<'a> {
                 };
                 self.records.iter().any(|doubt| {
                     let is_cut = self.world.short && doubt.written().is_empty() && !covers(doubt);
-                    // One under way may be in doubt until it is tried again by another way.
+                    // A change in flight may be in doubt until it is retried by another route.
                     let under_way = !self.world.calm && self.row.is_none() && doubt.end >= failed.start;
                     let not_done = !doubt.is_done() || is_cut || under_way;
                     let in_doubt = not_done && touches(doubt) && doubt.start < failed.end;
@@ -474,7 +482,7 @@ mod tests {
     const WORLD: Excuses =
         Excuses { calm: false, short: false, bears: false, flips: false, owner_dies: false };
 
-    /// Operations on one file, one after the other.
+    /// Sequential operations on one file.
     fn one_after_the_other(operations: Vec<(Asked, Ended)>) -> Vec<Record> {
         let records = (1..).zip(operations).map(|(number, (asked, ended))| Record {
             number,

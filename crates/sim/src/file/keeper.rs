@@ -1,4 +1,5 @@
-//! What production's keeper, watch and mover do for a process that holds leases, over letters and in this world's time.
+//! What production's keeper, watch and mover do for a process that holds leases, with letters and in virtual
+//! time.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -12,21 +13,21 @@ use farpool_wire::NodeId;
 use super::{Phase, Run};
 use crate::plane::post::{Answer, Post, Question};
 
-/// As production's keeper and mover.
+/// As in production's keeper and mover.
 const TICK: Duration = Duration::from_millis(100);
 const ACQUIRE_PATIENCE: Duration = Duration::from_secs(8);
 const REQUEST_PATIENCE: Duration = Duration::from_secs(3);
 const LINGER: Duration = Duration::from_secs(5);
 const LOOK_TO_MOVE_EVERY: Duration = Duration::from_millis(250);
-/// Leases in one renewal: few, so that there are several.
+/// Leases in one renewal: few, so that there are several renewals.
 pub(super) const LEASES_PER_REQUEST: usize = 3;
 
-/// Starts what looks after the leases of the process `home`.
+/// Starts the tasks that maintain the leases of the process `home`.
 pub(super) fn start(run: &Rc<Run>) {
     start_by(run, post_of(run));
 }
 
-/// How that process asks others.
+/// The post of the process `home`, through which it asks others.
 pub(super) fn post_of(run: &Run) -> Rc<Post> {
     Post::open(&run.plane, run.home(), |_| Box::pin(std::future::ready(None)))
 }
@@ -45,7 +46,7 @@ async fn move_out(run: &Run, core: &SessionCore) {
     while run.phase.get() != Phase::Leaving {
         run.world.sleep_by(run.host, LOOK_TO_MOVE_EVERY).await;
         run.store().look_after_guests();
-        // What cannot be moved or made anew is tried again, until it is gone.
+        // What cannot be moved or rebuilt is tried again in the next round, until it is gone.
         let _ = run.store().look_after(core, || run.phase.get() == Phase::Leaving).await;
         core.let_go().await;
     }
@@ -95,7 +96,7 @@ impl Keeper {
         for (node, regions) in by_node {
             let question = Question::Release(self.run.stock().release_request(&regions));
             let node = self.run.node(node).process.get();
-            // Without an answer the leases run out by themselves.
+            // Without an answer the leases expire by themselves.
             let _ = self.post.ask(node, question, REQUEST_PATIENCE).await;
         }
     }

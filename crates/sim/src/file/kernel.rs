@@ -1,9 +1,9 @@
-//! The kernel's idea of the sizes of files that guests make longer: every process that is no guest reads no
-//! further than that.
+//! The kernel's sizes of files that direct clients (called *guests* in the code) may make longer. A process
+//! that is not a direct client reads no further than this size.
 //!
-//! The rule is the mount's (`mount::guests`): while guests may make a file longer, and until the kernel was
-//! told the result, the kernel asks before it uses its size. From then on it changes the size itself, and
-//! asks no more.
+//! The rule is the mount's (`mount::guests`). While direct clients may make a file longer, and until the
+//! kernel has been told the result, the kernel asks before it uses its size. From then on the kernel changes
+//! the size itself, and asks no more.
 
 use std::collections::BTreeMap;
 
@@ -19,12 +19,11 @@ pub(super) type Sizes = BTreeMap<u64, Size>;
 pub(super) struct Size {
     /// In bytes.
     known: u64,
-    /// Guests may make the file longer, or have done so since the kernel was told.
+    /// Direct clients may make the file longer, or have done so since the kernel was told.
     is_void: bool,
 }
 
-/// A change by the kernel that may change a file's size. When it ends, however it does, the kernel knows the
-/// size.
+/// A change by the kernel that may change a file's size. When it ends in any way, the kernel knows the size.
 pub(super) struct Change<'a> {
     run: &'a Run,
     number: u64,
@@ -43,14 +42,14 @@ impl Drop for Change<'_> {
 }
 
 impl Run {
-    /// Guests may make the file longer from now on.
+    /// Lets direct clients make the file longer from now on.
     pub(super) fn let_guests_grow(&self, number: u64, file: &FileCore<Chosen>) {
         self.sizes.borrow_mut().entry(number).or_default().is_void = true;
         file.let_guests_grow();
     }
 
-    /// The kernel's size of a file, for a process that wants bytes up to `end`. The kernel asks if it does
-    /// not know of so many. Without guests the size does not matter.
+    /// The kernel's size of a file, for a process that wants bytes up to `end`. The kernel asks if its size
+    /// is less than that. Without direct clients the size does not matter.
     pub(super) fn size_by_kernel(&self, number: u64, file: &FileCore<Chosen>, end: u64) -> u64 {
         if !self.has_guests {
             return u64::MAX;

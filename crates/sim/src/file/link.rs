@@ -1,5 +1,5 @@
-//! Connections of this scenario: to nodes of the own host by their memory, to the others by packets; connections that
-//! break, and processes that are short of descriptors. Also two ways to break what a connection promises.
+//! Connections of this scenario: through shared memory to nodes of the same host, through the network to the
+//! others. Connections break, and processes are short of descriptors. A connection can also lie in two ways.
 
 use std::cell::RefCell;
 use std::io;
@@ -12,27 +12,27 @@ use farpool_wire::{Hello, NodeId};
 /// How connections misbehave.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Shaking {
-    /// Operations at which the connection breaks, in thousandths.
+    /// The share of operations at which the connection breaks, in thousandths.
     pub(super) break_permille: u32,
-    /// Attempts to connect for which there is no descriptor.
+    /// The share of attempts to connect for which there is no descriptor, in thousandths.
     pub(super) short_permille: u32,
     pub(super) lie: Option<Lie>,
     /// A node that closes all connections and accepts none.
     pub(super) refusing: Option<NodeId>,
 }
 
-/// What a connection says that is not so.
+/// How a connection lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Lie {
-    /// A write is done, as soon as it is posted.
+    /// It acknowledges a write as soon as the write is posted.
     DoneEarly,
-    /// A write is done, and nothing is sent, so often in thousandths.
+    /// It acknowledges a write and sends nothing. The number is the share of such writes, in thousandths.
     DoneNever(u32),
 }
 
 /// `EMFILE`: this process has no descriptor left.
 const NO_DESCRIPTOR: i32 = 24;
-/// Slots of operations whose end nobody waits for begin here: above all that an endpoint uses.
+/// First slot for operations whose completion is discarded: above all slots that an endpoint uses.
 const FIRST_SPARE_SLOT: u32 = 4_096;
 
 pub(super) struct Shaky {
@@ -82,7 +82,7 @@ struct ShakyLink {
     shaking: Rc<dyn Fn() -> Shaking>,
     random: Rc<RefCell<Random>>,
     node: NodeId,
-    /// It was closed before the node had read anything.
+    /// The connection was closed before the node had read anything.
     refused: bool,
     broken: bool,
     spare: u32,
@@ -91,7 +91,7 @@ struct ShakyLink {
 impl Link for ShakyLink {
     fn post(&mut self, posted: Posted) -> Option<Outcome> {
         if self.refused {
-            return None; // never done: the next poll closes the link
+            return None; // never completes: the next poll closes the link
         }
         let shaking = (self.shaking)();
         let mut random = self.random.borrow_mut();

@@ -1,5 +1,6 @@
-//! What goes wrong besides letters and connections: nodes and brokers that die, processes that stop, hosts cut off from
-//! each other, clients that die in the middle of whatever they do, leases taken back.
+//! Faults besides those of letters and connections: nodes and brokers that die, processes that stop, hosts
+//! that are cut off from each other, clients that die in the middle of an operation, leases that are taken
+//! back.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -17,33 +18,35 @@ use super::{BUSY_TTLS, Run, client, successor};
 use crate::plane::post::{Post, Question};
 use crate::plane::{Plane, node};
 
-/// Bits that turn over in one extent: near borders, where clients are, some hit what is read.
+/// Bits that are flipped in each extent: enough that some hit what clients read, which is mostly near
+/// borders.
 const FLIPS_PER_EXTENT: u64 = 24;
-/// Mishaps of a run, at most.
+/// The most mishaps of a run.
 const MOST: u64 = 6;
-/// Some owners are started again so soon that packets of the dead one are still on their way.
+/// The longest pause of an owner that is restarted at once: packets of the dead owner are still in transit.
 const AT_ONCE_MS: u64 = 20;
-/// The longest time for which a node refuses connections: about twice as long as a silent node is waited for.
+/// The longest time for which a node refuses connections: about twice as long as the owner waits for an
+/// unresponsive node.
 const LONGEST_REFUSAL_MS: u64 = 10_000;
-/// For having leases taken back.
+/// How long an operator waits for an answer when it has leases taken back.
 const OPERATOR_PATIENCE: Duration = Duration::from_secs(8);
 
 enum Kind {
     NodeDies(usize),
-    /// A client dies where it stands; another takes its place.
+    /// A client dies in the middle of what it does; another takes its place.
     ClientDies,
     BrokerDies,
-    /// All who work on files die at once, and another owner takes over after a while.
+    /// All processes that work on files die at once, and another owner takes over after a while.
     OwnerDies,
-    /// The owner's machine and a node's do not hear each other.
+    /// The owner's machine and a node's are cut off from each other.
     Cut(usize),
-    /// The process that looks after the leases stops for a while.
+    /// The process that maintains the leases stops for a while.
     KeeperStops,
     ClientStops,
-    /// A node closes all connections and accepts none, as if its places were all taken. It answers renewals
-    /// all the while.
+    /// A node closes all connections and accepts none, as if its places were all taken. It still answers
+    /// renewals.
     Refuses(usize),
-    /// Bits of what a node holds of a file turn over.
+    /// Bits are flipped in what a node holds of files.
     Flips(usize),
     TakeBack {
         count: u32,
@@ -87,7 +90,7 @@ pub(super) fn draw(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
 /// Draws the mishaps of a run in which nodes only refuse connections. None of them costs a node.
 pub(super) fn draw_refusals(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
     let busy_ms = BUSY_TTLS * plane.ttl.0;
-    // One after the other, so that none cuts another short.
+    // Refusals follow each other, so that none cuts another short.
     let mut from_ms = 0;
     let mut refusals = Vec::new();
     while from_ms < busy_ms {
@@ -113,7 +116,7 @@ impl Mishap {
     }
 }
 
-/// Draws the mishaps of a run in which no more than one node is hurt at a time: always the same one.
+/// Draws the mishaps of a run in which at most one node is hurt at a time: always the same node.
 pub(super) fn draw_bearable(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
     let busy_ms = BUSY_TTLS * plane.ttl.0;
     let victim = random.index(plane.nodes.len());
@@ -133,7 +136,7 @@ pub(super) fn draw_bearable(plane: &Plane, random: &mut Random) -> Vec<Mishap> {
     (0..count).map(mishap).collect()
 }
 
-/// Draws when the owner dies: once or twice, mostly for less than a lease lasts.
+/// Draws when the owner dies: once or twice, mostly for less than the duration of a lease.
 pub(super) fn draw_deaths_of_the_owner(plane: &Plane, bears: bool, random: &mut Random) -> Vec<Mishap> {
     let busy_ms = BUSY_TTLS * plane.ttl.0;
     let longest_ms = match random.below(10) {
@@ -151,7 +154,7 @@ pub(super) fn draw_deaths_of_the_owner(plane: &Plane, bears: bool, random: &mut 
     (0..count).map(mishap).collect()
 }
 
-/// Turns over a bit in each of some blocks that a node holds of a file.
+/// Flips random bits in every extent of a file that a node holds.
 fn flip_bits(run: &Run, index: usize) {
     let node = &run.nodes[index];
     let Some(shell) = node.shell() else { return };
@@ -202,7 +205,7 @@ async fn happen(run: &Rc<Run>, kind: Kind, lasting: Duration) {
         Kind::NodeDies(index) => {
             let node = &run.nodes[index];
             if node.shell().is_none() {
-                return; // nobody dies twice before living again
+                return; // already dead
             }
             node::crash(&run.plane, node);
             run.world.sleep(lasting).await;

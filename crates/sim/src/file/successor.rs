@@ -1,5 +1,5 @@
-//! The owner dies with all who work on its files, wherever they are, and another takes over what it has left: the words, and
-//! what was written down.
+//! The owner dies with all processes that work on its files. Another owner takes over what is left: the block
+//! words and the journal.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -19,12 +19,13 @@ use super::{Phase, REGION_EXTENTS, Run, client};
 use crate::plane::Plane;
 use crate::plane::post::{Answer, Post, Question};
 
-/// How long nodes are asked whether leases still run, in parts of a lease's time; and how long one answer may take.
+/// How long nodes are asked whether leases still run, as a divisor of the duration of a lease. `ANSWER_PART`
+/// limits the wait for one answer in the same way.
 const ADOPT_PART: u64 = 4;
 const ANSWER_PART: u64 = 12;
 const ADOPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What outlives an owner.
+/// The state that outlives an owner.
 pub(super) struct Legacy {
     owner: OwnerId,
     limit_regions: Option<u64>,
@@ -39,14 +40,14 @@ impl Legacy {
         Legacy { owner, limit_regions, words, journal: RefCell::default() }
     }
 
-    /// The words for one more owner.
+    /// The words, shared with one more owner.
     pub(super) fn words(&self) -> SharedMemory {
         let fd = self.words.fd().try_clone_to_owned().expect("a descriptor");
         SharedMemory::of_file(fd, KEPT_WORDS_BYTES).expect("memory for words")
     }
 }
 
-/// A stock under this name.
+/// A stock for this owner.
 pub(super) fn stock_of(
     plane: &Plane,
     host: HostId,
@@ -71,14 +72,14 @@ pub(super) fn stock_of(
     }))
 }
 
-/// Everybody who works on files dies; another owner begins after a while. Returns when that one has taken over, or has
-/// died itself.
+/// Kills all processes that work on files; another owner starts after a while. Returns when that owner has
+/// taken over, or has died itself.
 pub(super) async fn owner_dies(run: &Rc<Run>, lasting: Duration) {
     let Some(legacy) = &run.legacy else { return };
     if run.phase.get() != Phase::Busy {
         return;
     }
-    // First of all: whatever is dropped with the dead changes nothing.
+    // This comes first: nothing that is dropped with the dead processes may change anything.
     legacy.journal.borrow().abandon();
     run.store().abandon();
     let clients = std::mem::take(&mut *run.clients.borrow_mut());
@@ -91,7 +92,7 @@ pub(super) async fn owner_dies(run: &Rc<Run>, lasting: Duration) {
     run.world.note("the owner dies with {} clients", &[clients.len() as u64]);
     run.world.sleep(lasting).await;
     if run.home() != home {
-        return; // somebody else is the next owner
+        return; // this successor has died itself
     }
     let next = Arc::new(legacy.journal.borrow().successor());
     *legacy.journal.borrow_mut() = next;

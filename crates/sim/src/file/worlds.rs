@@ -1,5 +1,5 @@
-//! Worlds in which a row bears everything that happens: no more than one node of it is hurt at a time. In these a redundant
-//! file has no excuse.
+//! Worlds in which a row survives everything that happens: at most one node of it is hurt at a time. In these
+//! worlds a redundant file has no excuse.
 
 use farpool_fabric::sim::{Faults, Random};
 use farpool_file::Redundancy;
@@ -8,12 +8,13 @@ use super::link::{Lie, Shaking};
 use super::{Ills, LOST_WRITE, LOST_WRITE_PERMILLE, UNLOCKED_EARLY};
 use crate::plane::post::Delivery;
 
-/// How many worlds are such, in thousandths.
+/// The share of such worlds, in thousandths.
 pub(super) const BEARING_PERMILLE: u32 = 300;
-/// Files that want more nodes than there are, in thousandths.
+/// The share of files that want more nodes than there are, in thousandths.
 const TOO_MANY_PERMILLE: u32 = 20;
 
-/// What may go wrong in such a world, besides mishaps to one node: connections to a dead one say nothing.
+/// What may go wrong in such a world, besides mishaps to one node: connections to a dead node may give no
+/// sign of its death.
 pub(super) fn bearable(mutation: Option<&'static str>, random: &mut Random) -> Ills {
     let silent_permille = if random.chance(400) { 300 } else { 0 };
     let lie = match mutation {
@@ -29,7 +30,7 @@ pub(super) fn bearable(mutation: Option<&'static str>, random: &mut Random) -> I
     }
 }
 
-/// The redundancy of a new file in a world of so many nodes.
+/// Draws the redundancy of a new file in a world of so many nodes.
 pub(super) fn redundancy(nodes: u64, random: &mut Random) -> Redundancy {
     let any = [
         Redundancy::None,

@@ -1,8 +1,9 @@
-//! Rules of indexes that are wrong on purpose.
+//! Index rules that are wrong on purpose.
 
 use farpool_txn::hash::{Again, Bucket, IndexRules, KeyHash};
 
-/// Who leaves one entry empty splits the bucket, though others may be filling that.
+/// A client that leaves one entry of a bucket empty splits the bucket, though others may be filling that
+/// entry.
 pub(super) enum SplitUnclosed {}
 
 impl IndexRules for SplitUnclosed {
@@ -11,7 +12,7 @@ impl IndexRules for SplitUnclosed {
     }
 }
 
-/// Who has looked for a key in a bucket does not look in what it was split into.
+/// A client that has looked for a key in a bucket does not look in the buckets it was split into.
 pub(super) enum BlindAcrossSplits {}
 
 impl IndexRules for BlindAcrossSplits {
@@ -20,7 +21,7 @@ impl IndexRules for BlindAcrossSplits {
     }
 }
 
-/// Who was not the first to fill an entry goes on to the next, whoever it was.
+/// A client that loses the race for an entry goes on to the next, and does not check which key won.
 pub(super) enum BlindAfterLosing {}
 
 impl IndexRules for BlindAfterLosing {
@@ -29,7 +30,7 @@ impl IndexRules for BlindAfterLosing {
     }
 }
 
-/// Any empty entry is as good as another.
+/// A new key gets any empty entry of its bucket, not the first.
 pub(super) enum AnyEntry {}
 
 impl IndexRules for AnyEntry {
@@ -49,7 +50,7 @@ impl IndexRules for EntryFirst {
     }
 }
 
-/// What fits the hash is the key.
+/// A key whose hash matches counts as the same key.
 pub(super) enum HashAlone {}
 
 impl IndexRules for HashAlone {
@@ -58,7 +59,7 @@ impl IndexRules for HashAlone {
     }
 }
 
-/// Numbers and buckets of which nobody knows whether they were named are used for something else.
+/// Numbers and buckets are reused though it is indeterminate whether an entry names them.
 pub(super) enum DoubtIgnored {}
 
 impl IndexRules for DoubtIgnored {

@@ -1,4 +1,4 @@
-//! Clients: they look for keys and insert them as the seed says, and write down what they were answered.
+//! Clients: they look up and insert keys as the seed says, and record the answers.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use super::{DEADLINE, LAST_DEADLINE, Place, Run};
 
 /// Questions of each task.
 const ROUNDS: u64 = 14;
-/// Tries to connect to all nodes: nobody is cut off for so long.
+/// Attempts to connect to all nodes: no cut of the network lasts as long.
 const MOST_TRIES: u32 = 1_000;
-/// Between two looks whether all others have ended.
+/// Pause between two checks whether all others have ended.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// Starts the tasks of a client's present process. They share what they remember of the index.
+/// Starts the tasks of a client's current process. They share what they remember of the index.
 pub(super) fn start<R: IndexRules>(run: &Rc<Run>, place: Place) {
     let process = run.clients.borrow()[place.index];
     let index = Rc::new(run.index::<R>());
@@ -33,7 +33,7 @@ pub(super) fn start<R: IndexRules>(run: &Rc<Run>, place: Place) {
     }
 }
 
-/// Once all others have ended, and nothing goes wrong any more: everything can be inserted and found.
+/// Once all others have ended and no more faults occur: every key can be inserted and found.
 pub(super) fn start_last<R: IndexRules>(run: &Rc<Run>, places: &[Place]) {
     let finder_place = places[0];
     let finder = run.world.add_process(finder_place.host);
@@ -93,7 +93,7 @@ impl<R: IndexRules> Client<R> {
         }
     }
 
-    /// In an order of its own.
+    /// Asks the question for all keys, in an order drawn for this client.
     async fn ask_for_all(&mut self, question: Question) {
         let mut keys: Vec<usize> = (0..self.run.keys.count()).collect();
         self.random.shuffle(&mut keys);
@@ -133,7 +133,7 @@ impl<R: IndexRules> Client<R> {
                 let told = [numbers[0], numbers[1], number.map_or(0, |number| number + 1)];
                 self.run.world.note("client {} is answered about key {}: number {}, from one on", &told);
             }
-            // Nobody knows: the connections are of no use any more.
+            // The outcome is indeterminate, and the connections are unusable.
             (_, Err(IndexError::Memory(_))) => return false,
             (_, Err(IndexError::Full)) if !self.run.is_roomy => {}
             (_, Err(error)) => self.run.complain(format!("key {key}: {error}")),

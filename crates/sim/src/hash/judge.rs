@@ -1,28 +1,29 @@
-//! What became of keys: judged from what clients asked and were answered, and nothing of the index's own.
+//! The judge of keys: it uses only what clients asked and were answered, and nothing from the index itself.
 //!
 //! J1. A key has one number: all answers about it are the same.
-//! J2. A number is one key's.
-//! J3. A key that had a number when somebody asked has one for him.
-//! J4. A key that is found was being inserted by somebody.
+//! J2. A number belongs to one key.
+//! J3. A question that begins after an answer has named a key's number is answered with a number.
+//! J4. If a key is found, an insert of it had begun before.
 
 use std::collections::BTreeMap;
 
 /// What was asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Question {
-    /// Has it a number?
+    /// Does the key have a number?
     Find,
     /// Give it one.
     Insert,
 }
 
-/// A question about a key. Moments are the places of beginnings and ends among all of them.
+/// A question about a key. The begin and the end of every question are numbered in one sequence: times are
+/// these numbers.
 #[derive(Clone, Copy, Debug)]
 struct Operation {
     key: usize,
     question: Question,
     begun: u64,
-    /// When it was answered, if it was, and the number.
+    /// When it was answered, if it was, and with which number.
     answered: Option<(u64, Option<u64>)>,
 }
 
@@ -33,14 +34,14 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Somebody asks; returns the place of the question.
+    /// Records that a client asks. Returns the place of the question.
     pub(super) fn begin(&mut self, key: usize, question: Question) -> usize {
         self.now += 1;
         self.operations.push(Operation { key, question, begun: self.now, answered: None });
         self.operations.len() - 1
     }
 
-    /// The question at this place is answered.
+    /// Records the answer to the question at this place.
     pub(super) fn end(&mut self, place: usize, number: Option<u64>) {
         self.now += 1;
         self.operations[place].answered = Some((self.now, number));
@@ -50,7 +51,7 @@ impl History {
         self.operations.len() as u64
     }
 
-    /// Whether the key of a place has a number by now, as far as somebody was told.
+    /// Returns violations of J1 to J4, at most one of each rule for a key.
     pub(super) fn judge(&self) -> Vec<String> {
         let mut complaints = Vec::new();
         let mut keys: BTreeMap<usize, Vec<&Operation>> = BTreeMap::new();
@@ -72,7 +73,7 @@ impl History {
     }
 }
 
-/// All numbers that were told, and when.
+/// All numbers in the answers, each with the time of its answer.
 fn numbers<'a>(operations: &'a [&Operation]) -> impl Iterator<Item = (u64, u64)> + 'a {
     operations.iter().filter_map(|operation| {
         let (at, number) = operation.answered?;

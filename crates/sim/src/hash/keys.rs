@@ -1,15 +1,15 @@
-//! The keys of a run: few, and chosen to fall together.
+//! The keys of a run: few, and chosen to collide.
 
 use std::collections::BTreeMap;
 
 use farpool_fabric::sim::Random;
 use farpool_txn::hash::{Entry, IndexLayout, KeyHash};
 
-/// Keys that are looked at: among so many there are some whose entries show the same of their hashes.
+/// Candidates from which the keys are chosen: so many that some have entries with equal hash bits.
 const CANDIDATES: u32 = 2_500;
-/// Of each run.
+/// Keys of a run, before those with equal entries are added.
 const KEYS: std::ops::Range<usize> = 3..20;
-/// Keys that are looked for and never inserted.
+/// Keys that clients look up and never insert.
 pub(super) const STRANGERS: usize = 2;
 
 pub(super) struct Keys {
@@ -17,7 +17,7 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// Keys that differ late, and one or two pairs of which entries show no difference.
+    /// Chooses keys whose hashes first differ in late bits, and one or two groups of keys with equal entries.
     pub(super) fn choose(layout: &IndexLayout, random: &mut Random) -> Keys {
         let shape = layout.shape();
         let hash = |number: u32| KeyHash::of(shape.seed, &key(number, shape.key_bytes));
@@ -28,7 +28,7 @@ impl Keys {
         for number in 0..CANDIDATES {
             let hash = hash(number);
             let of_entry = by_entry.entry((layout.home(hash), Entry::new(hash, 0).word())).or_default();
-            // No split parts them: a bucket has to hold them all.
+            // No split separates these keys: one bucket has to hold them all.
             if of_entry.len() == shape.entries {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! What goes wrong besides the network's own faults: clients that stop or die, hosts cut off.
+//! Faults besides those of the network: clients stop or die, and hosts are cut off.
 
 use std::rc::Rc;
 use std::time::Duration;

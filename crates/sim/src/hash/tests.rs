@@ -1,4 +1,4 @@
-//! Indexes in memory that holds anything, or too little.
+//! Indexes in memory with arbitrary contents, or with too little room.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::*;
 
 const SHAPE: IndexShape = IndexShape { homes: 2, pairs: 8, records: 16, key_bytes: 8, entries: 3, seed: 5 };
 
-/// Somebody on the host of a node that has all of an index.
+/// A process on the host of the node that holds the whole index.
 struct Alone {
     run: Rc<Run>,
     process: ProcessId,
@@ -27,7 +27,7 @@ impl Alone {
     }
 }
 
-/// Runs something in a world of its own, over an index whose words are as `word` says, and returns what that comes to.
+/// Runs a task in a world of its own, over an index whose words `word` gives. Returns the result of the task.
 fn alone<T: 'static>(
     seed: u64,
     mut word: impl FnMut(&mut Random) -> u64,
@@ -75,7 +75,7 @@ fn alone<T: 'static>(
     came_to.take().expect("the task has ended")
 }
 
-/// Asks for some keys and inserts them, in memory whose words are as `word` says.
+/// Looks up some keys and inserts them, in memory whose words `word` gives.
 fn answers(seed: u64, word: impl FnMut(&mut Random) -> u64) -> Vec<Result<Option<u64>, IndexError>> {
     alone(seed, word, async |alone| {
         let memory = alone.memory().await;
@@ -94,7 +94,7 @@ fn answers(seed: u64, word: impl FnMut(&mut Random) -> u64) -> Vec<Result<Option
 fn damaged_memory_is_an_error_or_an_answer_and_never_a_panic() {
     let mut damaged = 0;
     for seed in 0..60 {
-        // From words that name nearly anything to such as name what there is.
+        // The words range from nearly arbitrary references to references within the index.
         let bits = 5 + seed % 12 * 5;
         let told = answers(seed, |random| random.bits() & random.bits() >> (64 - bits));
         assert_eq!(told.len(), 100);
@@ -117,7 +117,7 @@ fn a_table_that_is_full_says_so_and_finds_what_it_has() {
     assert_eq!(numbers, (0..SHAPE.records).collect::<Vec<_>>(), "each is some key's");
 }
 
-/// Inserts as many keys as there are numbers, each by a thread of its own, and says how many have got one.
+/// Inserts two keys for each number, each pair by a thread of its own. Returns how many keys got a number.
 fn inserted_by_many(share: bool) -> usize {
     alone(
         1,

@@ -1,5 +1,6 @@
-//! Transactions by key: sessions insert, read, update and delete while the index splits. A worker may die in the middle of any of that; then
-//! its slot is looked after, and another one goes on in it. What they saw is judged as snapshot isolation, with keys for records.
+//! Transactions by key: sessions insert, read, update and delete while the index splits. A worker may die in
+//! the middle of any operation. Then its slot is recovered, and another worker continues in it. The history
+//! is judged as snapshot isolation, with keys as records.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -24,17 +25,17 @@ use crate::staying::Staying;
 const ROUNDS: u64 = 10;
 /// Keys that a transaction touches at most.
 const MOST_KEYS: u64 = 5;
-/// Workers that die in a run, at most; and the time in which each of them does.
+/// Deaths of workers in a run, at most, and the time within which each occurs after the one before.
 const MOST_DEATHS: u64 = 3;
 const DEATHS_WITHIN_NS: u64 = 400_000;
-/// Between two looks whether all others have ended.
+/// Pause between two checks whether all others have ended.
 const PAUSE: Duration = Duration::from_micros(100);
-/// Longer than anything is late that a dead one has sent.
+/// Longer than any delay of what a dead process has sent.
 const ALL_HAS_LANDED: Duration = Duration::from_millis(5);
-/// Words of a record's data, all alike.
+/// Words of a record's data. All are equal.
 const DATA_WORDS: usize = 3;
 
-/// Where the slots' logs start, in the region of the oracle, and bytes for the intents of each.
+/// Where the slots' logs start in the oracle's region, and bytes for the intents of each.
 const LOGS_START: u64 = 64 << 10;
 const LOG_BYTES: u64 = 4 << 10;
 
@@ -45,7 +46,7 @@ pub(super) struct Transactions {
     table: Table,
     history: RefCell<Vec<Judged>>,
     values: Cell<u64>,
-    /// Workers that came after others that had died.
+    /// Workers that have replaced dead ones.
     lives: Cell<u32>,
 }
 
@@ -78,7 +79,7 @@ impl Transactions {
         here
     }
 
-    /// How many transactions there were, and what was wrong with them.
+    /// The number of transactions, and the first violation in their history.
     pub(super) fn judge(&self) -> (u64, Result<(), Violation>) {
         let history = self.history.borrow();
         (history.len() as u64, judge(&history))
@@ -113,7 +114,7 @@ impl Transactions {
             for (slot, after) in victims {
                 here.run.world.sleep(after).await;
                 here.run.tasks.kill(here.run.clients.borrow()[usize::from(slot)]);
-                // In the place of a fence, which has scenarios of its own.
+                // This replaces a fence, which has scenarios of its own.
                 here.run.world.sleep(ALL_HAS_LANDED).await;
                 match here.look_after(process, undertaker, slot).await {
                     Ok(last) => here.start_next::<R>(places[usize::from(slot)], slot, last),
@@ -130,7 +131,8 @@ impl Transactions {
         });
     }
 
-    /// In the end nothing is locked, and every key has room: in the place of the first worker, which is idle.
+    /// Checks that in the end no record is locked and every key has room. Takes over the slot of the first
+    /// worker, which is idle.
     async fn write_all<R: IndexRules>(&self, process: ProcessId, place: Place) -> Result<(), String> {
         self.run.tasks.kill(self.run.clients.borrow()[0]);
         self.run.world.sleep(ALL_HAS_LANDED).await;
@@ -157,7 +159,7 @@ impl Transactions {
         Ok(())
     }
 
-    /// Undoes what a dead worker has left; says behind which count the next begins.
+    /// Rolls back what a dead worker has left. Returns the count after which the next worker begins.
     async fn look_after(&self, process: ProcessId, place: Place, slot: u16) -> Result<u64, RecoveryError> {
         let memory = self.run.memory(process, place, LAST_DEADLINE).await?;
         let slot_of = Slot::new(slot).expect("a few slots");
@@ -200,7 +202,7 @@ impl Transactions {
     }
 }
 
-/// Where a slot's log lies: behind the oracle, on two nodes where there are two.
+/// Where a slot's log lies: behind the oracle, on two nodes if there are two.
 pub(super) fn log_at(run: &Run, slot: u16) -> LogAt {
     let layout = LogLayout::new(LOG_BYTES).expect("whole words");
     let copies = [0, 1].map(|copy| {
@@ -259,7 +261,7 @@ impl Client {
             };
             match self.touch(&mut transaction, table, key, deed, &mut judged).await {
                 Ok(()) => {}
-                // What was read before is judged all the same.
+                // The earlier reads are judged all the same.
                 Err(KeyError::Record(ReadError::Conflict | ReadError::SnapshotTooOld)) => {
                     self.ended(judged);
                     return Ok(());
@@ -275,7 +277,7 @@ impl Client {
             }
             Err(error) => return Err(error.to_string()),
         };
-        // Should it die.
+        // The outcome that stays in the history if the worker dies.
         let place = self.ended(Judged { outcome: Outcome::Unknown(committing.version()), ..judged });
         let outcome = match committing.commit().await {
             Ok(version) => Outcome::Committed(version),
@@ -307,7 +309,8 @@ impl Client {
         };
         let row = match done {
             Ok(row) => row,
-            // That there is such a record, or none, is something that was read: it has to be true for this transaction.
+            // A duplicate or a missing key is an observation too: it must hold in this transaction's
+            // snapshot.
             Err(error @ (KeyError::Duplicate | KeyError::NoSuchKey)) => {
                 let row = table.get(transaction, bytes).await?;
                 if row.data.is_some() != matches!(error, KeyError::Duplicate) {
@@ -332,7 +335,7 @@ impl Client {
         Ok(())
     }
 
-    /// Unless the transaction has written it itself.
+    /// Records a read, unless the transaction has written the record itself.
     fn saw(&self, key: usize, row: &Row, judged: &mut Judged) {
         let record = key as u64;
         if judged.writes.iter().any(|write| write.record == record) {
@@ -348,7 +351,7 @@ impl Client {
         judged.reads.push(Read { record, version: row.version, value });
     }
 
-    /// Returns its place in the history.
+    /// Adds a transaction to the history and returns its place there.
     fn ended(&self, judged: Judged) -> usize {
         self.here.run.world.note("transaction", &[u64::from(self.name), judged.begun_from.sequence()]);
         let mut history = self.here.history.borrow_mut();

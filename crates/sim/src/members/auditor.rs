@@ -1,5 +1,5 @@
-//! Comes when nothing goes wrong any more: seats of the dead become free, somebody does what one has to, nothing is locked, and
-//! transactions go through.
+//! The auditor starts when no more faults occur. It checks that seats of dead members become free, that the
+//! roles are filled, that no record stays locked, and that transactions commit.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use super::{Run, catalog, member};
 use crate::transacting::Transactor;
 use crate::transacting::fates::{Asked, Asking};
 
-/// Between two looks, and between two tries.
+/// Pause between two checks, and between two attempts.
 const PAUSE: Duration = Duration::from_micros(50);
-/// In times of the patience, all comes right again within so long: a member is taken for dead after one, who looked after it after
-/// another, and each may have had to wait for others.
+/// Heartbeat timeouts within which the database recovers. A member is declared dead after one, its recoverer
+/// after another, and each may have waited for others.
 const PATIENCES: u32 = 20;
-/// And so long for what has to be done then.
+/// Additional time for the work of the recovery itself.
 const SLACK: Duration = Duration::from_millis(2);
-/// A record that is written by others, or has no room, is tried again.
+/// Attempts to write a record that others are writing, or that has no room.
 const TRIES: u32 = 40;
 
 pub(super) fn start(run: &Rc<Run>) {
@@ -44,12 +44,12 @@ async fn audit(run: &Rc<Run>) -> Result<(), String> {
     for _ in 0..TRIES {
         let Some(auditor) = comes_right(run).await? else {
             run.world.note("no member lives, and no seat is free", &[]);
-            // Their clients would wait for cuts that nobody publishes.
+            // Their clients would wait for cuts that no member publishes.
             run.members.borrow().iter().for_each(|member| member.kill());
             return Ok(());
         };
         let audited = examine(&auditor).await;
-        // Even now it may have been taken for dead, by one who waits for too short a time.
+        // Even now a member with a heartbeat timeout that is too short may have declared it dead.
         if auditor.lives() {
             return audited;
         }
@@ -57,7 +57,7 @@ async fn audit(run: &Rc<Run>) -> Result<(), String> {
     Ok(())
 }
 
-/// Waits until all is right, and takes a seat. `None`: the database is lost.
+/// Waits until the database has recovered, and takes a seat. `None`: the database is lost.
 async fn comes_right(run: &Rc<Run>) -> Result<Option<Rc<Member>>, String> {
     let give_up_at = run.world.now_ns() + (run.patience * PATIENCES + SLACK).as_nanos() as u64;
     let mut auditor = None;
@@ -78,13 +78,14 @@ async fn comes_right(run: &Rc<Run>) -> Result<Option<Rc<Member>>, String> {
     Ok(None)
 }
 
-/// Whether the database is lost: it lasts as long as one member lives, and a process without a seat looks after nobody.
+/// Whether the database is lost: it lasts as long as one member lives, since a process without a seat
+/// recovers no member.
 fn is_lost(run: &Run) -> bool {
     let seats = run.observer.lock().look().seats(&run.plan);
     !run.members.borrow().iter().any(|member| member.lives()) && seats.iter().all(|seat| seat.claim.is_some())
 }
 
-/// Another member. If there is no seat for it, one of the others leaves.
+/// Starts another member. If there is no seat for it, one of the others leaves.
 async fn join_in(run: &Rc<Run>) -> Option<Rc<Member>> {
     let living: Vec<Rc<Member>> =
         run.members.borrow().iter().filter(|member| member.lives()).cloned().collect();
@@ -99,7 +100,7 @@ async fn join_in(run: &Rc<Run>) -> Option<Rc<Member>> {
     auditor.member.borrow().clone()
 }
 
-/// Whether all seats and roles are of members that live, or nobody's.
+/// Whether all seats and roles belong to living members, or are free where that is allowed.
 fn is_right(run: &Run) -> Result<(), String> {
     let root = run.observer.lock().look();
     let lives =
@@ -120,9 +121,9 @@ fn is_right(run: &Run) -> Result<(), String> {
     }
 }
 
-/// Asks what became of all commits, writes all records, and reads them.
+/// Asks for the outcomes of all commits, writes all records, and reads them.
 async fn examine(auditor: &Rc<Member>) -> Result<(), String> {
-    // Whoever changed the catalog last may have died.
+    // The member that changed the catalog last may have died.
     catalog::change(auditor).await?;
     ask(auditor).await.map_err(|error| error.to_string())?;
     let (run, memory) = (&auditor.run, auditor.memory().await.map_err(|error| error.to_string())?);

@@ -1,27 +1,28 @@
-//! Rules of membership that are wrong on purpose, one in each run. What is wrong is the thread's, as in `sim txn`, whose engine this is.
+//! Membership rules that are wrong on purpose, one in each run. A thread-local value selects the rule, as in
+//! `sim txn`, whose engine this scenario uses.
 
 use farpool_txn::Shipped;
 use farpool_txn::membership::SeatRules;
 
 pub(super) use crate::txn::broken::{Chosen as Engine, is, set};
 
-/// A member uses other regions before it has said which grants it has.
+/// A member uses other regions before it has listed its grants.
 pub(super) const LISTED_LATE: &str = "list-after-other-grants";
-/// A seat is looked after though another, who lives, is at it.
+/// A member recovers a seat that another living member is already recovering.
 pub(super) const CARER_IGNORED: &str = "carer-not-checked";
-/// Who takes the place of a silent carer does not shut him out before.
+/// A member that replaces an unresponsive recoverer (called *carer* in the code) does not evict it first.
 pub(super) const CARER_NOT_OUT: &str = "silent-carer-not-shut-out";
-/// Who has fenced a member does not look whether the seat is still that one's.
+/// A recoverer that has fenced a member does not check that the seat still belongs to that member.
 pub(super) const BLIND_BEHIND_FENCE: &str = "seat-not-looked-at-behind-the-fence";
-/// A seat is given back while its member still acts for all.
+/// A member gives its seat back while its duties for all members are still running.
 pub(super) const LEFT_AT_WORK: &str = "seat-left-while-on-duty";
-/// What a member left is undone with one copy of its log, and the other is used again.
+/// What a member left is rolled back with one copy of its log, and the other copy is reused.
 pub(super) const ONE_COPY: &str = "log-copy-without-verdicts";
-/// A member's roles are free before it is shut out.
+/// A member's roles are freed before the member is evicted.
 pub(super) const ROLES_FIRST: &str = "roles-freed-before-fence";
-/// A seat is free before what its member left is undone.
+/// A seat is freed before what its member left is rolled back.
 pub(super) const SEAT_BEFORE_RECOVERY: &str = "seat-freed-before-recovery";
-/// A seat is free before what its workers announced is taken away.
+/// A seat is freed before the announcements of its workers are removed.
 pub(super) const SEAT_BEFORE_FORGETTING: &str = "seat-freed-before-words-forgotten";
 
 /// A member sends heartbeats while its publisher or its collector stands still.
@@ -43,7 +44,7 @@ pub(super) const MUTATIONS: &[&str] = &[
     BEATS_WITHOUT_COMMITS,
 ];
 
-/// The rules of a run: as they ship, but for the one that is wrong.
+/// The rules of a run: the shipped ones, except for the selected mutation.
 pub(super) enum Chosen {}
 
 impl SeatRules for Chosen {

@@ -1,5 +1,6 @@
-//! Changes of the catalog: commits of a slot that is one member's at a time, who has the role for it (`docs/src/namdb.md`, *the
-//! catalog*). Here the catalog is the same records that all work on.
+//! Changes of the catalog. They are commits in a slot of their own, which belongs to the holder of the
+//! catalog role, one member at a time (`docs/src/namdb.md`, *the catalog*). Here the catalog is the same
+//! records that all members work on.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use super::layout::CATALOG_PLACE;
 use super::member::Member;
 use crate::transacting::Transactor;
 
-/// Between two looks at whether the role is free.
+/// Pause between two checks whether the role is free.
 const PAUSE: Duration = Duration::from_micros(30);
 /// Changes that a member makes.
 const CHANGES: u64 = 2;
@@ -28,7 +29,7 @@ pub(super) fn start(member: &Rc<Member>) {
         let mut random = here.run.ledger.random();
         for _ in 0..CHANGES {
             here.run.world.sleep(Duration::from_nanos(random.below(MOST_PAUSE_NS))).await;
-            // What was sent may still land: nobody changes anything until this member was shut out.
+            // In-flight writes may still land: no member changes the catalog until this one was evicted.
             if let Err(why) = change(&here).await {
                 here.ends(&why);
                 break;
@@ -38,7 +39,7 @@ pub(super) fn start(member: &Rc<Member>) {
     });
 }
 
-/// Looks after the slot as after one whose client has died, and commits something in it.
+/// Recovers the slot like one whose client has died, and commits a change in it.
 pub(super) async fn change(member: &Rc<Member>) -> Result<(), String> {
     let (run, at, claim) = (&member.run, member.members(), member.seat.claim);
     let told = |error: &dyn std::error::Error| error.to_string();

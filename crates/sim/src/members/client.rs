@@ -18,14 +18,14 @@ use crate::transacting::Transactor;
 const ROUNDS: u64 = 6;
 /// Records that a transaction touches at most.
 const MOST_RECORDS: u64 = 4;
-/// Rounds before which a session does nothing for a while.
+/// Rounds, in thousandths, before which a session idles, and for how long at most.
 const IDLES_PERMILLE: u32 = 150;
 const MOST_IDLE_NS: u64 = 100_000;
-/// Transactions that are given up half-way, and after how long at most, where some are.
+/// Where sessions abandon transactions: how many, in thousandths, and after how long at most.
 const GIVEN_UP_PERMILLE: u32 = 40;
 const MOST_PATIENCE_NS: u64 = 80_000;
 
-/// Counts down what a member has to do.
+/// Counts down a member's unfinished tasks when it is dropped.
 pub(super) struct Busy(pub(super) Rc<Member>);
 
 impl Drop for Busy {
@@ -45,14 +45,15 @@ pub(super) fn start(member: &Rc<Member>, number: u16) {
     });
 }
 
-/// A worker of its member's is to come: until it [leaves], the seat is not given back. False: that was too late.
+/// Registers a worker of a member: until it [leaves], the member does not give its seat back. False: the
+/// member has already ended.
 pub(super) fn takes_place(member: &Member) -> bool {
     let comes = !member.is_over();
     member.workers.set(member.workers.get() + u32::from(comes));
     comes
 }
 
-/// A worker that has announced itself in a place of its member's.
+/// Announces a worker in one of its member's places.
 pub(super) async fn announced(
     member: &Member,
     worker: Worker<Engine>,
@@ -63,7 +64,8 @@ pub(super) async fn announced(
     Ok(announced.map_err(|error| error.to_string())?.expect("there is a place for each"))
 }
 
-/// A worker has gone. Where that failed, its word may be there still, and the seat is not given back.
+/// Records that a worker has left. A worker that failed to leave is not recorded: its word may still be
+/// there, and the seat is not given back.
 pub(super) fn leaves(member: &Member) {
     member.workers.set(member.workers.get() - 1);
 }
@@ -115,7 +117,7 @@ async fn live(member: &Member, worker: &Worker<Engine>, mut transactor: Transact
                 Either::Right(_) => None,
             };
             if ended.is_none() {
-                // The session will not know of its own commit, if it was one.
+                // The session does not learn of its own commit, if there was one.
                 transactor.name = run.ledger.next_name() as u32;
             }
             ended.unwrap_or(Ok(false))

@@ -1,4 +1,4 @@
-//! Where a run's database lies: the root region has what members share, the others have logs and records.
+//! Where a run's database lies: the root region holds what members share, the others hold logs and records.
 
 use std::ops::Range;
 
@@ -12,11 +12,11 @@ use farpool_wire::{Epoch, NodeId, RegionId, Slot};
 
 use crate::transacting::DATA_WORDS;
 
-/// Places of a seat's workers: two that run transactions, and who changes the catalog.
+/// Places of a seat's workers: two for those that run transactions, and one for changes of the catalog.
 pub(super) const PLACES: u16 = 3;
-/// Of these, the one for changes of the catalog.
+/// The place for changes of the catalog.
 pub(super) const CATALOG_PLACE: u16 = PLACES - 1;
-/// Records of each region: so few that transactions meet.
+/// Records of each region: so few that transactions conflict.
 const RECORDS: u64 = 3;
 /// Bytes for the intents of a slot.
 const LOG_BYTES: u64 = 1_024;
@@ -25,9 +25,9 @@ const OLD_VERSIONS: [usize; 3] = [2, 4, 8];
 pub(super) const REGION_BYTES: u64 = 128 << 10;
 const BOARD_START: u64 = 1 << 10;
 const HORIZON_START: u64 = 2 << 10;
-/// Behind all that members share in the root.
+/// The end of all that members share in the root.
 pub(super) const ROOT_BYTES: usize = 3 << 10;
-/// In the other regions.
+/// Layout of the other regions.
 const RECORDS_START: u64 = 0;
 const LOGS_START: u64 = 64 << 10;
 
@@ -36,7 +36,7 @@ const LOGS_START: u64 = 64 << 10;
 pub(super) struct Plan {
     /// The first is the root.
     pub(super) regions: Vec<RegionId>,
-    /// Seats; one slot more is for changes of the catalog.
+    /// The number of seats. One more slot is for changes of the catalog.
     pub(super) slots: u16,
     pub(super) members: MembersLayout,
     pub(super) board: Board,
@@ -111,7 +111,7 @@ impl Plan {
     }
 }
 
-/// Where things lie for who has these grants, one for each region.
+/// Where things lie for the holder of these grants, one for each region.
 pub(super) struct At<'a> {
     pub(super) plan: &'a Plan,
     pub(super) grants: &'a [Epoch],
@@ -134,7 +134,7 @@ impl At<'_> {
         HorizonAt { piece: self.piece(0, HORIZON_START), layout: self.plan.horizon }
     }
 
-    /// The copies lie in two regions, where there are two beside the root.
+    /// Where a slot's log lies. The copies lie in two regions, if there are two beside the root.
     pub(super) fn log(&self, slot: u16) -> LogAt {
         let others = self.plan.regions.len() - 1;
         let copies = [0, 1].map(|copy| {

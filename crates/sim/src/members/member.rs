@@ -1,5 +1,6 @@
-//! A compute server, as `farpool-namdb` makes one of a process: what are threads there are tasks here, each with a way to far memory of
-//! its own. Threads that may stand still while the rest goes on are processes of their own in the world.
+//! A compute server, as `farpool-namdb` runs one in a process. Its threads are tasks here, each with an
+//! access to far memory of its own. Threads that may stand still while the rest goes on are processes of
+//! their own in the world.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -25,19 +26,19 @@ use super::layout::{At, PLACES};
 use super::{FenceLost, Run, catalog, client};
 use crate::staying::Staying;
 
-/// Members that live one after the other in each driver's hands.
+/// Members that each driver runs one after the other, at most.
 const MOST_LIVES: u64 = 3;
-/// A member says that it lives so many times before it is taken for dead.
+/// Heartbeats of a member within one heartbeat timeout.
 const BEATS: u32 = 10;
-/// Longer than any operation waits for a node.
+/// The time after which an unresponsive node counts as lost. No operation here waits so long for a node.
 const NODE_SILENCE: Duration = Duration::from_millis(2);
-/// Between two looks at whether a seat or a role is free.
+/// Pause between two checks whether a seat or a role is free.
 const PAUSE: Duration = Duration::from_micros(40);
-/// Between two looks at what no snapshot needs any more.
+/// Pause between two rounds of the collector.
 const COLLECT_PAUSE: Duration = Duration::from_micros(50);
-/// Before a member is there again, at most.
+/// Pause of a driver before its next member, at most.
 const MOST_ABSENCE_NS: u64 = 200_000;
-/// How long it goes on before it lists its grants, where that is what is wrong.
+/// Time that a member works before it lists its grants, under that mutation.
 const LISTED_AFTER: Duration = Duration::from_micros(200);
 
 /// What a compute server is to do.
@@ -70,7 +71,7 @@ pub(super) struct Member {
     pub(super) process: ProcessId,
     publisher: ProcessId,
     collector: ProcessId,
-    /// Its looks at the others.
+    /// Watches the other members, and recovers them (recoverers are called *carers* in the code).
     carer: ProcessId,
     /// Its workers.
     clients: RefCell<Vec<ProcessId>>,
@@ -79,13 +80,13 @@ pub(super) struct Member {
     pub(super) seat: Seat,
     pub(super) slot: Arc<SharedSlot>,
     duties: Duties,
-    /// Its part is over, or is to be.
+    /// The member has ended, or is to end.
     pub(super) is_over: Cell<bool>,
-    /// ... and nobody has wanted that.
+    /// The member has ended because of an error, without being asked to.
     has_failed: Cell<bool>,
-    /// Workers that have announced themselves and have not left, and such as will.
+    /// Workers that have announced themselves, or will, and have not left.
     pub(super) workers: Cell<u32>,
-    /// Sessions, and changes of the catalog, that have not ended.
+    /// Tasks of workers and of catalog changes that have not ended.
     pub(super) busy: Cell<u32>,
     random: RefCell<Random>,
 }
@@ -95,7 +96,7 @@ impl Member {
         self.is_over.get() || self.run.is_over.get()
     }
 
-    /// Whether it goes on, and was not shut out without knowing it yet.
+    /// Whether the member goes on, and has not been evicted without knowing it yet.
     pub(super) fn lives(&self) -> bool {
         let run = &self.run;
         !self.is_over() && run.world.is_alive(self.process) && run.observer.lock().is_open(self.seat.claim)
@@ -167,7 +168,7 @@ impl Member {
         });
     }
 
-    /// Its part is over, and nobody has wanted that.
+    /// Ends the member because of an error.
     pub(super) fn ends(&self, why: &str) {
         self.run.world.note("member {} ends", &[self.seat.claim.0]);
         if !self.run.faults.are_any() {
@@ -210,7 +211,7 @@ impl Premises for Member {
     }
 }
 
-/// Starts those that let members live, one after the other.
+/// Starts the drivers. Each runs members one after the other.
 pub(super) fn start_drivers(run: &Rc<Run>, random: &mut Random) {
     for _ in 0..2 + random.below(u64::from(run.plan.slots) - 1) {
         let lives = 1 + random.below(MOST_LIVES);
@@ -229,7 +230,7 @@ async fn drive(run: Rc<Run>, lives: u64, _staying: Staying) {
         }
         let member = living.member.borrow().clone();
         let Some(member) = member else { continue };
-        // The last one may stay, and look after the others.
+        // The last member may stay, and recover the others.
         if life < lives || random.chance(500) {
             member.is_over.set(true);
         }
@@ -247,14 +248,14 @@ pub(super) struct Living {
 }
 
 impl Living {
-    /// Whether it has something to do still.
+    /// Whether the process still has something to do.
     pub(super) fn goes_on(&self, run: &Run) -> bool {
         let is_busy = self.member.borrow().as_ref().is_none_or(|member| member.busy.get() > 0);
         run.world.is_alive(self.process) && !self.has_ended.get() && is_busy
     }
 }
 
-/// Starts a process that takes a seat and does what is wanted.
+/// Starts a process that takes a seat and does what `wanted` says.
 pub(super) fn start(run: &Rc<Run>, wanted: Wanted, random: &mut Random) -> Living {
     let place = run.place(random);
     let process = run.world.add_process(place.0);
@@ -279,7 +280,7 @@ pub(super) fn start(run: &Rc<Run>, wanted: Wanted, random: &mut Random) -> Livin
     living
 }
 
-/// Takes a seat, if there is one. A process that does not get one has its grants ended.
+/// Takes a seat, if one is free. Fences the grants of a process that gets none.
 async fn join_in(
     run: &Rc<Run>,
     process: ProcessId,
@@ -299,7 +300,7 @@ async fn join_in(
         Ok(Some(seated)) => seated,
         no_seat => {
             for (region, grant) in grants.iter().enumerate() {
-                // What is not fenced ends with the leases.
+                // A grant whose fence fails ends with its lease.
                 let _ = run.fence(region, *grant, &mut random).await;
             }
             return no_seat.map(|_| None).map_err(|error| error.to_string());
@@ -331,7 +332,7 @@ async fn join_in(
     })))
 }
 
-/// What runs beside [`take_part`].
+/// Starts the tasks that run beside [`take_part`].
 fn begin_tasks(member: &Rc<Member>, wanted: Wanted) {
     let spawn = |part, task: std::pin::Pin<Box<dyn Future<Output = Result<(), MemoryError>>>>| {
         let here = member.clone();
@@ -357,11 +358,11 @@ fn begin_tasks(member: &Rc<Member>, wanted: Wanted) {
     }
 }
 
-/// Says that this member lives; at the end gives the seat back.
+/// Sends heartbeats. At the end gives the seat back.
 async fn take_part(member: &Rc<Member>) -> Result<(), MemoryError> {
     let memory = member.memory().await?;
     let mut alive = say_alive(member, &memory).await?;
-    // Not while something is under way: then the others find that this member lives no more.
+    // A member with workers or commits in flight keeps its seat: the others declare it dead and recover it.
     if member.workers.get() == 0 && member.slot.retire() {
         let (at, duties) = (member.members(), &member.duties);
         let meanwhile = async || match member.has_failed.get() {
@@ -374,7 +375,7 @@ async fn take_part(member: &Rc<Member>) -> Result<(), MemoryError> {
     Ok(())
 }
 
-/// A member that says that it lives.
+/// The heartbeats of a member.
 struct Alive {
     vouching: Vouching<Chosen>,
     count: u64,
@@ -474,7 +475,7 @@ async fn collect_if_nobody_does(member: Rc<Member>, duty: Duty) -> Result<(), Me
     Ok(())
 }
 
-/// Broken: says which grants it has when it has used them for a while.
+/// Mutation: lists the member's grants only after it has used them for a while.
 async fn list_late(member: Rc<Member>) -> Result<(), MemoryError> {
     let memory = member.memory().await?;
     memory.endpoint().sleep(LISTED_AFTER).await;

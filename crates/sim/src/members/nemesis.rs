@@ -1,5 +1,5 @@
-//! Mishaps of members: they die, also while they recover others; stop for longer than any patience, as a
-//! whole or in one part; are cut off; and are closed while their clients are at work.
+//! Mishaps of members: they die, also while they recover others; stop for longer than any heartbeat timeout,
+//! as a whole or in one part; are cut off; and are closed while their clients are at work.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,38 +13,38 @@ use crate::staying::Staying;
 
 /// Mishaps of a run, at most.
 const MOST: u64 = 6;
-/// Looks at whether a carer looks after a seat, and the time between two.
+/// Checks whether a recoverer (called *carer* in the code) has taken over a seat, and the pause between two.
 const LOOKS: u32 = 1_000;
 const LOOK_PAUSE: Duration = Duration::from_micros(1);
-/// The longest time from when a carer begins to look after a seat until it dies, stops or goes.
+/// The longest time from when a recoverer takes over a seat until it dies, stops or leaves.
 const MOST_CARE_NS: u64 = 150_000;
 
-/// In so many runs of a thousand, members lose their connections, or a grant while they recover another member;
-/// and how often at most the first happens.
+/// In so many runs of a thousand, members lose their connections, or lose a grant while they recover another
+/// member; and how often the first happens, at most.
 const LOSSES_PERMILLE: u32 = 400;
 const MOST_LOSSES: u64 = 20;
 
-/// A part of a member stands still until another member that watches all the time has shut its member out,
-/// which must happen within so many patiences and this slack. The member falls silent after a few patiences
-/// and is taken for dead one patience later; fences are slow, and may be lost.
+/// A part of a member stands still until another member, which watches all the time, has evicted it. That
+/// must happen within so many heartbeat timeouts and this slack. The member stops sending heartbeats after a
+/// few timeouts and is declared dead one timeout later; fences are slow, and may be lost.
 const SHUT_OUT_PATIENCES: u32 = 20;
 const SHUT_OUT_SLACK: Duration = Duration::from_millis(4);
-/// If no other member watches all the time, the part goes on after so long.
+/// If no other member watches all the time, the part continues after so long.
 const STILL_PATIENCES: u32 = 25;
 const STILL_SLACK: Duration = Duration::from_millis(6);
-/// The pause between two checks whether it was shut out.
+/// The pause between two checks whether the member was evicted.
 const STILL_PAUSE: Duration = Duration::from_micros(20);
 
-/// What may go wrong in a run: any of it, so that some runs look at one alone, and some at none.
+/// What may go wrong in a run: any combination, so that some runs test one fault alone, and some none.
 #[derive(Clone, Copy)]
 pub(super) struct Kinds {
     /// Members die and stop, and the network is slow at times.
     pub(super) mishaps: bool,
-    /// Regions whose memory moves answer no member meanwhile.
+    /// Accesses are refused while a region's memory moves.
     pub(super) moves_take_time: bool,
     /// Members are cut off from nodes.
     pub(super) cuts: bool,
-    /// Sessions give transactions up half-way.
+    /// Sessions abandon transactions half-way.
     pub(super) drops: bool,
 }
 
@@ -55,7 +55,8 @@ impl Kinds {
         Kinds { mishaps, moves_take_time: is_drawn(300), cuts: is_drawn(250), drops: is_drawn(200) }
     }
 
-    /// Whether anything goes wrong: else every member does what it is to do, and none is taken for dead.
+    /// Whether any faults occur. Without faults every member does what it is to do, and none is declared
+    /// dead.
     pub(super) fn are_any(self) -> bool {
         self.mishaps
     }
@@ -65,16 +66,16 @@ impl Kinds {
 enum Mishap {
     Death,
     Stop(Duration),
-    /// Of all members together, as where one machine has them.
+    /// All members stop together, as where one machine runs them all.
     StopOfAll(Duration),
     /// One part of a member stops while the rest goes on.
     StopOfPart(PartKind),
     Cut(usize, Duration),
-    /// The member is closed, whatever it has under way.
+    /// The member is closed, whatever it has in flight.
     Close,
-    /// A member is closed while another is about to shut it out.
+    /// A member is closed while another is about to evict it.
     CloseOfSuspect,
-    /// The member's grant of a region ends, by its place behind the root.
+    /// The member's grant of a region ends. The number is the region's place in the plan.
     Loss(usize),
 }
 
@@ -106,8 +107,8 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
     }
 }
 
-/// In some runs members lose connections now and then; these are made again, and the members go on. A lost connection no longer keeps a
-/// carer from a copy of a log, so carers lose a grant in more runs than [`start`] draws.
+/// In some runs members lose connections now and then, reconnect, and go on. A lost connection no longer
+/// keeps a recoverer from a copy of a log, so recoverers lose a grant in more runs than [`start`] draws.
 pub(super) fn start_losses(run: &Rc<Run>, random: &mut Random) {
     if !run.faults.mishaps {
         return;
@@ -128,7 +129,7 @@ pub(super) fn start_losses(run: &Rc<Run>, random: &mut Random) {
     }
 }
 
-/// A member loses its connections, at any time or while it looks after another member.
+/// A member loses its connections, at any time or while it recovers another member.
 async fn lose(run: Rc<Run>, after: Duration, mut random: Random, _staying: Staying) {
     run.world.sleep(after).await;
     let carer = if random.chance(300) { under_care(&run, |carer, _| carer).await } else { None };
@@ -142,7 +143,7 @@ async fn lose(run: Rc<Run>, after: Duration, mut random: Random, _staying: Stayi
     }
 }
 
-/// Something goes wrong with a member; or, after a while, with one that looks after others.
+/// Makes a mishap happen to a member, or after a while to a recoverer.
 async fn happen(
     run: Rc<Run>,
     mishap: Mishap,
@@ -196,8 +197,9 @@ async fn happen(
     }
 }
 
-/// Stops a part of a member until the others have shut the member out, which they must though the rest of it
-/// goes on; and for a little longer. Its clients are stopped in the middle of a commit, if they come to one.
+/// Stops a part of a member until the others have evicted the member, and for a little longer. They must
+/// evict it though the rest of it goes on. The clients are stopped in the middle of a commit, if they come to
+/// one.
 async fn part_stops(run: &Rc<Run>, member: &Rc<Member>, kind: PartKind, random: &mut Random) {
     for _ in 0..LOOKS {
         if kind != PartKind::Clients || member.slot.is_held() {
@@ -236,15 +238,15 @@ async fn part_stops(run: &Rc<Run>, member: &Rc<Member>, kind: PartKind, random: 
     }
 }
 
-/// Whether a member still has its seat: it was not shut out.
+/// Whether a member still has its seat and has not been evicted.
 fn has_seat(run: &Run, member: &Member) -> bool {
     let seats = run.observer.lock().look().seats(&run.plan);
     let is_seated = seats.iter().any(|seat| seat.claim == Some(member.seat.claim));
     is_seated && run.observer.lock().is_open(member.seat.claim)
 }
 
-/// Another member that has watched without hindrance, and since when: the same as before if it still does,
-/// else one from now on.
+/// Another member that has watched without interruption, and since when: the same as before if it still does,
+/// else one that starts now.
 fn looking_on(run: &Run, still: &Member, before: Option<(Epoch, u64)>) -> Option<(Epoch, u64)> {
     let members = run.members.borrow();
     let looks_on = |other: &Member| {
@@ -257,7 +259,7 @@ fn looking_on(run: &Run, still: &Member, before: Option<(Epoch, u64)>) -> Option
     }
 }
 
-/// Waits until a member looks after another's seat, and returns one of the two, chosen by their claims, if it lives.
+/// Waits until a member recovers another's seat. Returns one of the two, chosen by their claims, if it lives.
 async fn under_care(run: &Run, choose: impl Fn(Epoch, Epoch) -> Epoch) -> Option<Rc<Member>> {
     for _ in 0..LOOKS {
         let seats = run.observer.lock().look().seats(&run.plan);

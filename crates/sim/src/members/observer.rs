@@ -1,7 +1,8 @@
-//! Looks at every access that takes effect: who did it, and whether that was for him to do (`docs/src/txn.md`, *members*).
+//! Checks every access that takes effect: which member made it, and whether that member was allowed to
+//! (`docs/src/txn.md`, *members*).
 //!
-//! The root is read before and after; what has changed there says what was done. Accesses of processes that map the memory are not seen
-//! here, and what they have changed counts as having been so.
+//! The observer compares the root before and after the access to find out what changed. It does not see
+//! accesses of processes that map the memory, and takes their changes as given.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,10 +18,10 @@ use super::layout::{At, Plan, ROOT_BYTES};
 use super::{OWNER, key_of};
 use crate::lending::LendingHost;
 
-/// Complaints that are kept: what comes behind the first few comes of them.
+/// Complaints that are kept. Later ones are usually consequences of the first few.
 const MOST_COMPLAINTS: usize = 8;
 
-/// A node whose accesses are looked at.
+/// A node whose accesses are observed.
 pub(super) struct Watched {
     pub(super) memory: Arc<LendingHost>,
     pub(super) observer: Arc<Mutex<Observer>>,
@@ -71,18 +72,18 @@ impl Host for Watched {
     }
 }
 
-/// What is known of grants, and what was wrong.
+/// What the observer knows of grants, and its complaints.
 pub(super) struct Observer {
     plan: Plan,
     nodes: Vec<Arc<LendingHost>>,
-    /// Whose each is, and of which of the database's regions.
+    /// The member (by its claim) and the region of each grant.
     grants: BTreeMap<Epoch, (Epoch, usize)>,
     /// The grants of each member, and whether it has used any but the root's.
     members: BTreeMap<Epoch, (Vec<Epoch>, bool)>,
     pub(super) complaints: Vec<String>,
 }
 
-/// The root at a moment.
+/// The root at one point in time.
 #[derive(PartialEq)]
 pub(super) struct Root {
     bytes: Vec<u8>,
@@ -123,7 +124,9 @@ impl Change<'_> {
         self.before.bytes[range.clone()] != self.after.bytes[range]
     }
 
-    /// Whether a slot was his who did it: by its seat; or as who looks after that, and has shut its member out.
+    /// Whether the slot belongs to the member that made the access: through its seat, or as the recoverer
+    /// (called *carer* in the code) of a seat whose member is evicted. The catalog's slot belongs to the
+    /// holder of that role.
     fn owns(&self, slot: u16) -> bool {
         let Some(seat) = self.seats.get(usize::from(slot)) else {
             return self.before.role(self.plan, Role::Catalog) == Some(self.by);
@@ -136,7 +139,7 @@ impl Change<'_> {
         self.seats.iter().any(|seat| seat.claim == Some(claim) && seat.carer == Some(self.by))
     }
 
-    /// What was not for him to do.
+    /// The changes that the member was not allowed to make.
     fn faults(&self) -> Vec<String> {
         let (plan, by) = (self.plan, self.by);
         let mut faults = Vec::new();
@@ -199,7 +202,7 @@ impl Observer {
         Observer { plan, nodes, grants, members, complaints: Vec::new() }
     }
 
-    /// A member has been given these grants.
+    /// Records the grants that a member was given.
     pub(super) fn is_given(&mut self, grants: &[Epoch]) {
         let claim = grants[0];
         self.grants.extend(grants.iter().enumerate().map(|(region, grant)| (*grant, (claim, region))));
@@ -212,7 +215,7 @@ impl Observer {
         }
     }
 
-    /// The root as it is.
+    /// The root as it is now.
     pub(super) fn look(&self) -> Root {
         Root { bytes: self.bytes(0, 0..ROOT_BYTES as u64) }
     }
@@ -228,7 +231,8 @@ impl Observer {
         bytes
     }
 
-    /// An access has taken effect; with the root as it was before, if it may have changed something.
+    /// Checks an access that has taken effect. `before` is the root before it, if the access may have changed
+    /// something.
     fn sees(&mut self, epoch: Epoch, before: Option<&Root>) {
         let Some(&(by, region)) = self.grants.get(&epoch) else { return };
         if region > 0 {
@@ -263,7 +267,7 @@ impl Observer {
         }
     }
 
-    /// A seat is free: nothing of its member may be left.
+    /// Checks a seat that was freed: nothing of its member may be left.
     fn check_freed(&mut self, slot: u16, claim: Epoch, is_shut_out: bool, root: &Root) {
         let mut left = Vec::new();
         for role in Role::ALL {
@@ -287,7 +291,7 @@ impl Observer {
         }
     }
 
-    /// Whether a record is in the hands of a commit that is not shown.
+    /// Whether a record's header names a commit that the slot's watermark has not reached.
     fn has_locks(&self, slot: u16, word: u64) -> bool {
         (1..self.plan.regions.len()).any(|region| {
             self.plan.headers().any(|at| {
@@ -299,7 +303,7 @@ impl Observer {
         })
     }
 
-    /// Whether a slot's log has commits that are not shown.
+    /// Whether a slot's log has commits that the slot's watermark has not reached.
     fn has_logged(&self, slot: u16, word: u64) -> bool {
         let owner = vec![OWNER; self.plan.regions.len()];
         let log = At { plan: &self.plan, grants: &owner }.log(slot);
@@ -315,7 +319,7 @@ impl Observer {
         })
     }
 
-    /// Whether a member was not shut out.
+    /// Whether a member has not been evicted: its grant of the root is not fenced.
     pub(super) fn is_open(&self, claim: Epoch) -> bool {
         self.check(0, claim)
     }
@@ -326,7 +330,8 @@ impl Observer {
         regions.check(region.index, grant, &key_of(grant)).is_ok()
     }
 
-    /// Regions where a member's grant is not fenced, of those that it has used.
+    /// Regions where a member's grant is not fenced: among all of them if it has used any but the root, else
+    /// only the root.
     fn open_grants(&self, claim: Epoch) -> impl Iterator<Item = usize> {
         let (grants, uses_others) = &self.members[&claim];
         let regions = if *uses_others { 0..grants.len() } else { 0..1 };

@@ -1,4 +1,4 @@
-//! The broker: the real beliefs and the real placing, in the shell of this world.
+//! The broker: the real pool and the real placement, in a simulated shell.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -20,18 +20,18 @@ use futures_util::stream::FuturesUnordered;
 use super::post::{Answer, Answering, Post, Question};
 use super::{FORGETFUL_BROKER, Plane};
 
-/// As production's broker.
+/// The timeouts of production's broker.
 const GRANT_PATIENCE: Duration = Duration::from_secs(2);
 const REGIONS_PATIENCE: Duration = Duration::from_secs(1);
 const ACQUIRE_NS: u64 = 5_000_000_000;
 
-/// The broker's place: its process changes, and what is on its disk stays unless it is lost.
+/// The broker's host and disk. A restart replaces its process; its disk survives unless it is lost.
 pub(crate) struct Broker {
     pub(crate) host: HostId,
     pub(crate) process: Cell<ProcessId>,
     disk: RefCell<BTreeMap<NodeId, RegisterRequest>>,
     starts: Cell<u32>,
-    /// What the present process believes.
+    /// The pool as the present process believes it to be.
     pub(crate) pool: RefCell<Rc<RefCell<Pool>>>,
 }
 
@@ -76,9 +76,9 @@ struct Life {
     plane: Rc<Plane>,
     pool: Rc<RefCell<Pool>>,
     post: RefCell<Option<Rc<Post>>>,
-    /// Not before it has asked the nodes that it remembers.
+    /// Set once the broker has asked the nodes that it remembers.
     is_ready: Cell<bool>,
-    /// Broken: a new broker does not hear what nodes hold.
+    /// Broken: a new broker ignores what nodes hold.
     forgets: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Nodes: the real core and the real regions, in the shell of this world.
+//! Nodes: the real core and the real regions, in a simulated shell.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -20,21 +20,22 @@ use super::post::{Answer, Post, Question};
 use super::shell::Shell;
 use super::{EPOCH_REUSED, Plane, UNCOUNTED_RENEWAL, UNFENCED_GRANT};
 
-/// As production's keeper.
+/// As in production's keeper.
 const TICK: Duration = Duration::from_millis(200);
-/// As production's registration.
+/// As in production's registration.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(3);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// A node of the scenario. Its process and its memory change when it is started again; its name and its lives do not.
+/// A node of the scenario. A restart replaces its process and its memory; its name and the count of its lives
+/// stay.
 pub(crate) struct Node {
     pub(crate) id: NodeId,
     pub(crate) host: HostId,
     pub(crate) process: Cell<ProcessId>,
     regions: u32,
     service: Service,
-    /// On its disk: which of its lives this is.
+    /// The number of its present life, as kept on its disk.
     incarnation: Cell<u32>,
     shell: RefCell<Option<Arc<Shell>>>,
 }
@@ -45,7 +46,7 @@ impl Node {
         Node { id, host, process, regions, service, incarnation, shell: RefCell::new(None) }
     }
 
-    /// Its memory and table, while it runs.
+    /// The node's memory and table, while it runs.
     pub(crate) fn shell(&self) -> Option<Arc<Shell>> {
         self.shell.borrow().clone()
     }
@@ -81,7 +82,7 @@ pub(crate) fn start(plane: &Rc<Plane>, node: &Rc<Node>) {
     plane.tasks.spawn(process, stay_registered(life, post));
 }
 
-/// A node's process dies with its memory and all its leases.
+/// Kills a node's process, with its memory and all its leases.
 pub(crate) fn crash(plane: &Plane, node: &Node) {
     plane.tasks.kill(node.process.get());
     plane.world.crash_node(node.id);
@@ -109,14 +110,14 @@ impl Life {
                 Answer::Done
             }
             Question::Regions => Answer::Table(self.table()),
-            // None of a node's business.
+            // These questions are not for a node.
             _ => return None,
         };
         Some(answer)
     }
 
     fn address(&self) -> NodeAddress {
-        let control = "node".to_owned(); // letters find their way by the node's name
+        let control = "node".to_owned(); // letters are routed by the node's name
         let (node, incarnation) = (self.node.id.0, self.node.incarnation.get());
         NodeAddress { node, incarnation, control, ..NodeAddress::default() }
     }
@@ -195,7 +196,7 @@ impl Life {
         }
     }
 
-    /// What the table has ended is fenced before anybody is told.
+    /// Fences a lease that the table has ended, before anyone is told.
     fn end(&self, lease: Lending) {
         let region = self.node.region(lease.region);
         let trusting = self.plane.who_trusts(region, lease.epoch);
@@ -250,7 +251,7 @@ async fn keep(life: Rc<Life>) {
     }
 }
 
-/// As production does: report, then send heartbeats until asked to report again.
+/// Reports, then sends heartbeats until asked to report again, as production does.
 async fn stay_registered(life: Rc<Life>, post: Rc<Post>) {
     let mut pause = FIRST_PAUSE;
     loop {
@@ -271,7 +272,7 @@ async fn stay_registered(life: Rc<Life>, post: Rc<Post>) {
     }
 }
 
-/// True: the broker wants a report. False: it is lost.
+/// Sends heartbeats. Returns true when the broker wants a report, false when the broker does not answer.
 async fn beat(life: &Life, post: &Post, interval: Duration) -> bool {
     loop {
         life.plane.world.sleep_by(life.node.host, interval).await;
@@ -284,7 +285,7 @@ async fn beat(life: &Life, post: &Post, interval: Duration) -> bool {
     }
 }
 
-/// Where the node's table says that `key` may use a region.
+/// Whether the node's table says that `key` may use a region.
 pub(crate) fn agrees(node: &Node, region: u32, epoch: Epoch, key: &AccessKey) -> bool {
     let Some(shell) = node.shell() else { return false };
     let agrees = shell.core.lock().check(shell.now(), Lending { region, epoch }, key);

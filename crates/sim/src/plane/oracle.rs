@@ -1,49 +1,50 @@
-//! What must hold of leases whatever goes wrong, checked as it happens by somebody who sees all of the world.
+//! What must hold of leases whatever goes wrong, checked as it happens by an observer that sees the whole
+//! world.
 //!
-//! O1. A region has one lease at a time. Nothing that was posted under a grant after its end is acknowledged: so never
-//!     can two owners write one region.
-//! O2. A holder that trusts a lease does so only while the lease is in force at its node.
-//! O3. What is read was written under the same lease, or is zero: never a byte of an earlier owner.
-//! O4. No epoch of a node comes twice, and each is greater than those before, over all restarts.
-//! O5. No lease is lost while its holder and its node are up and can reach each other, whatever the brokers do; a
-//!     letter or two may be lost on the way.
-//! Not here: what brokers believe, which is compared when nothing goes wrong any more (`conduct`).
+//! O1. A region has one lease at a time. An operation that is posted under a grant after the grant's end is
+//!     not acknowledged. So two owners can never write one region.
+//! O2. A holder trusts a lease only while the lease is in force at its node.
+//! O3. What is read was written under the same lease, or is zero: it is never a byte of an earlier owner.
+//! O4. No epoch of a node is used twice, and each is greater than those before it, over all restarts.
+//! O5. No lease is lost while its holder and its node are up and can reach each other, whatever the brokers
+//!     do, and even if a letter or two is lost on the way.
+//! Not here: what brokers believe, which is compared once nothing goes wrong any more (`conduct`).
 
 use std::collections::BTreeMap;
 
 use farpool_fabric::sim::HostId;
 use farpool_wire::{Epoch, NodeId, RegionId};
 
-/// Lost or late letters between a holder and a node that cost no lease: of the five times that a holder asks, two
-/// remain, however the first ones fell.
+/// The most lost or late letters between a holder and a node that must not cost a lease. Of the five tries of
+/// a holder, at least two remain, whichever of the earlier ones failed.
 const LETTERS_FORGIVEN: usize = 2;
-/// Violations that are told: the first ones are the useful ones.
+/// The most violations that are reported: the first ones are the useful ones.
 const TOLD: usize = 8;
-/// Part of a value that counts the values of a lease.
+/// The low bits of a value, which count the values written; the others name the lease.
 const COUNTER_BITS: u32 = 32;
 
-/// A lending of a region, over all nodes and restarts; counts from one.
+/// A lease of a region; numbered from one over all nodes and restarts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct LeaseNo(pub(crate) u64);
 
-/// Moments in the order in which they came, finer than the world's time.
+/// A point in the order of events, finer than the world's time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Moment(u64);
 
 struct Lease {
     region: RegionId,
-    /// The owner's own and all others that were ever given, with their ends.
+    /// The owner's grant and all others that were ever given, with their ends.
     grants: BTreeMap<Epoch, Option<Moment>>,
     over: bool,
-    /// Somebody who may has asked for it back, or its node has died: nobody can keep it.
+    /// Its loss is excused: an entitled process has asked for it back, or its node has died.
     excused: bool,
-    /// Its node has died. Processes of its host may still have its memory, which nobody is ever lent.
+    /// Its node has died. Processes on its host may still map its memory, which is never lent again.
     orphaned: bool,
 }
 
-/// Something that excuses a lost lease.
+/// A disturbance that may excuse a lost lease.
 struct Trouble {
-    /// Between whom; twice the same: with that one and all others.
+    /// The two hosts concerned. The same host twice means between that host and all others.
     hosts: [HostId; 2],
     from_ns: u64,
     until_ns: u64,
@@ -54,20 +55,20 @@ struct Trouble {
 enum Kind {
     /// Nothing came through.
     Silence,
-    /// One letter came late or not at all.
+    /// One letter was late or lost.
     Letter,
 }
 
-/// A lease that its holder does not have any more and did not give back.
+/// A lease that its holder no longer has and did not give back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Loss {
     pub(crate) lease: LeaseNo,
     pub(crate) holder: HostId,
     pub(crate) node: HostId,
-    /// When the holder last asked a question that was answered with more time.
+    /// When the holder asked the last question that was answered with more time.
     pub(crate) since_ns: u64,
     pub(crate) now_ns: u64,
-    /// It came so late that there was no time to renew it.
+    /// The lease arrived so late that there was no time to renew it.
     pub(crate) fleeting: bool,
 }
 
@@ -88,19 +89,19 @@ impl Oracle {
         self.complaints.push(what);
     }
 
-    /// The first violations, and how many judgements there were.
+    /// The first violations, and the number of judgements.
     pub(crate) fn verdict(mut self) -> (Vec<String>, u64) {
         self.complaints.truncate(TOLD);
         (self.complaints, self.judged)
     }
 
-    /// Now.
+    /// The next moment.
     pub(crate) fn moment(&mut self) -> Moment {
         self.moments += 1;
         Moment(self.moments)
     }
 
-    /// A value that says under which lease it was written.
+    /// A new value, which encodes the lease under which it is written.
     pub(crate) fn value(&mut self, lease: LeaseNo) -> u64 {
         self.values += 1;
         lease.0 << COUNTER_BITS | self.values
@@ -140,18 +141,18 @@ impl Oracle {
         lease
     }
 
-    /// The lease of a region that is in force, or was last.
+    /// The lease of a region that is in force, or else the last one.
     pub(crate) fn present(&self, region: RegionId) -> Option<LeaseNo> {
         self.present.get(&region).copied()
     }
 
-    /// The lease that has a grant of a region.
+    /// The lease to which a grant of a region belongs.
     pub(crate) fn lease_of(&self, region: RegionId, grant: Epoch) -> Option<LeaseNo> {
         let of = |lease: &Lease| lease.region == region && lease.grants.contains_key(&grant);
         self.leases.iter().rposition(of).map(|place| LeaseNo(place as u64 + 1))
     }
 
-    /// A node lets another client in (O4).
+    /// A node gives a grant to another client (O4).
     pub(crate) fn grants(&mut self, region: RegionId, epoch: Epoch) {
         self.is_new(region.node, epoch);
         if let Some(lease) = self.present(region) {
@@ -167,7 +168,7 @@ impl Oracle {
         }
     }
 
-    /// A node has fenced a lease. `trusting`: holders that would use it now (O2).
+    /// A node has fenced a lease. `trusting` are the holders that would still use it now (O2).
     pub(crate) fn ends(&mut self, region: RegionId, trusting: &[u64]) {
         self.judged += 1;
         let Some(lease) = self.present(region) else { return };
@@ -177,7 +178,7 @@ impl Oracle {
         }
     }
 
-    /// A node's process is dead, and its memory gone.
+    /// A node's process has died, and its memory is gone.
     pub(crate) fn dies(&mut self, node: NodeId) {
         let there: Vec<LeaseNo> =
             self.present.iter().filter(|(region, _)| region.node == node).map(|(_, lease)| *lease).collect();
@@ -194,7 +195,7 @@ impl Oracle {
         lease.grants.values_mut().for_each(|end| *end = end.or(Some(now)));
     }
 
-    /// Somebody who may has the lease taken back.
+    /// An entitled process has the lease taken back.
     pub(crate) fn revoked(&mut self, region: RegionId) {
         if let Some(lease) = self.present(region) {
             self.lease(lease).excused = true;
@@ -227,7 +228,8 @@ impl Oracle {
         }
     }
 
-    /// From `from_ns` to `until_ns` nothing comes through between two hosts; twice the same: between it and any other.
+    /// From `from_ns` to `until_ns` nothing comes through between two hosts. The same host twice means
+    /// between it and all others.
     pub(crate) fn silence(&mut self, hosts: [HostId; 2], from_ns: u64, until_ns: u64) {
         self.troubles.push(Trouble { hosts, from_ns, until_ns, kind: Kind::Silence });
     }

@@ -1,4 +1,4 @@
-//! The control plane as letters: questions, answers, and what becomes of them on the way.
+//! The control plane as letters: questions, answers, and what happens to them in transit.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use futures_util::future::{Either, select};
 use super::Plane;
 use super::oracle::LeaseNo;
 
-/// What is asked: the messages that production sends, and one between clients of an owner.
+/// A question: one of the messages that production sends, or a message between clients of one owner.
 #[derive(Clone, Debug)]
 pub(crate) enum Question {
     Register(RegisterRequest),
@@ -38,7 +38,7 @@ pub(crate) enum Question {
     LetIn(Invitation),
 }
 
-/// An owner's word to another of its clients: use this grant.
+/// A message from an owner to another of its clients: use this grant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Invitation {
     pub(crate) region: farpool_wire::RegionId,
@@ -57,7 +57,7 @@ pub(crate) enum Answer {
     GrantAdded(AddGrantResponse),
     Revoked(RevokeResponse),
     Table(RegionsResponse),
-    /// There is nothing to say but that it was done.
+    /// The request was carried out; there is nothing more to say.
     Done,
     Refused,
 }
@@ -68,7 +68,7 @@ enum Envelope {
 }
 
 impl Question {
-    /// For the trace.
+    /// The line for the trace.
     fn name(&self) -> &'static str {
         match self {
             Question::Register(_) => "process {} asks {}: register",
@@ -87,21 +87,21 @@ impl Question {
     }
 }
 
-/// How often control messages go astray.
+/// How often control messages are lost, duplicated or late.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Delivery {
     pub(crate) lost_permille: u32,
     pub(crate) doubled_permille: u32,
     pub(crate) late_permille: u32,
-    /// How late, at most.
+    /// The longest delay.
     pub(crate) late_ms: u64,
 }
 
-/// A process that dies on a letter of its own.
+/// A process that dies when it sends one of its next letters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Doom {
     pub(crate) letters_left: u64,
-    /// The last letter still leaves.
+    /// The process still sends its last letter before it dies.
     pub(crate) says_it: bool,
 }
 
@@ -113,7 +113,7 @@ struct Slot {
 
 pub(crate) type Answering = Pin<Box<dyn Future<Output = Option<Answer>>>>;
 
-/// One process's end of the post.
+/// One process's connection to the post.
 pub(crate) struct Post {
     plane: Rc<Plane>,
     pub(crate) me: ProcessId,
@@ -121,7 +121,8 @@ pub(crate) struct Post {
 }
 
 impl Post {
-    /// Reads a process's letters from now on; `answer` says what to answer to which question, if anything.
+    /// Reads a process's letters from now on; `answer` returns the answer to a question, or `None` for no
+    /// answer.
     pub(crate) fn open(
         plane: &Rc<Plane>,
         me: ProcessId,
@@ -132,7 +133,7 @@ impl Post {
         post
     }
 
-    /// Asks, and waits for the answer no longer than `patience` by the asker's clock.
+    /// Asks, and waits for the answer for at most `patience` by the asker's clock.
     pub(crate) async fn ask(&self, to: ProcessId, question: Question, patience: Duration) -> Option<Answer> {
         let number = self.plane.next_name();
         self.waiting.borrow_mut().insert(number, Slot::default());
@@ -154,7 +155,7 @@ impl Post {
     }
 
     fn answered(&self, number: u64, answer: Answer) {
-        // Nobody waits for it any more, or it comes twice: nothing happens.
+        // If the asker no longer waits, or the answer is a duplicate, nothing happens.
         if let Some(slot) = self.waiting.borrow_mut().get_mut(&number) {
             slot.answer = Some(answer);
             if let Some(waker) = slot.waker.take() {
@@ -184,7 +185,7 @@ async fn read_letters(post: Rc<Post>, answer: impl Fn(Question) -> Answering) {
 }
 
 impl Plane {
-    /// Sends a letter, unless its sender dies on it.
+    /// Sends a letter, unless its sender dies while sending it.
     fn carry(self: &Rc<Self>, from: ProcessId, to: ProcessId, envelope: Arc<Envelope>) {
         if !self.world.is_alive(from) {
             return;
@@ -220,7 +221,7 @@ impl Plane {
             Duration::from_millis(1 + self.faults_random.borrow_mut().below(self.delivery.get().late_ms));
         self.late_letters.set(self.late_letters.get() + 1);
         let (plane, later) = (self.clone(), self.world.sleep(late));
-        // In nobody's hands: it arrives even if its sender is dead by then.
+        // Spawned outside the sender: the letter arrives even if its sender has died by then.
         self.tasks.spawn(self.nowhere, async move {
             later.await;
             plane.world.send(from, to, envelope);

@@ -1,4 +1,4 @@
-//! A node's core and memory, joined as production's shell joins them, and the ways to break that.
+//! A node's core and memory, joined as in production's shell, and the ways to break that.
 
 use std::sync::Arc;
 
@@ -27,9 +27,9 @@ pub(crate) struct Shell {
 struct LeftOver {
     /// The owner's grant of the present lease.
     present: Option<Epoch>,
-    /// Its clients'.
+    /// The clients' grants of the present lease.
     clients: Vec<Epoch>,
-    /// Those of earlier leases.
+    /// The clients' grants of earlier leases.
     over: Vec<Epoch>,
 }
 
@@ -83,7 +83,7 @@ impl Shell {
         }
     }
 
-    /// Fences all of a lease.
+    /// Fences the whole lease.
     pub(crate) fn fence(&self, lease: Lending) {
         if let Some(left_over) = &self.left_over {
             let of_region = &mut left_over.lock()[lease.region as usize];
@@ -94,7 +94,7 @@ impl Shell {
         self.core.lock().fenced(lease);
     }
 
-    /// Broken: says that a lease goes on, and does not tell the table.
+    /// Broken: answers that a lease goes on, but does not record the renewal in the table.
     pub(crate) fn renew_without_counting(&self, now: Millis, lease: &LeaseRef) -> Result<Term, LeaseRefusal> {
         let core = self.core.lock();
         let key = lease.access_key().ok_or(LeaseRefusal::WrongKey)?;
@@ -103,7 +103,7 @@ impl Shell {
         Ok(Term { remaining: core.ttl(), revoked: false })
     }
 
-    /// Broken: under which epoch a grant that was left over is served.
+    /// Broken: the epoch under which a leftover grant is served.
     fn stand_in(&self, region: u32, epoch: Epoch) -> Option<Epoch> {
         let left_over = self.left_over.as_ref()?.lock();
         let of_region = &left_over[region as usize];

@@ -1,4 +1,5 @@
-//! Clients: the real holder, real endpoints and queues. An owner's main client leases; others use what it grants them.
+//! Clients: the real holder, real endpoints and queues. An owner's main client leases; its other client uses
+//! the grants that it is given.
 
 mod leases;
 mod work;
@@ -20,17 +21,17 @@ use crate::plane::post::{Answer, Invitation, Post, Question};
 
 /// Staging memory of a client.
 const ARENA_BYTES: usize = 8 * 4096;
-/// From posting to *unknown*, by the client's clock.
+/// The time from posting to *unknown*, by the client's clock.
 const DEADLINE: Duration = Duration::from_millis(700);
 
-/// A place for a client's process, filled again after a crash.
+/// A place for a client's process; a new process takes it after a crash.
 pub(super) struct Seat {
     pub(super) index: usize,
     pub(super) host: HostId,
-    /// Regions that it leases when it can; none: it uses what it is granted.
+    /// Regions that the client leases when it can. With none, it uses the grants that it is given.
     pub(super) wants: usize,
     pub(super) class: LeaseClass,
-    /// Whom it lets in.
+    /// Seats of the clients to which it gives grants.
     pub(super) guests: Vec<usize>,
 }
 
@@ -39,7 +40,7 @@ struct Held {
     epoch: Epoch,
     key: AccessKey,
     lease: LeaseNo,
-    /// When the question was asked that was last answered with more time.
+    /// When the holder asked the last question that was answered with more time.
     since_ns: u64,
     fleeting: bool,
     guests: Vec<(usize, Epoch)>,
@@ -64,13 +65,14 @@ pub(super) struct Client {
     held: RefCell<BTreeMap<RegionId, Held>>,
     invited: RefCell<Vec<Invitation>>,
     connections: RefCell<BTreeMap<NodeId, Rc<RefCell<Connection>>>>,
-    /// The word that only this process writes, and what it wrote there last under each lease.
+    /// The word that only this process writes. `written` is the last value that it wrote there under each
+    /// lease.
     own_word: u64,
     written: RefCell<BTreeMap<LeaseNo, u64>>,
     has_left: Cell<bool>,
 }
 
-/// Starts a client's process; after a crash under another name, as production does.
+/// Starts a client's process; after a crash it has a new name, as in production.
 pub(super) fn start(run: &Rc<Run>, seat: &Rc<Seat>) -> Rc<Client> {
     let process = run.world.add_process(seat.host);
     let owner = OwnerId(run.next_name());
@@ -156,7 +158,7 @@ impl Client {
         holder.usable(now, region).is_some_and(|held| held.epoch == epoch)
     }
 
-    /// What it would use now.
+    /// The leases of its own that it would use now.
     pub(super) fn trusted(&self) -> Vec<(RegionId, Epoch, AccessKey)> {
         let held = self.held.borrow();
         let all = held.iter().map(|(region, held)| (*region, held.epoch, held.key));
@@ -180,7 +182,7 @@ impl Client {
     }
 }
 
-/// Nodes of this host by their memory, the others by packets.
+/// Reaches nodes of this host through shared memory, the others through the network.
 struct Routed {
     shared: Rc<dyn Transport>,
     checked: Rc<dyn Transport>,

@@ -1,5 +1,5 @@
-//! Leads a run through its phases, and judges what can be judged only when nothing goes wrong any more: that brokers
-//! believe what is so, that leases can be taken back, and that whatever was lent comes back.
+//! Leads a run through its phases. At the end, when nothing goes wrong any more, it checks that the broker's
+//! beliefs are true, that leases can be taken back, and that everything that was lent is returned.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -13,15 +13,17 @@ use super::{BUSY_TTLS, Phase, Run};
 use crate::plane::node::{self, Node};
 use crate::plane::post::{Delivery, Post, Question};
 
-/// How long a broker may take to hear of everything once nothing goes wrong any more: its nodes may wait for an answer
-/// that does not come, pause, report, and hold leases that nobody knows of and that end.
+/// How many looks a broker may take to learn of everything once nothing goes wrong any more. Its nodes may
+/// first wait for an answer that does not come, pause, report, and hold leases that no client knows of until
+/// they expire.
 const QUIET_LOOKS: u32 = 20;
-/// Longer than from one heartbeat to the next, by any clock.
+/// The interval between looks: longer than between two heartbeats, by any clock.
 const LOOK_EVERY: Duration = Duration::from_millis(1_300);
 const LOOKS_THAT_AGREE: u32 = 3;
-/// How long regions take to come back once everybody has left: the leases of the dead have to run out.
+/// How many looks regions may take to be returned once all clients have left: the leases of dead clients have
+/// to expire.
 const RETURN_LOOKS: u32 = 20;
-/// For having leases taken back.
+/// How long an operator waits for an answer when it has leases taken back.
 const TAKING_BACK_PATIENCE: Duration = Duration::from_secs(8);
 
 /// Leads the run through its phases, and judges what can be judged only when nothing goes wrong any more.
@@ -50,7 +52,8 @@ pub(super) async fn conduct(run: Rc<Run>) {
     run.tasks.kill(operator.me);
 }
 
-/// What each owner holds by the nodes' tables, in all and of it revocable and not yet taken back.
+/// By the nodes' tables, the number of leases of each owner, and how many of these are revocable and not yet
+/// revoked.
 fn true_holdings(run: &Run) -> BTreeMap<OwnerId, (u64, u64)> {
     let mut holdings: BTreeMap<OwnerId, (u64, u64)> = BTreeMap::new();
     for shell in run.nodes.iter().filter_map(|node| node.shell()) {
@@ -64,7 +67,8 @@ fn true_holdings(run: &Run) -> BTreeMap<OwnerId, (u64, u64)> {
     holdings
 }
 
-/// Whether the broker believes of every node and of every owner what the nodes' tables say; if not, says what differs.
+/// Compares what the broker believes of every node and owner with the nodes' tables; the error says what
+/// differs.
 fn compare_beliefs(run: &Run) -> Result<(), String> {
     let now = Millis(run.world.local_ns(run.broker.host) / 1_000_000);
     let status = run.broker.pool.borrow().borrow().status(now, &StatusRequest::default());
@@ -87,7 +91,7 @@ fn compare_beliefs(run: &Run) -> Result<(), String> {
     }
 }
 
-/// Agreement twice in a row, so that every node has said something in between.
+/// Waits for several agreements in a row, so that every node has sent something in between.
 async fn judge_beliefs(run: &Rc<Run>) {
     let mut agreed = 0;
     for _ in 0..QUIET_LOOKS {
@@ -112,7 +116,7 @@ async fn judge_beliefs(run: &Rc<Run>) {
     }
 }
 
-/// An owner's leases are taken back when somebody asks for them.
+/// Checks that an owner's leases are taken back when an operator asks for them.
 async fn judge_taking_back(run: &Rc<Run>, operator: &Post) {
     let revocable = |owner: OwnerId| true_holdings(run).get(&owner).map_or(0, |(_, revocable)| *revocable);
     let owner =
@@ -127,7 +131,7 @@ async fn judge_taking_back(run: &Rc<Run>, operator: &Post) {
     }
 }
 
-/// Whatever was lent comes back, and nobody needs force.
+/// Checks that every region that was lent is returned without force.
 async fn judge_returns(run: &Rc<Run>) {
     for _ in 0..RETURN_LOOKS {
         run.world.sleep(LOOK_EVERY).await;

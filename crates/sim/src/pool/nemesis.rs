@@ -1,4 +1,5 @@
-//! What goes wrong besides letters: processes that die, stop or are started again, hosts cut off from each other.
+//! Faults besides those of letters: processes that crash, pause or are restarted, hosts that are cut off from
+//! each other.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -11,13 +12,13 @@ use super::{BUSY_TTLS, Run, client};
 use crate::plane::node;
 use crate::plane::post::{Doom, Post, Question};
 
-/// Mishaps of a run, at most.
+/// The most mishaps of a run.
 const MOST: u64 = 9;
-/// Letters after which a doomed process dies, at most.
+/// The most letters that a doomed process sends before it dies.
 const LAST_LETTER: u64 = 30;
-/// Between two looks at a doomed process.
+/// The interval between two checks of a doomed process.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// For having leases taken back.
+/// How long an operator waits for an answer when it has leases taken back.
 const OPERATOR_PATIENCE: Duration = Duration::from_secs(8);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -28,15 +29,15 @@ pub(super) enum Who {
 }
 
 enum Mishap {
-    /// Dies now.
+    /// A process dies now.
     Crash(Who),
-    /// Dies on a letter of its own.
+    /// A process dies when it sends one of its next letters.
     Doom(Who, Doom),
     Pause(Who),
     Cut(Who, Who),
-    /// A broker takes over while the old one still runs.
+    /// A new broker takes over while the old one still runs.
     Takeover,
-    /// Somebody has leases of an owner taken back.
+    /// An operator has leases of an owner taken back.
     TakeBack {
         client: usize,
         count: u32,
@@ -108,7 +109,7 @@ impl Run {
     }
 }
 
-/// The next life of somebody who has died.
+/// Restarts a participant that has died.
 fn start_again(run: &Rc<Run>, who: Who) {
     match who {
         Who::Node(index) => {
@@ -145,7 +146,7 @@ async fn happen(run: Rc<Run>, mishap: Mishap, after: Duration, lasting: Duration
         Mishap::Takeover => Some(Who::Broker),
         _ => None,
     };
-    // Nobody dies twice before living again.
+    // A participant does not die twice before it is restarted.
     if dying.is_some_and(|who| !run.dying.borrow_mut().insert(who)) {
         return;
     }
@@ -201,7 +202,7 @@ async fn carry_out(run: &Rc<Run>, mishap: Mishap, lasting: Duration, disk_is_los
     }
 }
 
-/// Waits until a doomed process has died, and starts it again.
+/// Waits until a doomed process has died, and restarts it.
 async fn meet(run: &Rc<Run>, who: Who, doom: Doom, lasting: Duration, disk_is_lost: bool) {
     let Some(process) = run.process_of(who) else { return };
     run.doomed.borrow_mut().insert(process, doom);

@@ -1,4 +1,4 @@
-//! What became of commits: asked of their slots' logs, and compared with what is known.
+//! The outcomes of commits: asked of their slots' logs, and compared with what is known.
 
 use farpool_txn::judge::Outcome;
 use farpool_txn::log::LogAt;
@@ -8,7 +8,7 @@ use farpool_wire::Version;
 
 use super::Ledger;
 
-/// Who asks.
+/// A process that asks.
 pub(crate) struct Asking<'a, L> {
     pub(crate) ledger: &'a Ledger,
     pub(crate) memory: &'a Memory,
@@ -17,17 +17,18 @@ pub(crate) struct Asking<'a, L> {
     pub(crate) log_of: L,
 }
 
-/// Whom to ask what became of a commit.
+/// Which copies of the log to ask for the outcome of a commit.
 #[derive(Clone, Copy)]
 pub(crate) enum Asked {
-    /// Both copies of the log together, as one does who does not know whether somebody has lost one just now.
+    /// Both copies of the log together, as a process does that cannot know whether one was just lost.
     Both,
-    /// Both, and each by itself.
+    /// Both together, and each by itself.
     Each,
 }
 
 impl<L: Fn(u16) -> LogAt> Asking<'_, L> {
-    /// Asks what became of the commits of which their clients were told nothing, and whose slots were looked after.
+    /// Asks for the outcomes of indeterminate commits in slots that have been recovered. Complains about
+    /// every commit that is still indeterminate.
     pub(crate) async fn learn_fates(&self, is_wanted: impl Fn(u16) -> bool) -> Result<(), RecoveryError> {
         for version in self.learn(is_wanted).await? {
             let what = format!("nobody knows of commit {version} behind its slot's recovery");
@@ -36,12 +37,12 @@ impl<L: Fn(u16) -> LogAt> Asking<'_, L> {
         Ok(())
     }
 
-    /// Asks what became of all these commits; somebody may know.
+    /// Asks for the outcomes of all indeterminate commits. Some may stay indeterminate.
     pub(crate) async fn learn_known_fates(&self) -> Result<(), RecoveryError> {
         self.learn(|_| true).await.map(drop)
     }
 
-    /// Returns those of which nobody knows yet.
+    /// Returns the commits that are still indeterminate.
     async fn learn(&self, is_wanted: impl Fn(u16) -> bool) -> Result<Vec<Version>, RecoveryError> {
         let unknown: Vec<_> = {
             let history = self.ledger.history.borrow();
@@ -71,7 +72,7 @@ impl<L: Fn(u16) -> LogAt> Asking<'_, L> {
         Ok(not_yet)
     }
 
-    /// What is known of commits must be what the logs say, if they still do.
+    /// Checks that the logs agree with what is known of commits, where they still have it.
     pub(crate) async fn ask_again(
         &self,
         asked: Asked,
@@ -86,7 +87,8 @@ impl<L: Fn(u16) -> LogAt> Asking<'_, L> {
                 let told = fate(self.memory, self.oracle, &LogAt { copies, ..log }, version).await?;
                 let fits = match told {
                     Fate::Committed => is_committed,
-                    // The last commits of a slot may have vanished, and no client came after them.
+                    // The last commits of a slot may have vanished, without a client after them that would
+                    // settle it.
                     Fate::RolledBack | Fate::NotYetKnown => !is_committed,
                     Fate::Forgotten => true,
                 };

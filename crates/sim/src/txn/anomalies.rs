@@ -1,8 +1,9 @@
-//! The anomalies of the literature as scripts, step by step on the engine as it ships: what each step sees. They are those of Adya's
-//! theses and of the collection *Hermitage*; G0 to G-single and long forks do not occur, write skew does.
+//! The anomalies of the literature as scripts on the shipped engine, which assert what each step sees. They
+//! come from Adya's thesis and the collection *Hermitage*. G0 to G-single and long forks do not occur; write
+//! skew does.
 //!
-//! Each script runs with both sessions on one worker, on two that share a slot, and on compute servers of their own; with an oracle in one
-//! part and in two; with and without fetch threads.
+//! Each script runs with both sessions on one worker, on two workers that share a slot, and on two compute
+//! servers; with an oracle in one part and in two; with and without fetch threads.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -15,17 +16,17 @@ use super::broken::Chosen;
 use super::oracle::Server;
 use super::*;
 
-/// By then everything that was committed is in the cuts that are published.
+/// After this time every finished commit is in the published cuts.
 const PUBLISHED: Duration = Duration::from_micros(500);
 /// Records of the scripts.
 const X: u64 = 0;
 const Y: u64 = 1;
-/// None, in the beginning.
+/// A record that does not exist in the beginning.
 const NEW: u64 = 2;
 const RECORDS_OF_SCRIPTS: u64 = 3;
 /// What X and Y hold in the beginning.
 const BEFORE: [u64; 2] = [10, 20];
-/// Snapshots that look at a record while a commit is undone.
+/// Snapshots that read a record while a commit is rolled back.
 const LOOKS: u32 = 20;
 
 /// Where the two sessions of a script are.
@@ -44,7 +45,7 @@ struct Setting {
     fetches: bool,
 }
 
-/// A script's workers, one for each session, and what it knows.
+/// A script's workers, one for each session, and the run and table they work on.
 struct Stage {
     run: Rc<Run>,
     table: Table,
@@ -66,7 +67,7 @@ impl Stage {
         transaction.write(&self.table, record, Some(&data_of(value))).await.map(drop)
     }
 
-    /// What anybody sees who begins now.
+    /// What a transaction sees that begins now.
     async fn now(&self) -> [Option<u64>; 2] {
         self.run.world.sleep(PUBLISHED).await;
         let mut seen = Vec::new();
@@ -140,7 +141,7 @@ fn in_setting(of: Setting, script: impl AsyncFn(&Stage) + 'static) {
     );
 }
 
-/// Two sessions on a stage, a transaction each, both begun before anything else is done.
+/// Two sessions on a stage with a transaction each. Both begin before any other step.
 macro_rules! both_begin {
     ($stage:ident, $one:ident, $other:ident) => {
         let [mut session_one, mut session_other] = [Session::new(), Session::new()];
@@ -311,7 +312,7 @@ fn write_skew_occurs() {
     });
 }
 
-/// Two write a record each, at the same time, while sessions of both workers look at both.
+/// Two transactions write a record each at the same time, while sessions of both workers read both records.
 #[test]
 fn long_fork_nobody_sees_two_commits_in_the_order_in_which_nobody_else_does() {
     const LOOKS: u64 = 60;

@@ -1,4 +1,5 @@
-//! Comes when all clients have gone: every record must be free, and hold what the judge expects.
+//! The auditor starts when all clients have ended: every record must be unlocked and hold what the judge
+//! expects.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,12 +14,12 @@ use super::recovering::asking;
 use super::{Access, Run, oracle, place};
 use crate::transacting::fates::Asked;
 
-/// Between two looks at whether all have gone, and between two tries.
+/// Pause between two checks whether all clients have ended, and between two attempts.
 const PAUSE: Duration = Duration::from_micros(50);
 /// The last commits may not be published yet.
 const TRIES: u32 = 40;
 
-/// Waits for the clients to go, then writes and reads everything.
+/// Waits for the clients to end, then writes and reads every record.
 pub(super) fn start(run: &Rc<Run>) {
     let mut random = run.random();
     let place = place(run, &mut random);
@@ -68,7 +69,7 @@ async fn audit(
             if is_written {
                 break;
             }
-            // Those who have left their slots by no word keep their chunks.
+            // Clients that ended without leaving their slots keep their chunks.
             auditor.is_frugal();
             run.world.sleep(PAUSE).await;
         }
@@ -80,7 +81,7 @@ async fn audit(
     auditor.transact(&worker, &mut session, &all).await.map(drop)
 }
 
-/// Asks what became of all commits.
+/// Asks for the outcomes of all commits.
 async fn ask_all(run: &Run, access: &Access, oracle: &Oracle) -> Result<(), RecoveryError> {
     let asking = asking(run, access, oracle);
     asking.learn_fates(|_| true).await?;

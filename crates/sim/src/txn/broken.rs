@@ -1,6 +1,7 @@
-//! Rules of transactions that are wrong on purpose, one in each run.
+//! Transaction rules that are wrong on purpose, one in each run.
 //!
-//! All are one type, so that the engine is compiled once for all of them; which one holds is the thread's, as a run is.
+//! One type holds all of them, so that the engine is compiled once. A thread-local value selects the rule,
+//! since a run has one thread.
 
 use std::cell::Cell;
 
@@ -11,73 +12,75 @@ use super::{MOST_TO_THE_EDGE, TIMESTAMP_BITS};
 
 /// A session patches its own last commit into a published cut, instead of waiting for one that has it.
 pub(super) const OWN_SLOT: &str = "own-slot-patched-into-the-cut";
-/// A transaction begins from a scan of the slots of its own.
+/// A transaction begins from its own scan of the slots' words.
 pub(super) const UNPUBLISHED: &str = "begin-from-unpublished-scan";
-/// A record counts as locked whatever was found there.
+/// A transaction counts a record as locked whatever header its compare-and-swap found.
 pub(super) const VALIDATION: &str = "validation-skipped";
-/// Data are taken as they are found.
+/// A reader accepts data whose checksum is wrong.
 pub(super) const CHECKSUM: &str = "checksum-off";
-/// A commit is shown before it is installed.
+/// The slot's watermark reaches a commit before the commit is installed.
 pub(super) const SHOWN_FIRST: &str = "visibility-before-install";
-/// A record that somebody has locked is locked again.
+/// A transaction locks a record that another one has locked.
 pub(super) const LOCK_IGNORED: &str = "lock-bit-ignored";
-/// Records are locked before it is written down what they held.
+/// Records are locked before the log has their intents.
 pub(super) const LOCKED_FIRST: &str = "lock-before-intent";
-/// What a client has left is undone before its grants are fenced.
+/// What a client has left is rolled back before its grants are fenced.
 pub(super) const UNFENCED: &str = "locks-released-before-fence";
-/// A slot has its next client before what the last one left is undone.
+/// A slot gets its next client before what the last one left is rolled back.
 pub(super) const REUSED: &str = "slot-reused-before-rollback";
 
-/// Several parts of an oracle are read once, whatever was published meanwhile.
+/// The parts of a split oracle are read only once, although they may be published in between.
 pub(super) const PARTS_ONCE: &str = "partitions-read-one-after-another";
-/// A publisher's next cut has less of what stood still than the one before.
+/// A publisher's next cut lowers the counts of slots that stood still.
 pub(super) const OUT_OF_ORDER: &str = "publish-out-of-order";
 
 /// A client writes its intents to one copy of its log only.
 pub(super) const ONE_COPY: &str = "one-log-copy-only";
-/// A slot's next client begins behind its word, not behind what the last one has used.
+/// A slot's next client begins after the slot's word, not after the last count that its predecessor used.
 pub(super) const LEFT_BEHIND: &str = "counts-of-vanished-commits-used-again";
 /// A slot whose timestamps are used up begins again in the same generation.
 pub(super) const WRAPPED: &str = "slot-wrapped";
-/// The log's room for a commit is given back when it is over, rather than when it is shown.
+/// The log space of a commit is freed when the commit finishes, rather than when the slot's watermark reaches
+/// it.
 pub(super) const FREED_EARLY: &str = "log-freed-before-shown";
-/// Who looks after a slot writes his verdicts without the heads of which they are.
+/// A recoverer writes its verdicts without the heads of the commits they are about.
 pub(super) const BARE_VERDICT: &str = "verdict-without-head";
-/// Who undoes a commit unlocks a record before its data are back.
+/// A rollback unlocks a record before its data are restored.
 pub(super) const HEADER_FIRST: &str = "undone-header-before-data";
-/// Who looks after a slot lets it go on behind its word, with counts that may have been used.
+/// A recoverer lets a slot continue right after its word, with counts that may have been used.
 pub(super) const SAME_GENERATION: &str = "generation-not-skipped";
 
-/// A recoverer lets a slot go on as if no more counts had been given out than may be under way.
+/// A recoverer lets a slot continue as if only as many counts had been given out as commits may be in flight.
 pub(super) const UNSHOWN_FORGOTTEN: &str = "counts-not-shown-used-again";
 
-/// A node carries out what follows an access that it has refused since the memory was being moved.
+/// A node executes operations that follow one it has refused because the memory was being moved.
 pub(super) const BUSY_FORGOTTEN: &str = "busy-forgotten";
-/// A place of a ring is written again though the version there was not moved, and may be needed.
+/// A place of a ring is overwritten though its version was not moved, and a snapshot may need it.
 pub(super) const MOVED_IGNORED: &str = "moved-bit-ignored";
-/// The horizon is the newest cut, whatever snapshots there are.
+/// The horizon is the newest cut, whatever snapshots are open.
 pub(super) const AHEAD: &str = "gc-ahead-of-the-horizon";
 /// A place of a ring is marked as moved before the version is copied.
 pub(super) const MARKED_FIRST: &str = "marked-as-moved-before-it-is-copied";
 /// A new version is written before the old one is in its ring.
 pub(super) const KEPT_LATE: &str = "installed-before-kept";
-/// The mover gives up what the newest cut sees replaced.
+/// The mover drops moved versions that the newest cut sees replaced, rather than those that the horizon sees
+/// replaced.
 pub(super) const GIVEN_UP: &str = "moved-version-given-up-too-early";
 /// A worker takes its first snapshots before it announces itself.
 pub(super) const ANNOUNCED_LATE: &str = "snapshot-announced-after-it-is-taken";
-/// A worker announces how far it has come while something may still land that it has given up half-way. For a test of its own: no run of
-/// the scenario gives memory of a table to another.
+/// A worker announces its progress while a write that it has abandoned half-way may still land. A test of its
+/// own checks this: no run of the scenario reuses the memory of a table for another.
 pub(super) const LOOSE_FORGOTTEN: &str = "loose-ends-forgotten";
-/// A worker announces how far it has come while it still has older snapshots.
+/// A worker announces its progress past snapshots that it still has open.
 pub(super) const OPEN_FORGOTTEN: &str = "open-snapshots-not-announced";
 
-/// A block is written again though the version that points to it may be needed.
+/// A block is overwritten though a snapshot may need the version that points to it.
 pub(super) const BLOCK_REUSED: &str = "block-reused-before-horizon";
-/// A payload is written to its block only when the commit that points to it is shown.
+/// A payload is written to its block only when the slot's watermark has reached the commit that points to it.
 pub(super) const PAYLOAD_LATE: &str = "payload-after-intent";
-/// A payload is taken as it is found in its block.
+/// A reader accepts a payload whose checksum is wrong.
 pub(super) const PAYLOAD_CHECKSUM: &str = "pointer-checksum-off";
-/// A chunk is taken over though its owner has a seat.
+/// A member takes over a chunk whose owner still has a seat.
 pub(super) const CHUNK_TAKEN: &str = "chunk-taken-from-the-living";
 
 pub(super) const MUTATIONS: &[&str] = &[
@@ -118,17 +121,17 @@ thread_local! {
     static BROKEN: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
 
-/// From now on that is wrong, in the runs of this thread.
+/// Selects the mutation of the runs of this thread from now on.
 pub(crate) fn set(mutation: Option<&'static str>) {
     BROKEN.set(mutation);
 }
 
-/// Whether that is wrong in this run.
+/// Whether this run has that mutation.
 pub(crate) fn is(mutation: &str) -> bool {
     BROKEN.get() == Some(mutation)
 }
 
-/// The rules of a run: as they ship, but for the one that is wrong.
+/// The rules of a run: the shipped ones, except for the selected mutation.
 pub(crate) enum Chosen {}
 
 impl Rules for Chosen {
@@ -233,7 +236,8 @@ impl Rules for Chosen {
     fn numbered(version: Version) -> Version {
         let generation = version.count() >> TIMESTAMP_BITS;
         let timestamp = version.count() & ((1 << TIMESTAMP_BITS) - 1);
-        // Few commits are made: one with a small timestamp in a later generation has wrapped, or its client is a later one.
+        // A run makes few commits. A small timestamp in a later generation comes from a wrapped count or a
+        // later client.
         let before = generation.checked_sub(1).filter(|_| is(WRAPPED) && timestamp < MOST_TO_THE_EDGE);
         let wrapped =
             before.and_then(|before| Version::new(version.slot(), before << TIMESTAMP_BITS | timestamp));

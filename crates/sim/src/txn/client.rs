@@ -1,4 +1,4 @@
-//! Sessions: they read and write records as the seed says, and write down what they saw.
+//! Sessions: they read and write records as the seed says, and record what they saw.
 
 use std::cell::{Cell, RefCell};
 use std::pin::pin;
@@ -23,15 +23,15 @@ use crate::transacting::{Stopped, Transactor};
 const ROUNDS: u64 = 12;
 /// Records that a transaction touches at most.
 const MOST_RECORDS: u64 = 5;
-/// Rounds before which a session does nothing for a while.
+/// Rounds, in thousandths, before which a session idles, and for how long at most.
 const IDLES_PERMILLE: u32 = 100;
 const MOST_IDLE_NS: u64 = 100_000;
 
-/// Transactions that are given up half-way, and after how long at most, where some are.
+/// Where sessions abandon transactions: how many, in thousandths, and after how long at most.
 const GIVEN_UP_PERMILLE: u32 = 60;
 const MOST_PATIENCE_NS: u64 = 80_000;
-/// Transactions before which a session prepares many others and gives them up, in thousandths, where some are
-/// given up.
+/// Where sessions abandon transactions: how many, in thousandths, follow many others that the session has
+/// only prepared and abandoned.
 const WASTES_PERMILLE: u32 = 80;
 
 /// Starts a client in a slot whose last commit is `last`, with one to three sessions.
@@ -70,7 +70,7 @@ pub(super) fn start(run: &Rc<Run>, slot: u16, last: u64, random: &mut Random) {
                 server.ended().await;
             });
         }
-        // Those that have no sessions.
+        // Workers without sessions leave at once.
         for worker in workers {
             leave(&here, (slot, life.grant), worker).await;
         }
@@ -85,15 +85,15 @@ struct Shared {
     grant: Epoch,
     /// Another client takes the slot when this one has left it.
     is_followed: bool,
-    /// Sessions that have not ended, and who lets the workers go that have none.
+    /// Sessions that have not ended, and the task that makes workers without sessions leave.
     left: Cell<usize>,
-    /// For what the last one does.
+    /// The worker with which the last session leaves the slot.
     worker: RefCell<Option<Rc<Worker<Chosen>>>>,
     _staying: Staying,
 }
 
 impl Shared {
-    /// One of them has ended.
+    /// Called when one of them has ended.
     async fn ended(&self) {
         self.left.set(self.left.get() - 1);
         if self.left.get() > 0 {
@@ -105,13 +105,13 @@ impl Shared {
             last = self.leave_slot(&worker).await.filter(|_| self.is_followed);
         }
         leave(&self.run, (self.slot, self.grant), worker).await;
-        // Else somebody looks after the slot, and takes care of the next.
+        // If the slot is being recovered, the recoverer starts the next client.
         if let Some(last) = last.filter(|_| !is_given_up(&self.run, self.slot, self.grant)) {
             start(&self.run, self.slot, last, &mut self.run.random());
         }
     }
 
-    /// The client gives its slot up: behind which count does the next one begin?
+    /// The client gives up its slot. Returns the count after which the next client begins.
     async fn leave_slot(&self, worker: &Worker<Chosen>) -> Option<u64> {
         let word = self.run.word(self.slot);
         let left = worker.leave_slot().await;
@@ -134,7 +134,7 @@ impl Shared {
     }
 }
 
-/// The last who has used a worker lets it go.
+/// Lets a worker leave if this is its last user.
 async fn leave(run: &Rc<Run>, (slot, grant): (u16, Epoch), worker: Rc<Worker<Chosen>>) {
     if let Ok(worker) = Rc::try_unwrap(worker)
         && let Err(error) = worker.leave().await
@@ -143,12 +143,13 @@ async fn leave(run: &Rc<Run>, (slot, grant): (u16, Epoch), worker: Rc<Worker<Cho
     }
 }
 
-/// Whether somebody looks after the slot of a client, or has.
+/// Whether the slot of a client is being recovered, or has been.
 fn is_given_up(run: &Run, slot: u16, grant: Epoch) -> bool {
     run.lives.borrow().get(&slot).is_some_and(|life| life.grant != grant || life.is_dead)
 }
 
-/// A client cannot go on: that is right only if somebody looks after its slot, or has.
+/// A client cannot continue. If its slot is not being recovered, starts a recovery where faults may stop
+/// clients, and complains elsewhere.
 fn gives_up(run: &Rc<Run>, slot: u16, grant: Epoch, why: &str) {
     if is_given_up(run, slot, grant) {
         return;
@@ -195,8 +196,8 @@ impl Client {
                 gives_up(&self.run, self.slot, self.grant, &why);
                 break;
             }
-            // After counts that left no trace the session writes, and is given up, perhaps in the middle of
-            // its commit.
+            // After using counts up without a trace the session writes, and the write is abandoned, perhaps
+            // in the middle of its commit.
             let is_only_reading = !wastes && self.transactor.random.chance(400);
             let records: Vec<_> = (0..1 + self.transactor.random.below(MOST_RECORDS))
                 .map(|_| {
@@ -217,7 +218,7 @@ impl Client {
                         Either::Left((done, _)) => Some(done),
                         Either::Right(_) => None,
                     };
-                    // The session will not know of its own commit, if it was one.
+                    // The session does not learn of its own commit, if there was one.
                     self.transactor.name =
                         if ended.is_some() { self.transactor.name } else { run.next_name() as u32 };
                     ended.unwrap_or(Ok(false))
@@ -231,19 +232,20 @@ impl Client {
         leave(&self.run, (self.slot, self.grant), worker).await;
     }
 
-    /// There may be no room for long payloads.
+    /// From now on writes only short payloads: there may be no room for long ones.
     pub(super) fn is_frugal(&mut self) {
         self.transactor.may_write = is_short;
     }
 
-    /// Does nothing for a while, but for telling how far the worker has come, and giving back what nobody needs of the slab.
+    /// Idles for a while, then announces the worker's progress and frees blocks of the slab that are no
+    /// longer needed.
     async fn idle(&mut self, worker: &Worker<Chosen>) -> Result<(), String> {
         self.run.world.sleep(Duration::from_nanos(self.transactor.random.below(MOST_IDLE_NS))).await;
         worker.keep_up().await.map_err(|error: BeginError| error.to_string())?;
         worker.tend(&self.transactor.table).await.map_err(|error| error.to_string())
     }
 
-    /// Runs one transaction; whether it was committed, or why nothing goes on.
+    /// Runs one transaction. Returns whether it committed, or why the client cannot continue.
     pub(super) async fn transact(
         &mut self,
         worker: &Worker<Chosen>,
@@ -252,7 +254,7 @@ impl Client {
     ) -> Result<bool, String> {
         match self.transactor.transact(worker, session, records).await {
             Ok(is_committed) => Ok(is_committed),
-            // It was merely not committed; what was read before is judged all the same.
+            // The transaction merely did not commit. Its earlier reads are judged all the same.
             Err(Stopped::Read(ReadError::SnapshotTooOld))
                 if is_given_up(&self.run, self.slot, self.grant) =>
             {

@@ -1,5 +1,5 @@
-//! The collector of a run: says which versions nobody needs any more, and moves those that somebody may need out of rings. It dies now and
-//! then, or is taken for dead, and another takes its place.
+//! The collector of a run. It announces which versions are no longer needed, and moves those that may be
+//! needed out of rings. It dies now and then, or is declared dead, and another collector takes over.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -13,12 +13,12 @@ use farpool_wire::Epoch;
 use super::broken::Chosen;
 use super::{Access, Run, place};
 
-/// From one look to the next.
+/// Pause between two rounds.
 const PAUSE: Duration = Duration::from_micros(10);
 /// Deaths of a run's collectors, at most.
 const MOST_DEATHS: u64 = 3;
 
-/// Starts it, and draws its death and those of its successors.
+/// Starts the collector, and draws its death and those of its successors.
 pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
     let deaths = random.below(MOST_DEATHS + 1);
     if deaths > 0 {
@@ -75,7 +75,7 @@ async fn collects(
     let Access { memory, grant } = run.access(process, place, grant).await?;
     let (oracle, horizon, table) = (run.oracle(grant), run.horizon(grant), run.table(grant));
     let random = RefCell::new(run.random());
-    // Now and then the mover leaves the table to itself for a while, and then has to find what lies there.
+    // Now and then the mover skips the table for a while. Later it has to find what lies there.
     let tables = async |_: &Cut| {
         let is_there = random.borrow_mut().chance(900);
         Ok::<_, MemoryError>(Some(Vec::from_iter(is_there.then(|| table.clone()))))

@@ -1,4 +1,4 @@
-//! Step by step: counts that a slot has given out and its word does not have.
+//! Step-by-step tests of counts that a slot has given out and its word has not reached.
 
 use farpool_txn::recovery::{Fate, Recovered, fate, recover_by};
 use farpool_txn::{CommitError, MAX_COUNTS_UNSHOWN, ReadError, Session, Worker};
@@ -8,9 +8,9 @@ use futures_util::future::select;
 use super::broken::Chosen;
 use super::*;
 
-/// How far the slot's first word is from the edge of its generation.
+/// Distance of the slot's first word from the edge of its generation.
 const TO_THE_EDGE: u64 = 100;
-/// How many counts are given to transactions that leave no trace.
+/// Number of counts given to transactions that leave no trace.
 const GIVEN_UP: u64 = 150;
 const EDGE: u64 = 1 << TIMESTAMP_BITS;
 
@@ -39,7 +39,7 @@ impl Stage {
         (worker.unwrap(), self.run.table(grant))
     }
 
-    /// Shuts the client out and recovers the slot.
+    /// Evicts the client and recovers the slot.
     async fn recover(&self) -> Recovered {
         self.run.fence(self.grant.get(), &mut Random::new(1, 2)).await;
         let Access { memory, grant } = &self.carer;
@@ -53,7 +53,7 @@ impl Stage {
     }
 }
 
-/// Prepares `many` transactions and gives each up.
+/// Prepares `many` transactions and abandons each.
 async fn give_up(worker: &Worker<Chosen>, table: &Table, many: u64) {
     let mut prepared = 0;
     while prepared < many {
@@ -69,8 +69,8 @@ async fn give_up(worker: &Worker<Chosen>, table: &Table, many: u64) {
     }
 }
 
-/// Leaves a commit in doubt: its client gives it up `after` it has begun. Returns the version that it would
-/// have.
+/// Leaves a commit in doubt: its client abandons it `after` it has begun. Returns the version that the commit
+/// would have.
 async fn leave_in_doubt(run: &Run, worker: &Worker<Chosen>, table: &Table, after: Duration) -> Version {
     let mut session = Session::new();
     let mut transaction = worker.begin(&mut session).await.unwrap();
@@ -104,7 +104,7 @@ fn on_stage(task: impl AsyncFnOnce(&Stage) + 'static) {
     let executor = Executor::new(world.clone());
     let mut setting = setting(world.clone(), executor.tasks(), 1, &mut random);
     setting.firsts[0] = EDGE - TO_THE_EDGE;
-    // Rings are overwritten as they wrap: no worker announces itself.
+    // No worker announces itself, so rings are overwritten as they wrap.
     let run = Rc::new(setting);
     run.write_first_words();
     oracle::start_publishers(&run, &mut random);
@@ -128,8 +128,8 @@ fn on_stage(task: impl AsyncFnOnce(&Stage) + 'static) {
     assert!(!panicked && trouble.is_none(), "{trouble:?}");
 }
 
-/// In how many of the timings a version that was in doubt was committed again, or its fate changed. A timing
-/// says when within its commit the client gave up.
+/// The number of timings for which a version in doubt was committed again, or its fate changed. A timing is
+/// the point within its commit at which the client abandons it.
 fn used_twice(mutation: Option<&'static str>) -> u32 {
     const TIMINGS_NS: [u64; 6] = [0, 3_000, 8_000, 14_000, 20_000, 26_000];
     broken::set(mutation);

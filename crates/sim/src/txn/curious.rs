@@ -1,4 +1,4 @@
-//! Asks, while all goes on, what became of commits of which their clients were told nothing.
+//! While the run goes on, asks for the outcomes of commits that are indeterminate to their clients.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use super::recovering::asking;
 use super::{Run, place};
 use crate::transacting::fates::Asked;
 
-/// Between two rounds of questions, at most.
+/// Pause between two rounds of questions, at most.
 const MOST_PAUSE_NS: u64 = 400_000;
 
-/// Asks until all clients have gone.
+/// Asks until all clients have ended.
 pub(super) fn start(run: &Rc<Run>) {
     let mut random = run.random();
     let place = place(run, &mut random);

@@ -1,14 +1,16 @@
-//! A run's history in the form that checkers of others read (Elle's JSON, the workload *list-append*), for a second opinion.
+//! A run's history in the form that third-party checkers read (Elle's JSON, the workload *list-append*), for
+//! a second opinion.
 //!
-//! A record counts as the list of all commits that have written it, each behind the one that it has seen and replaced. So a read of a
-//! version is a read of such a list. What a transaction has read that did not commit is a transaction by itself: its snapshot was one.
+//! A record counts as the list of all commits that have written it, each after the one that it saw and
+//! replaced. So a read of a version is a read of such a list. The reads of a transaction that did not commit
+//! form a transaction of their own, since they come from one snapshot.
 
 use std::collections::BTreeMap;
 
 use farpool_txn::judge::{Outcome, Record, Transaction};
 use farpool_wire::Version;
 
-/// One operation a line, each transaction's invocation right before its completion.
+/// One operation a line; each transaction's invocation comes right before its completion.
 pub(super) fn lines(history: &[Transaction]) -> Vec<String> {
     let replaced = Replaced::of(history);
     let mut lines = Vec::new();
@@ -30,7 +32,8 @@ pub(super) fn lines(history: &[Transaction]) -> Vec<String> {
             Outcome::Aborted => push(&mut lines, process, "ok", &reads),
             Outcome::Unknown(version) => {
                 push(&mut lines, process, "ok", &reads);
-                // Who does not know what became of it goes on under another name, as is the custom.
+                // By convention a process that does not know the outcome of its operation continues under
+                // another name.
                 let doubter = DOUBTERS + lines.len() as u64;
                 push(&mut lines, doubter, "info", &appends(version));
             }
@@ -39,7 +42,8 @@ pub(super) fn lines(history: &[Transaction]) -> Vec<String> {
     lines
 }
 
-/// Names of processes that do nothing but one transaction, of which they never hear; sessions have smaller ones.
+/// The least name of processes that run a single transaction and never learn its outcome. Names of sessions
+/// are smaller.
 const DOUBTERS: u64 = 1 << 40;
 
 fn push(lines: &mut Vec<String>, process: u64, ends_as: &str, operations: &[String]) {
@@ -52,15 +56,15 @@ fn push(lines: &mut Vec<String>, process: u64, ends_as: &str, operations: &[Stri
     }
 }
 
-/// A number of its own for each version: a slot and its count.
+/// A unique number for each version: its slot and its count.
 fn name(version: Version) -> u64 {
     (version.slot().index() as u64) << COUNT_BITS | version.count()
 }
 
-/// Of a version; with the slot's it fits the 63 bits that others have for a number.
+/// Bits of a version's count. With the slot's bits they fit the 63 bits that other checkers use for a number.
 const COUNT_BITS: u32 = 49;
 
-/// Which version each version of a record has replaced.
+/// The version that each version of a record has replaced.
 struct Replaced(BTreeMap<(Record, Version), Version>);
 
 impl Replaced {
@@ -78,7 +82,7 @@ impl Replaced {
     fn list(&self, record: Record, version: Version) -> String {
         let mut versions = Vec::new();
         let mut last = version;
-        // No longer than there are versions: a circle ends as well.
+        // The list is no longer than the number of versions, so that a cycle ends as well.
         while last != Version::INITIAL && versions.len() <= self.0.len() {
             versions.push(name(last).to_string());
             last = self.0.get(&(record, last)).copied().unwrap_or(Version::INITIAL);

@@ -1,7 +1,8 @@
-//! Looks into far memory from outside, every now and then: what clients have left there must be enough to undo it, whenever they die.
+//! Inspects far memory from outside every now and then: whenever clients die, what they have left there must
+//! suffice to roll it back.
 //!
-//! A record whose header names a commit that its slot's word does not have, locked or not, is named by that commit's intents, whole in
-//! both copies of its slot's log (`docs/src/txn.md`, *committing*).
+//! If a record's header names a commit that its slot's word has not reached, locked or not, that commit's
+//! intents name the record, whole in both copies of the slot's log (`docs/src/txn.md`, *committing*).
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -14,10 +15,10 @@ use farpool_wire::{RecordHeader, Version};
 
 use super::{OWNER, RECORDS, Run};
 
-/// Between two looks, at most.
+/// Pause between two inspections, at most.
 const MOST_PAUSE_NS: u64 = 2_000;
 
-/// Looks until all clients have gone.
+/// Inspects until all clients have ended.
 pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
     let nowhere = run.world.add_process(run.world.add_host(1_000_000));
     let (here, mut random) = (run.clone(), Random::new(run.seed, 1_000_000 + random.below(1_000_000)));
@@ -35,7 +36,7 @@ fn inspect(run: &Run) {
             let at = run.records.current(index).start;
             let version = RecordHeader(run.look(&run.piece(number, RECORDS, OWNER, 0), at)).version();
             let slot = version.slot().index() as u16;
-            // Who looks after a slot has undone what it finds undone.
+            // The recoverer of a dead client's slot rolls back what it finds, so such slots are not checked.
             let is_live = run.lives.borrow().get(&slot).is_some_and(|life| !life.is_dead);
             if is_live
                 && version.count() > run.word(slot)
@@ -47,7 +48,7 @@ fn inspect(run: &Run) {
     }
 }
 
-/// Whether both copies of a slot's log have the intent of a commit to write the record that lies there.
+/// Whether both copies of a slot's log have the intent of a commit to write the record at that place.
 fn is_logged(run: &Run, slot: u16, version: Version, (node, at): (farpool_wire::NodeId, u64)) -> bool {
     let log = run.log(slot, OWNER);
     log.copies.iter().all(|copy| {

@@ -1,4 +1,4 @@
-//! What a worker has given up half-way, and what it announces meanwhile.
+//! Tests of operations that a worker has abandoned half-way, and of what it announces meanwhile.
 
 use farpool_txn::{LeaveError, Session, Table, Worker};
 use farpool_wire::Slot;
@@ -8,16 +8,17 @@ use super::broken::Chosen;
 use super::*;
 
 const SEEDS: u64 = 400;
-/// Within this a write of a long payload is given up: before it begins, in any of its steps, or not at all.
+/// Within this time a write of a long payload is abandoned: before it begins, in any of its steps, or not at
+/// all.
 const GIVEN_UP_WITHIN_NS: u64 = 200_000;
-/// Longer than anything is late here.
+/// Longer than any delay here.
 const LONG: Duration = Duration::from_micros(1_000);
 const PAUSE: Duration = Duration::from_micros(3);
 const PAYLOAD_BYTES: usize = 600;
 const PLACE: u16 = 0;
 
-/// The oracle, the records and the horizon on nodes of their own, so that no order of a queue comes to the rescue; `None`: the seed has
-/// too few.
+/// Puts the oracle, the records and the horizon on separate nodes, so that the order of one queue cannot hide
+/// a fault. `None`: the seed has too few nodes.
 fn setting_of(seed: u64) -> Option<(Executor, Run)> {
     let mut random = Random::new(seed, 10);
     let faults = Faults { late_permille: 60, late: Some(Span::new(100_000, 900_000)), ..Faults::default() };
@@ -30,7 +31,8 @@ fn setting_of(seed: u64) -> Option<(Executor, Run)> {
     Some((executor, run))
 }
 
-/// Begins to write a payload, and gives that up; returns the number of the cut from which it began.
+/// Begins to write a payload and abandons the write. Returns the number of the cut from which the transaction
+/// began.
 async fn write_and_give_up(run: &Run, worker: &Worker<Chosen>, table: &Table, random: &mut Random) -> u64 {
     let mut session = Session::new();
     let mut transaction = worker.begin(&mut session).await.unwrap();
@@ -39,13 +41,13 @@ async fn write_and_give_up(run: &Run, worker: &Worker<Chosen>, table: &Table, ra
     let patience = run.world.sleep(Duration::from_nanos(random.below(GIVEN_UP_WITHIN_NS)));
     let write = Box::pin(transaction.write(table, number, Some(&[1; PAYLOAD_BYTES])));
     if let Either::Left((written, _)) = select(write, Box::pin(patience)).await {
-        drop(written); // there may be no room: nobody commits
+        drop(written); // there may be no room; the transaction does not commit
     }
     sequence
 }
 
-/// Writes a payload, gives that up, and goes on; says whether anything landed in the records' memory after the worker's word had said
-/// that nobody needs this snapshot any more.
+/// Abandons the write of a payload, then continues. Returns whether anything landed in the records' memory
+/// after the worker's word had announced that it no longer needs this snapshot.
 async fn give_up(run: &Run, worker: &Worker<Chosen>, table: &Table, random: &mut Random) -> bool {
     let sequence = write_and_give_up(run, worker, table, random).await;
     let horizon = run.horizon(table_epoch(run, worker));
@@ -64,7 +66,7 @@ fn table_epoch(run: &Run, worker: &Worker<Chosen>) -> Epoch {
     worker.memory().whole(run.piece(0, RECORDS, OWNER, 0).region).unwrap().epoch
 }
 
-/// All that is in the regions with records.
+/// All words of the regions with records.
 fn records(run: &Run) -> Vec<u64> {
     let mut words = Vec::new();
     for node in 0..run.nodes.len() {
@@ -79,7 +81,7 @@ fn records(run: &Run) -> Vec<u64> {
     words
 }
 
-/// Lets a worker do something, with a table, in a world of its own.
+/// Runs a task with a worker and a table in a world of its own.
 fn with_worker(
     seed: u64,
     (executor, run): (Executor, Run),
@@ -111,7 +113,7 @@ fn settings() -> impl Iterator<Item = (u64, (Executor, Run))> {
     (1..=SEEDS).filter_map(|seed| Some((seed, setting_of(seed)?)))
 }
 
-/// For how many seeds something landed too late.
+/// The number of seeds for which a write landed too late.
 fn too_late(mutation: Option<&'static str>) -> u32 {
     broken::set(mutation);
     let count = Rc::new(Cell::new(0));

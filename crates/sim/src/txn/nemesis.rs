@@ -1,4 +1,4 @@
-//! What goes wrong with clients: they die, stop, or are taken for dead while they live.
+//! Faults of clients: they die, stop, or are declared dead while they live.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,22 +12,22 @@ use super::{OWNER, RECORDS, Run, recovering};
 
 /// Mishaps of a run, at most.
 const MOST: u64 = 6;
-/// Moves of records that have nothing to do with those, where moves take time.
+/// Moves of records' memory unrelated to the mishaps, at most, where moves take time.
 const MOST_MOVES: u64 = 60;
-/// Looks into a log, and the time between two.
+/// Checks of a log, and the pause between two.
 const LOOKS: u32 = 1_000;
 const LOOK_PAUSE: Duration = Duration::from_nanos(700);
 
-/// What may go wrong in a run besides deaths: any of it, so that some runs look at one alone.
+/// What may go wrong in a run besides deaths: any combination, so that some runs test one fault alone.
 #[derive(Clone, Copy)]
 pub(super) struct Kinds {
-    /// Regions whose memory moves answer nobody meanwhile.
+    /// Accesses are refused while a region's memory moves.
     pub(super) moves_take_time: bool,
-    /// Clients are cut off from nodes, for longer than they wait for an answer or not so long.
+    /// Clients are cut off from nodes, for longer or shorter than they wait for an answer.
     pub(super) cuts: bool,
-    /// Clients give transactions up half-way.
+    /// Clients abandon transactions half-way.
     pub(super) drops: bool,
-    /// Words of records turn over. Nothing else goes wrong then.
+    /// Bits of records flip. No other fault occurs then.
     pub(super) damage: bool,
 }
 
@@ -40,7 +40,7 @@ impl Kinds {
         Kinds { moves_take_time: is_drawn(400), cuts: is_drawn(300), drops: is_drawn(300), damage: false }
     }
 
-    /// A client may find that it cannot go on, and asks to be looked after.
+    /// Whether a client may find that it cannot continue, and ask for its slot to be recovered.
     pub(super) fn stop_clients(self) -> bool {
         self.cuts || self.drops
     }
@@ -49,13 +49,13 @@ impl Kinds {
 #[derive(Clone, Copy)]
 enum Mishap {
     Death,
-    /// While it is writing to its log.
+    /// The client dies while it is writing to its log.
     DeathHalfLogged,
     Stop(Duration),
     Suspicion,
-    /// From a node.
+    /// The client is cut off from a node.
     Cut(usize, Duration),
-    /// A bit of a record's bytes, where and which.
+    /// A bit of a record flips. The number seeds the choice of the bit.
     Damage(u64),
 }
 
@@ -101,7 +101,7 @@ async fn happen(run: Rc<Run>, slot: u16, mishap: Mishap, after: Duration, notice
     if run.is_quiet.get() || run.left.get() == 0 || life.is_dead || !run.world.is_alive(life.process) {
         return;
     }
-    // Until somebody looks after the slot, so that the run is not over in between.
+    // Keeps the run going until the recovery of the slot starts.
     let _staying = run.left.stay();
     match mishap {
         Mishap::Death | Mishap::DeathHalfLogged => {
@@ -127,7 +127,7 @@ async fn happen(run: Rc<Run>, slot: u16, mishap: Mishap, after: Duration, notice
     }
 }
 
-/// The memory of a node's records moves, for the sake of a grant that is none of this run's.
+/// Moves the memory of the nodes' records, on behalf of a grant outside this run.
 async fn move_records(run: Rc<Run>, after: Duration) {
     run.world.sleep(after).await;
     for node in run.nodes.iter().filter(|node| node.is_whole) {
@@ -135,7 +135,8 @@ async fn move_records(run: Rc<Run>, after: Duration) {
     }
 }
 
-/// Turns a bit of a checksum, or of data. Of headers, of the words that name versions, and of the rings' counters nobody would know.
+/// Flips a bit of a checksum or of data. In headers, in words that name versions, and in ring counters
+/// nothing would detect the damage.
 fn damage(run: &Run, where_to: u64) {
     let mut random = Random::new(where_to, 1);
     let record = random.below(run.records.records());
@@ -160,8 +161,8 @@ fn damage(run: &Run, where_to: u64) {
     run.touch(piece.region, AccessKind::Write, &mut |memory| memory.store(at, damaged));
 }
 
-/// Until one copy of a slot's log has a head where the other still has that of a commit that has vanished; or until it is not worth to
-/// wait any longer.
+/// Waits until one copy of a slot's log has a head where the other still has the head of a commit that has
+/// vanished. Gives up after a limited time.
 async fn half_a_head(run: &Run, slot: u16) {
     let is_now = || {
         let log = run.log(slot, OWNER);

@@ -1,5 +1,6 @@
-//! The oracle of a run: whole or split over nodes; and compute servers, whose workers may share a slot, and may begin from what a
-//! fetch thread has read. In the simulator a thread is a task with an endpoint of its own.
+//! The oracle of a run, whole or split over nodes, and the compute servers. The workers of a server may share
+//! a slot, and may begin from what a fetch thread has read. In the simulator a thread is a task with an
+//! endpoint of its own.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,18 +18,18 @@ use super::{Access, Run, place};
 const MOST_PARTS: u64 = 3;
 /// Workers of a compute server, at most.
 pub(super) const MOST_WORKERS: u16 = 3;
-/// Of a fetch thread after each look.
+/// Pause of a fetch thread after each look.
 const FETCH_PAUSE: Duration = Duration::from_micros(3);
-/// A look at all parts takes so long while nothing is late.
+/// Duration of a look at all parts while nothing is late.
 const LOOK: Duration = Duration::from_micros(12);
 
-/// How many parts the oracle of a run has.
+/// Draws the number of parts of a run's oracle.
 pub(super) fn parts(random: &mut Random, slots: u16) -> u64 {
     let parts = if random.chance(400) { 2 + random.below(MOST_PARTS - 1) } else { 1 };
     parts.min(slots.into())
 }
 
-/// Each part has a publisher, on that part's host or elsewhere.
+/// Starts a publisher for each part, on that part's host or elsewhere.
 pub(super) fn start_publishers(run: &Rc<Run>, random: &mut Random) {
     for part in 0..run.parts {
         let place = place(run, random);
@@ -69,7 +70,7 @@ impl Server {
         Server { workers, fetches: random.chance(400) }
     }
 
-    /// Its workers, each with a way to far memory of its own; and its fetch thread.
+    /// Starts its workers, each with an access to far memory of its own, and its fetch thread.
     pub(super) async fn start(
         &self,
         run: &Rc<Run>,
@@ -100,19 +101,19 @@ impl Server {
     }
 }
 
-/// The first place in the horizon of those that a slot's workers have.
+/// The first of the places in the horizon that belong to a slot's workers.
 pub(super) fn first_place(slot: u16) -> u16 {
     slot * MOST_WORKERS
 }
 
-/// Starts a process's fetch thread, which ends with it, or when all is over.
+/// Starts a process's fetch thread. It ends with the process, or when the run is over.
 fn start_fetching(run: &Rc<Run>, process: ProcessId, Access { memory, grant }: Access) -> Arc<Fetched> {
     let fetched = Arc::new(Fetched::new());
     let (here, into) = (run.clone(), fetched.clone());
     run.tasks.spawn(process, async move {
         let oracle = here.oracle(grant);
         let done = fetch::<Chosen>(&memory, &oracle, &into, FETCH_PAUSE, || here.is_over.get()).await;
-        // Where it is fenced, its workers find that nothing is published any more.
+        // If it is fenced, its workers find that no newer cut arrives.
         if let Err(error) = done
             && !here.has_mishaps.get()
         {

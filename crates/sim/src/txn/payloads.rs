@@ -1,4 +1,5 @@
-//! Payloads of variable length: in some runs, records have them, and a slab beside the table takes those that do not fit their places.
+//! Payloads of variable length. In some runs records have them, and a slab beside the table holds those that
+//! do not fit their places.
 
 #[cfg(test)]
 mod tests;
@@ -14,21 +15,22 @@ use farpool_wire::{Epoch, Slot};
 
 use super::{DATA_WORDS, ORACLE, OWNER, RECORDS, REGION_BYTES, REGIONS, Run};
 
-/// Runs with long payloads.
+/// Runs with long payloads, in thousandths.
 const LONG_PERMILLE: u32 = 500;
 /// Chunks of each node, at least, and how many more at most: too few for all, or room for everything.
 const LEAST_CHUNKS: u64 = 4;
 const MORE_CHUNKS: u64 = 16;
-/// Of the largest class in use two blocks, of the smallest fourteen.
+/// Bytes of a chunk: room for two blocks of the largest class in use, or for fourteen of the smallest.
 pub(super) const CHUNK_BYTES: u64 = 2_112;
 /// Where the slab lies, behind the records.
 pub(super) const SLAB_START: u64 = 64 << 10;
 /// Where the seats lie, behind the horizon.
 const SEATS_START: u64 = 96 << 10;
-/// The longest that fits a record's place.
+/// The longest payload that fits a record's place.
 const MOST_HERE: usize = (DATA_WORDS - 1) * 8;
 
-/// The slab of a run, if it has any: drawn by itself, so that runs without one are what they would be if there were none.
+/// Draws the slab of a run, if it has any, from a random stream of its own, so that runs without a slab are
+/// not changed by the draw.
 pub(super) fn draw(seed: u64) -> Option<SlabLayout> {
     let mut random = Random::new(seed, 11);
     let is_drawn = random.chance(LONG_PERMILLE);
@@ -37,7 +39,7 @@ pub(super) fn draw(seed: u64) -> Option<SlabLayout> {
     Some(layout.expect("a few chunks")).filter(|_| is_drawn)
 }
 
-/// The payload that stands for a value: it says so all along, however long it is.
+/// The payload that stands for a value: it repeats the value over its whole length.
 pub(super) fn payload_of(run: &Run, value: u64) -> Vec<u8> {
     let length = if run.slab.is_some() { length_of(value) } else { DATA_WORDS * 8 };
     value.to_le_bytes().into_iter().cycle().take(length).collect()
@@ -48,7 +50,7 @@ pub(super) fn is_short(value: u64) -> bool {
     length_of(value) <= MOST_HERE
 }
 
-/// In its place, or in blocks of several classes.
+/// Draws a length from the value: the payload fits its record's place, or a block of one of several classes.
 fn length_of(value: u64) -> usize {
     let drawn = value.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let within = (drawn >> 32) as usize;
@@ -67,7 +69,7 @@ impl Run {
         MembersAt { piece: self.piece(0, ORACLE, grant, SEATS_START), layout }
     }
 
-    /// From now on the seat of a slot is that grant's, or free.
+    /// Gives the seat of a slot to that grant, or frees it.
     pub(super) fn seat(&self, slot: u16, claim: Option<Epoch>) {
         let MembersAt { piece, layout } = self.members(OWNER);
         let at = piece.start + layout.claim(Slot::new(slot).expect("a few slots"));
@@ -85,7 +87,8 @@ impl Run {
         self.slab.map(|layout| Slab::new(pieces, layout, self.members(grant), grant).expect("a few chunks"))
     }
 
-    /// Where a word lies of the payload of that record's current version, if it is in a block: in which region, and where there.
+    /// Draws a word of the payload of the record's current version, if the payload is in a block. Returns its
+    /// region and its place there.
     pub(super) fn word_of_payload(
         &self,
         node: usize,

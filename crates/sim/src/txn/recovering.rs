@@ -1,5 +1,5 @@
-//! Who looks after a slot whose client has died, or is taken for dead: fences it, undoes what it left, and gives the slot to the next.
-//! It may die over it itself; then another does the same.
+//! The recoverer of a slot whose client has died or was declared dead. It fences the client, rolls back what
+//! the client left, and gives the slot to the next one. If the recoverer dies, another one starts again.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -18,12 +18,12 @@ use super::{Access, LOGS, Run, SPARE_LOGS, broken, client, place};
 use crate::staying::Staying;
 use crate::transacting::fates::{Asked, Asking};
 
-/// How often the work is begun anew, at most; the last time nobody dies over it.
+/// Attempts at a recovery, at most. In the last one the recoverer does not die.
 const TRIES: u32 = 4;
-/// Between two looks at whether it is done.
+/// Pause between two checks whether the recovery has finished.
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// The client of a slot that has that grant has to be looked after; if nobody does yet.
+/// Starts the recovery of a slot whose client has that grant, unless it has already started.
 pub(super) fn look_after(run: &Rc<Run>, slot: u16, grant: Epoch) {
     {
         let mut lives = run.lives.borrow_mut();
@@ -41,7 +41,7 @@ pub(super) fn look_after(run: &Rc<Run>, slot: u16, grant: Epoch) {
     run.tasks.spawn(nowhere, recovering.go_on());
 }
 
-/// Where the copies lie on two nodes, one of them may be lost, once.
+/// If the copies lie on two nodes, one of them may be lost, once.
 fn lost_copy(run: &Run, slot: u16, random: &mut Random) -> Option<usize> {
     let copy = random.index(2);
     let may_be_lost = run.nodes.len() > 1 && !run.replaced.borrow().contains(&(slot, copy));
@@ -52,7 +52,7 @@ struct Recovering {
     run: Rc<Run>,
     slot: u16,
     grant: Epoch,
-    /// The copy of the log that nobody reaches who looks after the slot now.
+    /// The copy of the log that no recoverer of the slot reaches now.
     lost_copy: Option<usize>,
     random: Random,
     _staying: Staying,
@@ -62,7 +62,7 @@ impl Recovering {
     async fn go_on(mut self) {
         let run = self.run.clone();
         if broken::is(broken::REUSED) {
-            // As if all of it were over: with the numbers that it may have used.
+            // Continues as if the recovery had finished, with numbers that the last client may have used.
             let first = run.firsts[usize::from(self.slot)];
             let next = next_generation(first).expect("the first generation is not the last");
             client::start(&run, self.slot, next + run.next_name(), &mut self.random);
@@ -90,7 +90,7 @@ impl Recovering {
         }
     }
 
-    /// One process tries it; `None`: it has died.
+    /// One process tries to recover the slot. `None`: the process has died.
     async fn try_once(&mut self, dies: bool) -> Option<u64> {
         let run = self.run.clone();
         let place = place(&run, &mut self.random);
@@ -130,7 +130,7 @@ impl Recovering {
     }
 }
 
-/// Undoes what a slot's client has left under way, and finds out what became of each of its commits.
+/// Rolls back what a slot's client has left in flight, and finds out the outcome of each of its commits.
 async fn recover_slot(run: &Rc<Run>, access: &Access, slot: u16) -> Result<u64, RecoveryError> {
     let slot_of = Slot::new(slot).expect("a few slots");
     let oracle = run.oracle(access.grant);
@@ -154,7 +154,7 @@ async fn recover_slot(run: &Rc<Run>, access: &Access, slot: u16) -> Result<u64, 
     Ok(recovered.last)
 }
 
-/// Asks what became of commits, by somebody's way to far memory.
+/// Asks for the outcomes of commits, through the given access to far memory.
 pub(super) fn asking<'a>(
     run: &'a Run,
     access: &'a Access,

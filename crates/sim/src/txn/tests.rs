@@ -1,4 +1,4 @@
-//! Snapshots that are older than what rings hold, one step after the other.
+//! Step-by-step tests of snapshots that are older than the versions in rings.
 
 use farpool_fabric::AccessKind;
 use farpool_txn::{ReadError, Session, Worker};
@@ -7,12 +7,12 @@ use farpool_wire::Slot;
 use super::broken::Chosen;
 use super::*;
 
-/// How often a writer tries again that finds no room, while it should find some.
+/// Attempts of a writer that finds no room while it should find some.
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// Runs something in a world of its own in which nothing goes wrong, with one record whose ring has so many places and whose piece has so
-/// many entries for more.
+/// Runs a task in a world of its own without faults. It has one record, whose ring has `old_versions` places
+/// and whose piece has `overflow` entries for more.
 fn in_order(old_versions: usize, overflow: u64, task: impl AsyncFnOnce(&Run, &Worker<Chosen>) + 'static) {
     in_order_with(old_versions, overflow, None, async |run, worker| task(run, worker).await);
 }
@@ -117,7 +117,7 @@ fn a_version_that_was_moved_is_found_where_its_place_is_about_to_be_written() {
             run.world.sleep(PAUSE).await;
         }
         assert!(is_moved());
-        // As by who dies after the first word of a version's data.
+        // As left by a writer that dies after the first word of a version's data.
         let place = run.records.old(0, 1).start;
         let regions = &run.nodes[0].memory.regions;
         let written = regions
@@ -134,7 +134,7 @@ fn writers_wait_for_old_snapshots_where_there_is_no_room_and_go_on_behind_them()
     in_order(2, 2, async |run, worker| {
         let (mut session, mut old) = (Session::new(), Session::new());
         let snapshot = worker.begin(&mut old).await.unwrap();
-        // One is current, two are in the ring, two in the overflow region.
+        // One version is current, two are in the ring, two in the overflow region.
         for value in 1..=4 {
             write(run, worker, &mut session, value).await;
         }

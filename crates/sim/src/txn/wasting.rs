@@ -1,16 +1,16 @@
-//! Sessions that prepare transactions and give them up: they use counts of their slot and leave no trace of
-//! it in far memory.
+//! Sessions that prepare transactions and abandon them. These use counts of their slot and leave no trace in
+//! far memory.
 
 use farpool_txn::{CommitError, ReadError, Session, Table, Worker};
 
 use super::broken::Chosen;
 use super::{FAR_TO_THE_EDGE, TIMESTAMP_BITS};
 
-/// Most transactions to give up: the edge may be so far away, and others of the slot commit meanwhile.
+/// Transactions to abandon, at most: the edge may be so far away, and others of the slot commit meanwhile.
 const MOST: u64 = FAR_TO_THE_EDGE + 20;
 
-/// Prepares transactions and gives each up until the slot gives out counts of its next generation. If that is
-/// far, prepares only one.
+/// Prepares and abandons transactions until the slot gives out counts of its next generation. If that is far
+/// away, prepares only one.
 pub(super) async fn use_up_counts(worker: &Worker<Chosen>, table: &Table) -> Result<(), String> {
     let mut session = Session::new();
     for _ in 0..MOST {
@@ -18,7 +18,7 @@ pub(super) async fn use_up_counts(worker: &Worker<Chosen>, table: &Table) -> Res
         let mut transaction = begun.map_err(|error| error.to_string())?;
         match transaction.write(table, 0, None).await {
             Ok(_) => {}
-            // Like a transaction that does nothing else, it is not tried again.
+            // Like a transaction that does nothing else, the write is not tried again.
             Err(ReadError::Conflict | ReadError::RingFull | ReadError::NoSpace { .. }) => continue,
             Err(ReadError::SnapshotTooOld | ReadError::Damaged) => return Ok(()),
             Err(error) => return Err(error.to_string()),

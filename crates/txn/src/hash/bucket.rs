@@ -6,7 +6,8 @@ use super::layout::MOST_ENTRIES;
 const WORD_BYTES: usize = size_of::<u64>();
 /// Bits of a bucket's or record's number, from one on; zero is none.
 pub(super) const NUMBER_BITS: u32 = 43;
-/// Bits of a key's hash in its entry. Between them and the number is one that is zero: for entries that are taken away.
+/// Bits of a key's hash in its entry. Between them and the number is one that is zero: for entries that are
+/// taken away.
 pub(super) const HASH_BITS: u32 = 20;
 /// How often keys of one home are parted: once by each bit that entries show.
 pub const MOST_DEPTH: u32 = HASH_BITS;
@@ -60,7 +61,8 @@ pub(super) fn children_word(first: u64) -> u64 {
     first + 1
 }
 
-/// The first of two children, as a bucket's word names them. `None`: nothing looks like that; `Some(None)`: it has none.
+/// The first of two children, as a bucket's word names them. `None`: nothing looks like that; `Some(None)`:
+/// it has none.
 pub(super) fn children(word: u64) -> Option<Option<u64>> {
     (word <= NUMBER).then(|| word.checked_sub(1))
 }
@@ -138,7 +140,8 @@ impl Position {
         Position { bucket, depth: 0 }
     }
 
-    /// Into which of the two children a key goes on. `None`: all that entries show of keys has parted them already.
+    /// Into which of the two children a key goes on. `None`: all that entries show of keys has parted them
+    /// already.
     pub(super) fn child(self, children: u64, hash: KeyHash) -> Option<Position> {
         (self.depth < MOST_DEPTH).then(|| Position {
             bucket: children + side(hash.shown(), self.depth) as u64,

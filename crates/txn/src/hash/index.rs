@@ -24,7 +24,8 @@ const TAKING_PAUSE: Duration = Duration::from_micros(2);
 const MOST_LOOKS_AT_TAKING: u32 = 500;
 /// Splits that a client remembers: some ten megabytes at most, for a few million keys.
 const MOST_SPLITS_KNOWN: usize = 1 << 18;
-/// Looks at buckets before an insert is given up. At each level others can be first in each entry, and then in splitting.
+/// Looks at buckets before an insert is given up. At each level others can be first in each entry, and then
+/// in splitting.
 const MOST_LOOKS: u32 = (MOST_DEPTH + 1) * (MOST_ENTRIES as u32 + 2);
 
 /// Why a key is not found, or gets no record.
@@ -77,13 +78,15 @@ pub struct Index<R = Shipped> {
 }
 
 impl<R: IndexRules> Index<R> {
-    /// An index whose memory is zeros, or what others have left there. `None`: the layout is for another number of pieces.
+    /// An index whose memory is zeros, or what others have left there. `None`: the layout is for another
+    /// number of pieces.
     pub fn new(layout: IndexLayout, pieces: Vec<Piece>) -> Option<Self> {
         let spares = Arc::new(IndexSpares::new(&layout));
         Self::sharing(layout, pieces, spares)
     }
 
-    /// The same for one of a process's threads, which share what they have taken of it. `None`: as above, or that is of another index.
+    /// The same for one of a process's threads, which share what they have taken of it. `None`: as above, or
+    /// that is of another index.
     pub fn sharing(layout: IndexLayout, pieces: Vec<Piece>, spares: Arc<IndexSpares>) -> Option<Self> {
         let is_right = pieces.len() as u64 == layout.pieces() && spares.is_of(&layout);
         let splits = RefCell::default();
@@ -104,8 +107,8 @@ impl<R: IndexRules> Index<R> {
         Ok(found.map(|(number, ())| number))
     }
 
-    /// The number of a key's record, if it has one, and what was done with that meanwhile: `beside` begins when the number is likely,
-    /// together with the READ of the key.
+    /// The number of a key's record, if it has one, and what was done with that meanwhile: `beside` begins
+    /// when the number is likely, together with the READ of the key.
     pub(crate) async fn find_with<T>(
         &self,
         memory: &Memory,
@@ -121,7 +124,8 @@ impl<R: IndexRules> Index<R> {
     /// The number of a key's record; a key that has none gets one.
     ///
     /// # Errors
-    /// [`IndexError::Full`]; or when far memory is not to be had: then asking again tells whether the key has a number.
+    /// [`IndexError::Full`]; or when far memory is not to be had: then asking again tells whether the key has
+    /// a number.
     pub async fn find_or_insert(&self, memory: &Memory, key: &[u8]) -> Result<Numbered, IndexError> {
         let hash = self.hash(key)?;
         let mut at = Position::home(self.layout.home(hash));
@@ -246,7 +250,8 @@ impl<R: IndexRules> Index<R> {
             return Ok(found);
         }
         if area.piece == piece {
-            // On one queue they take effect in this order; and under one grant, so that the second is not done where the first is refused.
+            // On one queue they take effect in this order; and under one grant, so that the second is not
+            // done where the first is refused.
             let mut plan = memory.plan(of_key.region.node, bytes.len())?;
             plan.write(of_key, area.range.start, &bytes);
             plan.compare_and_swap(of_entry, entry_at, 0, entry.word());
@@ -256,7 +261,8 @@ impl<R: IndexRules> Index<R> {
         memory.compare_and_swap(of_entry, entry_at, 0, entry.word()).await
     }
 
-    /// Splits a bucket that is full (H4), unless somebody is first. Either way it is known afterwards to be split.
+    /// Splits a bucket that is full (H4), unless somebody is first. Either way it is known afterwards to be
+    /// split.
     async fn split(&self, memory: &Memory, at: Position, bucket: &Bucket) -> Result<(), IndexError> {
         if at.depth == MOST_DEPTH {
             return Err(IndexError::Full);
@@ -310,7 +316,8 @@ impl<R: IndexRules> Index<R> {
     }
 }
 
-/// Whether nobody else can come to know of what was to be named (H5): another was named instead, or nothing was sent.
+/// Whether nobody else can come to know of what was to be named (H5): another was named instead, or nothing
+/// was sent.
 fn is_unknown_to_others(found: &Result<u64, MemoryError>) -> bool {
     match found {
         Ok(found) => *found != 0,

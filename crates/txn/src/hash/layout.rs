@@ -1,4 +1,5 @@
-//! Where an index lies in far memory (`docs/src/wire.md`, *indexes*): counters, buckets and keys in each of its pieces.
+//! Where an index lies in far memory (`docs/src/wire.md`, *indexes*): counters, buckets and keys in each of
+//! its pieces.
 
 use std::ops::Range;
 
@@ -71,7 +72,8 @@ pub(super) struct Spot {
 }
 
 impl IndexLayout {
-    /// Over so many pieces. `None`: one piece, bucket, entry, record and byte of a key there must be at least, and not too many.
+    /// Over so many pieces. `None`: one piece, bucket, entry, record and byte of a key there must be at
+    /// least, and not too many.
     pub fn new(shape: IndexShape, pieces: usize) -> Option<IndexLayout> {
         let pieces = pieces as u64;
         let buckets = shape.pairs.checked_mul(2)?.checked_add(shape.homes)?;

@@ -1,7 +1,8 @@
 //! The rules on which an index rests, apart from the code that follows them.
 //!
-//! They are a type parameter of [`Index`](super::Index), as [`crate::Rules`] are of workers: a simulation puts a wrong one in the place
-//! of a right one and sees that its judge notices. Production is compiled with [`Shipped`] alone.
+//! They are a type parameter of [`Index`](super::Index), as [`crate::Rules`] are of workers: a simulation
+//! puts a wrong one in the place of a right one and sees that its judge notices. Production is compiled with
+//! [`Shipped`] alone.
 
 use super::bucket::Bucket;
 use super::key::KeyHash;
@@ -38,7 +39,8 @@ pub trait IndexRules: 'static {
         true
     }
 
-    /// Whether a bucket is split though so many of its entries are empty, and others may be about to fill one.
+    /// Whether a bucket is split though so many of its entries are empty, and others may be about to fill
+    /// one.
     fn splits_ahead(_empty: usize) -> bool {
         false
     }

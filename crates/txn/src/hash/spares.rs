@@ -1,13 +1,15 @@
 //! What a process has taken of an index and not used yet: record numbers, or pairs of buckets.
 //!
-//! They are taken in runs, by one fetch-and-add each on a piece's counter. What a process that dies had taken is not given out again: so
-//! runs are short at first, and each is twice as long as the one before. It takes along no more than it has used, and one.
+//! They are taken in runs, by one fetch-and-add each on a piece's counter. What a process that dies had taken
+//! is not given out again: so runs are short at first, and each is twice as long as the one before. It takes
+//! along no more than it has used, and one.
 
 use parking_lot::Mutex;
 
 use super::layout::{IndexLayout, NUMBERS_AT, PAIRS_AT};
 
-/// Record numbers that are taken at once, at most: a small part of what an insert costs, and little to lose when a process dies.
+/// Record numbers that are taken at once, at most: a small part of what an insert costs, and little to lose
+/// when a process dies.
 const NUMBERS_AT_ONCE: u64 = 32;
 /// Pairs of buckets that are taken at once, at most. There is one split for several inserts.
 const PAIRS_AT_ONCE: u64 = 8;
@@ -99,12 +101,14 @@ impl Spares {
         self.pieces[piece].spare.pop()
     }
 
-    /// Nobody else has come to know of it, and no WRITE for it is under way: queues of other threads have no order with this one's.
+    /// Nobody else has come to know of it, and no WRITE for it is under way: queues of other threads have no
+    /// order with this one's.
     pub(super) fn give_back(&mut self, piece: usize, spare: u64) {
         self.pieces[piece].spare.push(spare);
     }
 
-    /// For who has found none, and waits for others or not. Where he [takes](Taking) some, he says when he has.
+    /// For who has found none, and waits for others or not. Where he [takes](Taking) some, he says when he
+    /// has.
     pub(super) fn ask(&mut self, piece: usize, waits: bool) -> Ask {
         let of_piece = &mut self.pieces[piece];
         if of_piece.is_used_up {

@@ -10,7 +10,8 @@ use crate::error::LeaveError;
 use crate::memory::{Memory, MemoryError};
 use crate::rules::Rules;
 
-/// From one announcement to the next, at least: one WRITE for many transactions, and versions are kept for so much longer.
+/// From one announcement to the next, at least: one WRITE for many transactions, and versions are kept for so
+/// much longer.
 const ANNOUNCE_EVERY: Duration = Duration::from_micros(50);
 
 /// A worker's side of the horizon.
@@ -40,7 +41,8 @@ pub(crate) struct Open<'a> {
 }
 
 impl Open<'_> {
-    /// Whether its transaction has taken effect will be known when its worker is gone: what it needs, those may need who find out.
+    /// Whether its transaction has taken effect will be known when its worker is gone: what it needs, those
+    /// may need who find out.
     pub(crate) fn stays(self) {
         std::mem::forget(self);
     }
@@ -82,8 +84,8 @@ impl Announcer {
         })
     }
 
-    /// Pins everything (Z2). Then the worker reads its first cut itself, and goes on from that: what a fetch thread has may be from
-    /// before.
+    /// Pins everything (Z2). Then the worker reads its first cut itself, and goes on from that: what a fetch
+    /// thread has may be from before.
     pub(crate) async fn join<R: Rules>(&self, memory: &Memory) -> Result<(), MemoryError> {
         if R::announces_first() {
             memory.write_word(&self.at.piece, self.word, word_of(0)).await?;

@@ -11,13 +11,15 @@ use crate::oracle::{Oracle, read_published};
 use crate::rules::Rules;
 use crate::table::Table;
 
-/// Publishes horizons of an oracle's cuts until `is_over`, with `pause` from one look to the next; and moves versions of those tables that
-/// have an overflow region, out of rings that are nearly full. One does so at a time: where it has died, the next begins behind the
-/// fence of its grants. Once this has returned without an error, nothing of it is under way.
+/// Publishes horizons of an oracle's cuts until `is_over`, with `pause` from one look to the next; and moves
+/// versions of those tables that have an overflow region, out of rings that are nearly full. One does so at a
+/// time: where it has died, the next begins behind the fence of its grants. Once this has returned without an
+/// error, nothing of it is under way.
 ///
-/// `tables` says which tables there are: for each cut that was published, those that it has, or that a later one has; `None`: the
-/// same as the last time. No horizon has a cut before the mover keeps away from tables that this cut has not. So the memory of a table
-/// that was dropped may be given to another once the horizon has the drop.
+/// `tables` says which tables there are: for each cut that was published, those that it has, or that a later
+/// one has; `None`: the same as the last time. No horizon has a cut before the mover keeps away from tables
+/// that this cut has not. So the memory of a table that was dropped may be given to another once the horizon
+/// has the drop.
 ///
 /// # Errors
 /// When far memory does not answer, or `tables` fails.

@@ -6,7 +6,8 @@ use std::marker::PhantomData;
 use crate::cut::Cut;
 use crate::rules::{Rules, Shipped};
 
-/// Cuts that a collector remembers. Behind an old snapshot some more of them would let the horizon go on a little earlier.
+/// Cuts that a collector remembers. Behind an old snapshot some more of them would let the horizon go on a
+/// little earlier.
 const MOST_KNOWN: usize = 64;
 
 /// Times that the horizon did not go on, because of a worker, before versions are moved for that.
@@ -55,8 +56,8 @@ impl<R: Rules> Collector<R> {
         self.known.push_back(cut);
     }
 
-    /// The next horizon, if workers may have cuts with the number `least` or higher; `None`: it stays as it is. All cuts were known
-    /// before the workers were asked.
+    /// The next horizon, if workers may have cuts with the number `least` or higher; `None`: it stays as it
+    /// is. All cuts were known before the workers were asked.
     pub fn next(&mut self, least: Option<u64>) -> Option<&Cut> {
         let most = R::horizon_up_to(least.unwrap_or(u64::MAX));
         let mut next = None;
@@ -68,8 +69,8 @@ impl<R: Rules> Collector<R> {
         self.horizon.as_ref()
     }
 
-    /// Whether there are workers with snapshots so old that what these need has to be moved out of rings. Short transactions come and go,
-    /// and nothing has to be moved for them.
+    /// Whether there are workers with snapshots so old that what these need has to be moved out of rings.
+    /// Short transactions come and go, and nothing has to be moved for them.
     pub(crate) fn is_held_back(&self) -> bool {
         self.held_back >= HELD_BACK
     }

@@ -6,13 +6,15 @@ use crate::cut::Cut;
 
 /// Which record: tables and keys are one number here.
 pub type Record = u64;
-/// What a record holds; `None`: there is no such record. Each write has a value of its own, so that values tell writes apart.
+/// What a record holds; `None`: there is no such record. Each write has a value of its own, so that values
+/// tell writes apart.
 pub type Value = Option<u64>;
 
 /// How a transaction ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// It was said to be committed, as this version. One that wrote nothing has no version, and counts as [`Aborted`](Self::Aborted).
+    /// It was said to be committed, as this version. One that wrote nothing has no version, and counts as
+    /// [`Aborted`](Self::Aborted).
     Committed(Version),
     /// Nothing of it may ever be seen.
     Aborted,

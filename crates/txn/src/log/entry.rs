@@ -16,8 +16,9 @@ const DELETED: u64 = 1 << 32;
 pub struct Head {
     /// Which commit.
     pub version: Version,
-    /// The number of the cut from which its transaction began. Nobody reads it yet, nor the new data of intents: both are for the
-    /// recovery of a lost node, which will replay the logs of several slots in this order.
+    /// The number of the cut from which its transaction began. Nobody reads it yet, nor the new data of
+    /// intents: both are for the recovery of a lost node, which will replay the logs of several slots in this
+    /// order.
     pub begun_from: u64,
     /// Where in the ring its intents start.
     pub start: u64,
@@ -51,7 +52,8 @@ impl Head {
         bytes
     }
 
-    /// The head in a place's bytes, and whether it was rolled back. `None`: there is none, or it was never written whole.
+    /// The head in a place's bytes, and whether it was rolled back. `None`: there is none, or it was never
+    /// written whole.
     pub fn decode(place: &[u8]) -> Option<(Head, bool)> {
         let (words, _) = place.as_chunks::<WORD_BYTES>();
         let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();

@@ -33,7 +33,8 @@ impl LogRoom {
         (length <= self.bytes && end - oldest <= self.bytes).then_some(Found { start, end })
     }
 
-    /// Gives what was found last to a commit, which has a larger count than all before; says where in the ring it starts.
+    /// Gives what was found last to a commit, which has a larger count than all before; says where in the
+    /// ring it starts.
     pub fn take(&mut self, found: Found, count: u64) -> u64 {
         debug_assert!(self.next <= found.start, "it was found before others were taken");
         self.next = found.end;

@@ -1,4 +1,5 @@
-//! One member's eyes on the others, and its hands: it looks after the seats of those that do not live any more (M3, M4).
+//! One member's eyes on the others, and its hands: it looks after the seats of those that do not live any
+//! more (M3, M4).
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -75,10 +76,12 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
         Lookout { memory, premises, own, watch: Watch::new(patience), rules: PhantomData }
     }
 
-    /// Looks at all seats once, and after those of members that do not live any more; `told` hears what became of each.
+    /// Looks at all seats once, and after those of members that do not live any more; `told` hears what
+    /// became of each.
     ///
     /// # Errors
-    /// When far memory does not answer. What was sent may still land: the others have to shut this member out as well.
+    /// When far memory does not answer. What was sent may still land: the others have to shut this member out
+    /// as well.
     pub async fn look(
         &mut self,
         mut told: impl FnMut(Slot, Result<Option<Recovered>, CareError<P::FenceError>>),
@@ -95,8 +98,8 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
         Ok(())
     }
 
-    /// Shuts a member out, undoes what it left, and frees its roles and its seat; if it fails, the seat stays as it is, and can be
-    /// looked after again. `None`: somebody else does it, or has.
+    /// Shuts a member out, undoes what it left, and frees its roles and its seat; if it fails, the seat stays
+    /// as it is, and can be looked after again. `None`: somebody else does it, or has.
     async fn look_after(
         &self,
         suspect: Suspect,
@@ -183,14 +186,16 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
         let (memory, at, own) = (self.memory, self.premises.members(), self.own.claim.0);
         let place = at.layout.carer(suspect.slot);
         let before = memory.read_word(&at.piece, place).await?;
-        // Behind that READ: a carer had a seat before he was one, and who is in none now has lost it, or left.
+        // Behind that READ: a carer had a seat before he was one, and who is in none now has lost it, or
+        // left.
         let seats = read_seats(memory, &at).await?;
         if seats.get(suspect.slot.index()).is_none_or(|seat| seat.claim != Some(suspect.claim)) {
             return Ok(false);
         }
         let is_seated = seats.iter().any(|seat| seat.claim == Some(Epoch(before)));
         if before != own && is_seated && R::leaves_it_to_carers() {
-            // He may still be at it. Is he silent, too, he is shut out first: two may have been taken for dead by each other.
+            // He may still be at it. Is he silent, too, he is shut out first: two may have been taken for
+            // dead by each other.
             let Some(carer) = suspects.iter().find(|carer| carer.claim.0 == before) else {
                 return Ok(false);
             };

@@ -1,6 +1,6 @@
-//! What a member does beside its transactions, on threads of its own. While a duty is under way, the seat is not given back: the next holder
-//! of the role would otherwise write beside this one. And the member beats only while all its duties make progress
-//! ([`Vouching`](super::Vouching)).
+//! What a member does beside its transactions, on threads of its own. While a duty is under way, the seat is
+//! not given back: the next holder of the role would otherwise write beside this one. And the member beats
+//! only while all its duties make progress ([`Vouching`](super::Vouching)).
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -26,8 +26,8 @@ struct State {
     shown: Mutex<Vec<Arc<Shown>>>,
 }
 
-/// The duty has begun, and its thread is on its way to far memory. That may have to wait for a node: the thread shows nothing yet,
-/// and gets as long as its work would.
+/// The duty has begun, and its thread is on its way to far memory. That may have to wait for a node: the
+/// thread shows nothing yet, and gets as long as its work would.
 const PREPARING: u8 = 0;
 /// The thread does the duty's work, and shows it.
 const WORKING: u8 = 1;
@@ -60,7 +60,8 @@ pub struct Duty {
 impl Duties {
     /// Begins a duty called `name`.
     pub fn begin(&self, name: &'static str) -> Duty {
-        self.0.under_way.fetch_add(1, Ordering::Relaxed); // by the member's owner, before the first call of `are_under_way`
+        // By the member's owner, before the first call of `are_under_way`.
+        self.0.under_way.fetch_add(1, Ordering::Relaxed);
         let [turns, rounds, operations] = std::array::from_fn(|_| AtomicU64::new(0));
         let shown = Arc::new(Shown { name, stage: AtomicU8::new(PREPARING), turns, rounds, operations });
         self.0.shown.lock().push(shown.clone());
@@ -136,8 +137,8 @@ impl Duty {
         rounds.store(rounds.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Waits for an answer that does not come from far memory and has a deadline of its own, `within`. Until then waiting counts as progress,
-    /// shown every `pause`; later it does not.
+    /// Waits for an answer that does not come from far memory and has a deadline of its own, `within`. Until
+    /// then waiting counts as progress, shown every `pause`; later it does not.
     pub async fn waits<T>(
         &self,
         endpoint: &Endpoint,

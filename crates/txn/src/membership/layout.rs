@@ -59,7 +59,8 @@ pub struct SeatWords {
 }
 
 impl MembersLayout {
-    /// For so many slots, and members with a grant for each of so many regions. `None`: there is one of each at least.
+    /// For so many slots, and members with a grant for each of so many regions. `None`: there is one of each
+    /// at least.
     pub fn new(slots: u16, regions: u16) -> Option<MembersLayout> {
         let fits = (1..=Slot::MOST).contains(&slots) && regions > 0;
         fits.then_some(MembersLayout { slots, regions })
@@ -130,7 +131,8 @@ impl MembersLayout {
         bytes
     }
 
-    /// The grants in bytes that were read from [`grants`](Self::grants). `None`: there is no list, or no whole one.
+    /// The grants in bytes that were read from [`grants`](Self::grants). `None`: there is no list, or no
+    /// whole one.
     pub fn decode_grants(&self, bytes: &[u8]) -> Option<Vec<Epoch>> {
         let (body, sum) = bytes.split_last_chunk::<{ WORD_BYTES as usize }>()?;
         if u64::from_le_bytes(*sum) != checksum(CrcAlgorithm::Crc64Nvme, body) {

@@ -45,12 +45,12 @@ pub async fn give_up_role(
     memory.compare_and_swap(&at.piece, at.layout.role(role), claim.0, 0).await.map(drop)
 }
 
-/// Does what a role is for whenever nobody else does, until `is_over`; looks every `pause` whether somebody does. `work` returns once it is
-/// over and nothing of it is under way.
+/// Does what a role is for whenever nobody else does, until `is_over`; looks every `pause` whether somebody
+/// does. `work` returns once it is over and nothing of it is under way.
 ///
 /// # Errors
-/// What `work` returns, or when far memory does not answer. Something may be under way then: the member has to be shut out before the
-/// role is another's.
+/// What `work` returns, or when far memory does not answer. Something may be under way then: the member has
+/// to be shut out before the role is another's.
 pub async fn fill_role<E: From<MemoryError>>(
     memory: &Memory,
     at: &MembersAt,

@@ -1,7 +1,7 @@
 //! The rules on which membership rests, apart from the code that follows them.
 //!
-//! They are a type parameter, as [`crate::Rules`] are of workers: a simulation puts a wrong one in the place of a right one and sees that
-//! it notices. Production is compiled with [`Shipped`] alone.
+//! They are a type parameter, as [`crate::Rules`] are of workers: a simulation puts a wrong one in the place
+//! of a right one and sees that it notices. Production is compiled with [`Shipped`] alone.
 
 use crate::rules::Shipped;
 

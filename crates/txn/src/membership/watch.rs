@@ -21,8 +21,8 @@ pub struct Suspect {
 /// the interval of beats.
 const PART_OF_PATIENCE: u64 = 5;
 
-/// What one member has seen of the others. It goes by its own clock alone, from when *it* saw a beat last: no time of two machines is
-/// compared.
+/// What one member has seen of the others. It goes by its own clock alone, from when *it* saw a beat last: no
+/// time of two machines is compared.
 #[derive(Debug)]
 pub struct Watch {
     patience_ns: u64,
@@ -49,8 +49,8 @@ impl Watch {
     pub fn look(&mut self, now_ns: u64, seats: &[SeatWords]) -> Vec<Suspect> {
         let gap_ns = now_ns.saturating_sub(self.looked_at_ns);
         if gap_ns >= self.patience_ns / 2 {
-            // The watcher has not looked for long: what was silent meanwhile may have stood still together with it, as processes of one
-            // machine do.
+            // The watcher has not looked for long: what was silent meanwhile may have stood still together
+            // with it, as processes of one machine do.
             self.seats.clear();
         }
         self.looked_at_ns = now_ns;

@@ -1,11 +1,12 @@
 //! Retries of operations whose memory has moved or whose connection broke.
 //!
-//! A1. An operation is retried only after its region was attached again. From then on the first try takes no effect any more. Where the
-//!     connection broke, the fabric promises that for the queue's next incarnation, once the node has answered it.
-//! A2. No region is attached again while a plan with WRITEs is under way, and no such plan is posted meanwhile: if the first WRITEs of a
-//!     plan were refused, its last must not take effect.
-//! A3. An operation that its node has not answered by the deadline is not retried. The deadline is as long as a lease may last; a longer
-//!     wait would only delay the error.
+//! A1. An operation is retried only after its region was attached again. From then on the first try takes no
+//!     effect any more. Where the connection broke, the fabric promises that for the queue's next
+//!     incarnation, once the node has answered it.
+//! A2. No region is attached again while a plan with WRITEs is under way, and no such plan is posted
+//!     meanwhile: if the first WRITEs of a plan were refused, its last must not take effect.
+//! A3. An operation that its node has not answered by the deadline is not retried. The deadline is as long as
+//!     a lease may last; a longer wait would only delay the error.
 //! A4. If the node refuses to attach the region again, an operation that was in doubt stays in doubt.
 
 use std::cell::Cell;
@@ -18,15 +19,17 @@ use farpool_wire::{Refusal, RegionId};
 
 use super::Memory;
 
-/// How long an operation is retried while its memory moves: as long as the copying of a region of many GiB may take.
+/// How long an operation is retried while its memory moves: as long as the copying of a region of many GiB
+/// may take.
 const MOVE_PATIENCE: Duration = Duration::from_secs(20);
 /// Between two looks at whether it has moved.
 pub(super) const MOVE_PAUSE: Duration = Duration::from_micros(50);
 
 /// Tries to connect again within an operation's deadline: in production, one in 12 ms.
 const TRIES_TO_CONNECT: u32 = 1_024;
-/// The part of an operation's deadline for which a node's address refuses connections until the node's process is taken to have ended: half
-/// a second in production, because a firewall that reloads its rules refuses connections for a moment, too.
+/// The part of an operation's deadline for which a node's address refuses connections until the node's
+/// process is taken to have ended: half a second in production, because a firewall that reloads its rules
+/// refuses connections for a moment, too.
 const GONE_PART: u32 = 24;
 
 /// When an operation was first retried, by cause.
@@ -39,7 +42,8 @@ pub(super) struct Trying {
 /// Why an operation's first try has failed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Failed {
-    /// Its memory has moved. The try had no effect, or had it where the memory was; attaching again finds where it is now.
+    /// Its memory has moved. The try had no effect, or had it where the memory was; attaching again finds
+    /// where it is now.
     Moved,
     /// Its connection broke.
     Lost,
@@ -144,7 +148,8 @@ impl Memory {
         }
     }
 
-    /// Opens the next incarnation of a queue. Whether there is a connection is known once something is answered.
+    /// Opens the next incarnation of a queue. Whether there is a connection is known once something is
+    /// answered.
     fn connect_again(&self, queue: &Queue, connecting: &mut Connecting) {
         // The incarnations that sent these have ended.
         connecting.buried = self.loose.last_of(queue.node());
@@ -185,7 +190,8 @@ struct Connecting {
 }
 
 impl Connecting {
-    /// Notes that the last try ended with `error`. Says whether the node's address has refused connections for as long as `patience`.
+    /// Notes that the last try ended with `error`. Says whether the node's address has refused connections
+    /// for as long as `patience`.
     fn note_loss(&mut self, error: &OpError, now_ns: u64, patience: Duration) -> bool {
         let refused = matches!(self.refused, Some(ErrorKind::ConnectionRefused | ErrorKind::NotFound));
         let ended = matches!(error, OpError::Unknown { cause: Uncertain::NotListening, .. });
@@ -198,7 +204,8 @@ impl Connecting {
     }
 }
 
-/// How an operation ends if the node refuses to attach its region for this thread again: what was in doubt stays in doubt.
+/// How an operation ends if the node refuses to attach its region for this thread again: what was in doubt
+/// stays in doubt.
 fn shut_out(error: OpError, refusal: Refusal) -> OpError {
     match error {
         OpError::NotSent { .. } => OpError::Refused(refusal),

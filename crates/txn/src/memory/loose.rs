@@ -1,7 +1,8 @@
-//! Operations that were sent and are not known to have ended: their future was dropped, or their outcome is unknown.
+//! Operations that were sent and are not known to have ended: their future was dropped, or their outcome is
+//! unknown.
 //!
-//! They may still land. Before memory is given back, they must have landed, or be known never to land: a queue's operations take effect in
-//! their order, and a fenced READ behind them is answered once they have.
+//! They may still land. Before memory is given back, they must have landed, or be known never to land: a
+//! queue's operations take effect in their order, and a fenced READ behind them is answered once they have.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -72,8 +73,8 @@ impl Drop for Sent<'_> {
     }
 }
 
-/// Whether an operation may still land though it has ended. Of one whose memory has moved, or whose queue was answered anew, nothing takes
-/// effect any more.
+/// Whether an operation may still land though it has ended. Of one whose memory has moved, or whose queue was
+/// answered anew, nothing takes effect any more.
 pub(super) fn is_in_doubt<T>(result: &Result<T, OpError>) -> bool {
     matches!(result, Err(OpError::Unknown { cause, .. }) if *cause != Uncertain::EpochMoved)
 }

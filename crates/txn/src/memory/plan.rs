@@ -1,4 +1,5 @@
-//! Operations of one node that are posted together; and several such groups, one for each node, that are under way at the same time.
+//! Operations of one node that are posted together; and several such groups, one for each node, that are
+//! under way at the same time.
 //!
 //! In the steady state nothing is allocated: what a plan is made of is kept for the next.
 
@@ -193,7 +194,8 @@ impl Plan<'_> {
         self.writes || !self.swaps.is_empty()
     }
 
-    /// Why it failed, if all that failed may be done again once its regions are attached anew: an operation in doubt, where there is one.
+    /// Why it failed, if all that failed may be done again once its regions are attached anew: an operation
+    /// in doubt, where there is one.
     fn to_do_again(&self) -> Option<OpError> {
         let mut failed = self.batch().results().iter().filter_map(|result| result.as_ref().err());
         let may_be = failed.all(|error| self.memory.note_retryable(error));
@@ -234,7 +236,8 @@ impl Plan<'_> {
         Ok(self.words().last().unwrap_or_default())
     }
 
-    /// The words before the plan's atomics, in its order and with zeros for its transfers; they mean something if all was done.
+    /// The words before the plan's atomics, in its order and with zeros for its transfers; they mean
+    /// something if all was done.
     pub(crate) fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let results = self.batch().results().iter().enumerate();
         results.map(|(place, result)| {

@@ -84,7 +84,8 @@ impl Chains {
         Push::At { entry, before }
     }
 
-    /// Gives up what nobody needs any more of a record, whose current version, if that is known, is `current` (M3).
+    /// Gives up what nobody needs any more of a record, whose current version, if that is known, is `current`
+    /// (M3).
     pub(super) fn collect(&mut self, index: u64, current: Option<RecordHeader>, horizon: &Cut) {
         let Some(chain) = self.chains.get_mut(&index) else { return };
         let last = chain.front().expect("a chain has a version").named.header.version();

@@ -10,7 +10,8 @@ use crate::record::{NumberedHeader, RecordId, RecordLayout, Ring, WORD_BYTES};
 use crate::rules::Rules;
 use crate::table::Table;
 
-/// Of rings, or of the words that begin chains, that are read at once: between two such READs the horizon may go on.
+/// Of rings, or of the words that begin chains, that are read at once: between two such READs the horizon may
+/// go on.
 const BYTES_AT_ONCE: usize = 16 << 10;
 
 /// Moves versions of some tables.
@@ -31,9 +32,9 @@ struct PieceMover {
 }
 
 impl Mover {
-    /// Moves versions of these tables from now on, where they have overflow regions, and of no others. Finds what lies in those that it
-    /// has not tended so far (M4). `horizon`: the last that was published, by which the mover before may have given up entries; or none ever
-    /// was.
+    /// Moves versions of these tables from now on, where they have overflow regions, and of no others. Finds
+    /// what lies in those that it has not tended so far (M4). `horizon`: the last that was published, by
+    /// which the mover before may have given up entries; or none ever was.
     pub(crate) async fn turn_to(
         &mut self,
         memory: &Memory,
@@ -103,8 +104,8 @@ impl PieceMover {
         Ok(found)
     }
 
-    /// A record's chain from an entry on: as far as its numbers have no gap, and up to what the horizon sees. What comes behind that may
-    /// have been given up, and be another version's by now.
+    /// A record's chain from an entry on: as far as its numbers have no gap, and up to what the horizon sees.
+    /// What comes behind that may have been given up, and be another version's by now.
     async fn chain_from(
         &self,
         memory: &Memory,
@@ -194,7 +195,8 @@ impl PieceMover {
         let Some(found) = self.layout.decode_old(record, old, &bytes).filter(|found| found.is_right) else {
             return Ok(false); // header and data are of different times
         };
-        // Nobody else writes the header meanwhile: its place may be written again only once this has taken effect.
+        // Nobody else writes the header meanwhile: its place may be written again only once this has taken
+        // effect.
         let at = self.layout.old_header(index, old.number).start;
         let (unmarked, marked) = (old.header.0, old.header.moved().0);
         if !R::copies_first() {

@@ -9,8 +9,8 @@ use crate::cut::Cut;
 
 const WORD_BYTES: usize = 8;
 
-/// The layout of an oracle: a word for each slot, then two images of cuts. The publisher writes cut *n* to image *n mod 2*,
-/// so that the one before stays whole meanwhile.
+/// The layout of an oracle: a word for each slot, then two images of cuts. The publisher writes cut *n* to
+/// image *n mod 2*, so that the one before stays whole meanwhile.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Board {
     slots: usize,
@@ -66,8 +66,8 @@ impl Board {
         self.both_images().encode(cut)
     }
 
-    /// The later of the cuts in bytes that were read from [`images`](Self::images). `None`: nothing was published yet, or both
-    /// were being replaced while they were read.
+    /// The later of the cuts in bytes that were read from [`images`](Self::images). `None`: nothing was
+    /// published yet, or both were being replaced while they were read.
     pub fn decode(&self, bytes: &[u8]) -> Option<Cut> {
         self.find(bytes).map(|found| found.cut)
     }
@@ -110,7 +110,8 @@ mod tests {
     fn a_cut_beside_one_that_is_being_replaced_may_not_be_the_latest() {
         let board = Board::new(1).unwrap();
         let image = |number| board.encode(&Cut::new(number, [number].into()));
-        // When the READ began, cuts 2 and 3 were there. It found 2; then 4 was published, and 5 was begun over 3.
+        // When the READ began, cuts 2 and 3 were there. It found 2; then 4 was published, and 5 was begun
+        // over 3.
         let torn = [&image(5)[..8], &image(3)[8..]].concat();
         let seen = [image(2), torn].concat();
         let found = |bytes: &[u8]| board.find(bytes).map(|found| (found.cut.sequence(), found.is_latest));
@@ -122,8 +123,8 @@ mod tests {
     }
 
     proptest! {
-        /// Cuts are published one after another into memory from which somebody reads meanwhile: words as they were at any
-        /// time since he began, in any order.
+        /// Cuts are published one after another into memory from which somebody reads meanwhile: words as
+        /// they were at any time since he began, in any order.
         #[test]
         fn what_is_read_while_cuts_are_published_is_one_of_them_or_nothing(
             counts in prop::collection::vec(prop::array::uniform3(any::<u64>()), 1..6),

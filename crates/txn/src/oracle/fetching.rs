@@ -1,10 +1,10 @@
-//! The fetch thread of a compute server (paper 3, section 4.2): one thread reads what is published, and the server's workers
-//! begin from the last that it has, without an operation of their own.
+//! The fetch thread of a compute server (paper 3, section 4.2): one thread reads what is published, and the
+//! server's workers begin from the last that it has, without an operation of their own.
 //!
-//! F1. What workers get are published cuts, whole, in the order of their numbers. So cuts stay totally ordered between compute servers,
-//!     however far their fetch threads are apart.
-//! F2. Once the fetch thread has ended, for whatever reason, nobody begins any more: a cut that grows old unnoticed would be a
-//!     snapshot, but not a recent one.
+//! F1. What workers get are published cuts, whole, in the order of their numbers. So cuts stay totally
+//!     ordered between compute servers, however far their fetch threads are apart.
+//! F2. Once the fetch thread has ended, for whatever reason, nobody begins any more: a cut that grows old
+//!     unnoticed would be a snapshot, but not a recent one.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,8 +25,9 @@ const ENDED: u64 = u64::MAX;
 
 /// What a fetch thread has read last.
 ///
-/// A lock beside its number, rather than a pointer that is swapped: workers look at the number alone until there is something new,
-/// and each then keeps a copy of its own, whose count of users no other thread touches.
+/// A lock beside its number, rather than a pointer that is swapped: workers look at the number alone until
+/// there is something new, and each then keeps a copy of its own, whose count of users no other thread
+/// touches.
 #[derive(Debug)]
 pub struct Fetched {
     /// Of the cut under the lock, which is at least as late.
@@ -115,8 +116,8 @@ impl Drop for Fetching<'_> {
     }
 }
 
-/// Fetches what is published, until `is_over`, with `pause` from one look to the next: so much older, and a READ, is what workers begin
-/// from.
+/// Fetches what is published, until `is_over`, with `pause` from one look to the next: so much older, and a
+/// READ, is what workers begin from.
 ///
 /// # Errors
 /// When far memory does not answer.

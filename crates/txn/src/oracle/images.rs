@@ -74,8 +74,8 @@ pub(crate) struct Image {
     pub(crate) which: usize,
     /// What it holds.
     pub(crate) cut: Cut,
-    /// The next cut was not published yet when the READ began: the image for that still had the cut before this, whole, or nothing. Had it
-    /// been written by then, none of the earlier words would be left there.
+    /// The next cut was not published yet when the READ began: the image for that still had the cut before
+    /// this, whole, or nothing. Had it been written by then, none of the earlier words would be left there.
     pub(crate) is_latest: bool,
 }
 

@@ -1,13 +1,13 @@
-//! The oracle that paper 3 begins with (section 3.1): two counters for all. Kept as a baseline, for what the timestamp vector is
-//! measured against (section 7.2).
+//! The oracle that paper 3 begins with (section 3.1): two counters for all. Kept as a baseline, for what the
+//! timestamp vector is measured against (section 7.2).
 //!
 //! N1. A commit timestamp is fetched and added to by one operation, so that each is given to one at most.
-//! N2. Whoever has one writes it to its place in a list once he is done. One thread moves the read timestamp over what is done without
-//!     a gap: it alone writes that word, which only grows.
+//! N2. Whoever has one writes it to its place in a list once he is done. One thread moves the read timestamp
+//!     over what is done without a gap: it alone writes that word, which only grows.
 //! N3. A place of the list is used again only once the read timestamp has passed it.
 //!
-//! Not here: recovery. Who dies with a commit timestamp stops the read timestamp for all (section 3.2), and so does one that was
-//! given to nobody, because the counter's memory moved.
+//! Not here: recovery. Who dies with a commit timestamp stops the read timestamp for all (section 3.2), and
+//! so does one that was given to nobody, because the counter's memory moved.
 
 use std::ops::Range;
 use std::time::Duration;

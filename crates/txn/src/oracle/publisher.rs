@@ -24,8 +24,9 @@ impl<R: Rules> Publisher<R> {
         &self.last
     }
 
-    /// What to publish, one after the other, behind a cut over whose successor somebody has died: parts of that may be there, or all of it,
-    /// and somebody may have seen it. So nothing else gets its number. The first goes to the same image, and has no less.
+    /// What to publish, one after the other, behind a cut over whose successor somebody has died: parts of
+    /// that may be there, or all of it, and somebody may have seen it. So nothing else gets its number. The
+    /// first goes to the same image, and has no less.
     pub fn after_torn(&mut self, words: &[u64]) -> [Cut; 2] {
         let counts: Arc<[u64]> = R::next_counts(self.last.counts(), words).into();
         let number = self.last.sequence();
@@ -33,7 +34,8 @@ impl<R: Rules> Publisher<R> {
         [Cut::new(number + 3, counts), self.last.clone()]
     }
 
-    /// The next cut, from the slots' words, each read once and after the cut before was made; `None` if nothing was committed since.
+    /// The next cut, from the slots' words, each read once and after the cut before was made; `None` if
+    /// nothing was committed since.
     pub fn next(&mut self, words: &[u64]) -> Option<&Cut> {
         let before = self.last.counts();
         debug_assert_eq!(words.len(), before.len(), "a board has as many slots as its cuts");

@@ -11,15 +11,16 @@ use crate::rules::Rules;
 
 /// Between two looks while commits come: publication is late by so much at most, and a scan.
 const PAUSE: Duration = Duration::from_micros(2);
-/// Between two looks where nothing has been committed for [`IDLE_AFTER`]: the first commit after a while waits so long at most, and an
-/// idle publisher leaves the processor to others.
+/// Between two looks where nothing has been committed for [`IDLE_AFTER`]: the first commit after a while
+/// waits so long at most, and an idle publisher leaves the processor to others.
 const IDLE_PAUSE: Duration = Duration::from_micros(128);
 /// Longer than a session of one client takes from one commit to the next.
 const IDLE_AFTER: Duration = Duration::from_millis(1);
 
-/// Publishes cuts of an oracle that is whole, or of a part, until `is_over`; with `pace` after each cut, which for parts is
-/// [`Oracle::pace`](super::Oracle::pace). Goes on behind what was published last. Who published that has ended, or his grant was
-/// fenced: then the later image that is whole is the last that anybody has seen or will see.
+/// Publishes cuts of an oracle that is whole, or of a part, until `is_over`; with `pace` after each cut,
+/// which for parts is [`Oracle::pace`](super::Oracle::pace). Goes on behind what was published last. Who
+/// published that has ended, or his grant was fenced: then the later image that is whole is the last that
+/// anybody has seen or will see.
 ///
 /// # Errors
 /// When far memory does not answer: nobody knows then which cut is the last.

@@ -1,12 +1,14 @@
 //! Reading what was published: of one part as it is, of several at one instant.
 //!
-//! Of one part, a READ gets the last cut whose image it finds whole. If that is number *n*, then *n* was published, whole, before
-//! the READ ended. Where the other image has *n* - 1, whole, *n* + 1 was not published before the READ began: it is the *latest*. Else it
-//! may have been, if *n* + 3 is being written over it.
+//! Of one part, a READ gets the last cut whose image it finds whole. If that is number *n*, then *n* was
+//! published, whole, before the READ ended. Where the other image has *n* - 1, whole, *n* + 1 was not
+//! published before the READ began: it is the *latest*. Else it may have been, if *n* + 3 is being written
+//! over it.
 //!
-//! Of several parts, all are read, and then all again. If each part has the same number both times, the second time as the latest, then at
-//! the instant between the two, when no READ was under way, each part had published just that. Parts only grow; so of two such cuts
-//! that of the later instant sees at least as much, whoever read them (paper 3 leaves this open in section 4.2).
+//! Of several parts, all are read, and then all again. If each part has the same number both times, the
+//! second time as the latest, then at the instant between the two, when no READ was under way, each part had
+//! published just that. Parts only grow; so of two such cuts that of the later instant sees at least as much,
+//! whoever read them (paper 3 leaves this open in section 4.2).
 
 use futures_util::future::try_join_all;
 
@@ -16,11 +18,12 @@ use crate::cut::Cut;
 use crate::memory::{Memory, MemoryError};
 use crate::rules::Rules;
 
-/// Looks at all parts before the caller decides whether to go on: publishers leave time for some ([`Oracle::pace`]).
+/// Looks at all parts before the caller decides whether to go on: publishers leave time for some
+/// ([`Oracle::pace`]).
 const LOOKS: u32 = 16;
 
-/// A cut that was published: the last, or in rare cases an earlier one, but for oracles of several parts. `None`: nothing was published
-/// yet, or it was being replaced while it was read.
+/// A cut that was published: the last, or in rare cases an earlier one, but for oracles of several parts.
+/// `None`: nothing was published yet, or it was being replaced while it was read.
 ///
 /// # Errors
 /// When far memory does not answer.
@@ -31,7 +34,8 @@ pub async fn read_published<R: Rules>(memory: &Memory, oracle: &Oracle) -> Resul
     }
 }
 
-/// The cut published last, before this returns and not before it began. `None`: as above, or that cannot be told.
+/// The cut published last, before this returns and not before it began. `None`: as above, or that cannot be
+/// told.
 ///
 /// # Errors
 /// When far memory does not answer.

@@ -37,7 +37,8 @@ pub(crate) struct Fresh {
 enum Becomes {
     /// Nobody knows of it: it is free again.
     Free,
-    /// Something may still be written there, or a commit that points to it took effect: it is free only once this member is gone.
+    /// Something may still be written there, or a commit that points to it took effect: it is free only once
+    /// this member is gone.
     InDoubt,
     /// It is a committed version's.
     Kept,
@@ -76,7 +77,8 @@ impl Fresh {
 }
 
 impl Slab {
-    /// Puts a payload into a block, for that version of a record which the caller is about to write (B2), and says how it is found.
+    /// Puts a payload into a block, for that version of a record which the caller is about to write (B2), and
+    /// says how it is found.
     ///
     /// # Errors
     /// When there is no block for it, or far memory does not answer.
@@ -127,7 +129,8 @@ impl Slab {
         header.and(data)
     }
 
-    /// Reads the payload of a record, as far as it may be one. `None`: there is no such block, or it is none of this record's payloads.
+    /// Reads the payload of a record, as far as it may be one. `None`: there is no such block, or it is none
+    /// of this record's payloads.
     pub(crate) async fn get<R: Rules>(
         &self,
         memory: &Memory,
@@ -151,7 +154,8 @@ impl Slab {
     }
 }
 
-/// What a block's header says: one more than the record's number, so that zeros are none, and the number of the version.
+/// What a block's header says: one more than the record's number, so that zeros are none, and the number of
+/// the version.
 pub(super) fn encode_header(record: RecordId, number: u64) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&record.0.wrapping_add(1).to_le_bytes());

@@ -1,4 +1,5 @@
-//! What a member knows of the chunks that it owns: which blocks are free, and for what the others were written. Pure.
+//! What a member knows of the chunks that it owns: which blocks are free, and for what the others were
+//! written. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,8 +13,8 @@ pub(super) struct Chunks {
     owned: BTreeMap<u32, Chunk>,
     /// Those that have free blocks.
     open: BTreeSet<(Class, u32)>,
-    /// Those that are being taken, or given up: nobody else of this member does the same, and where nobody knows what came of it, nobody
-    /// ever will.
+    /// Those that are being taken, or given up: nobody else of this member does the same, and where nobody
+    /// knows what came of it, nobody ever will.
     moving: BTreeSet<u32>,
     next_stamp: u64,
     /// The block that is looked at next.
@@ -81,7 +82,8 @@ impl Chunks {
         self.moving.remove(&chunk);
     }
 
-    /// A chunk that was being taken is this member's; all its blocks are free but those that were written for something.
+    /// A chunk that was being taken is this member's; all its blocks are free but those that were written for
+    /// something.
     pub(super) fn has_come(&mut self, chunk: u32, class: Class, written: &[Option<(RecordId, u64)>]) {
         self.moving.remove(&chunk);
         let mut blocks = vec![State::Free; self.layout.blocks(class) as usize];
@@ -125,7 +127,8 @@ impl Chunks {
         self.free(at, |state| matches!(state, State::Fresh));
     }
 
-    /// A block is not needed any more, unless it was given out again since it was said what it is for. Says whether it is free now.
+    /// A block is not needed any more, unless it was given out again since it was said what it is for. Says
+    /// whether it is free now.
     pub(super) fn is_unneeded(&mut self, at: BlockAt, found: Written) -> bool {
         self.free(at, |state| matches!(state, State::Used(written) if *written == found))
     }

@@ -1,4 +1,5 @@
-//! Where chunks, the headers of their blocks, and the blocks lie in a piece of a slab (`docs/src/wire.md`, *slabs*).
+//! Where chunks, the headers of their blocks, and the blocks lie in a piece of a slab (`docs/src/wire.md`,
+//! *slabs*).
 
 use std::ops::Range;
 
@@ -12,8 +13,8 @@ const ALIGN: u64 = 64;
 const LEAST_BLOCK_BYTES: u64 = 128;
 /// From 128 bytes on, each twice as large as the one before.
 const CLASSES: u8 = 14;
-/// Longest payload of a record: a block of the largest class. It goes by several transfers, so that it does not take all of a thread's
-/// buffers.
+/// Longest payload of a record: a block of the largest class. It goes by several transfers, so that it does
+/// not take all of a thread's buffers.
 pub const MOST_PAYLOAD_BYTES: usize = 1 << 20;
 /// Largest chunk: blocks of any class in it have numbers that fit a pointer.
 const MOST_CHUNK_BYTES: u64 = 1 << 30;
@@ -75,8 +76,8 @@ impl BlockAt {
     }
 }
 
-/// How a slab lies in each of its pieces: owner and class of every chunk, then the chunks. In a chunk, the headers of all its blocks lie
-/// before them: so one READ tells for which records they were written.
+/// How a slab lies in each of its pieces: owner and class of every chunk, then the chunks. In a chunk, the
+/// headers of all its blocks lie before them: so one READ tells for which records they were written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SlabLayout {
     chunks: u64,
@@ -92,8 +93,8 @@ impl SlabLayout {
         (fits && is_countable && layout.blocks(Class(0)) > 0).then_some(layout)
     }
 
-    /// Chunks that have room for blocks of payloads of up to so many bytes, `blocks` of them at least, in about so many bytes in all.
-    /// `None`: payloads are too long.
+    /// Chunks that have room for blocks of payloads of up to so many bytes, `blocks` of them at least, in
+    /// about so many bytes in all. `None`: payloads are too long.
     pub fn for_payloads(longest: usize, blocks: u64, bytes: u64) -> Option<SlabLayout> {
         let class = Class::of(longest)?;
         let chunk_bytes = (blocks.max(1) * (class.bytes() + HEADER_BYTES)).next_multiple_of(ALIGN);

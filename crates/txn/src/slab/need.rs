@@ -1,7 +1,7 @@
 //! Whether anybody may need a block, told by the record for which it was written. Pure.
 //!
-//! Say that a block was written for version number *n*, by a transaction that is over. What is known was read behind a horizon that was
-//! known before: first the record's current version, then its ring.
+//! Say that a block was written for version number *n*, by a transaction that is over. What is known was read
+//! behind a horizon that was known before: first the record's current version, then its ring.
 
 use super::layout::BlockAt;
 use super::payload::Held;
@@ -9,8 +9,8 @@ use crate::cut::Cut;
 use crate::record::{FoundVersion, Ring};
 use crate::rules::Rules;
 
-/// Whether a block that was written for the version `number` of a record may be needed, which was found as it is in `current` and then
-/// `ring`. If `current` is words of several versions, nothing is known.
+/// Whether a block that was written for the version `number` of a record may be needed, which was found as it
+/// is in `current` and then `ring`. If `current` is words of several versions, nothing is known.
 pub(super) fn is_needed<R: Rules>(
     (at, number): (BlockAt, u64),
     current: &FoundVersion<'_>,

@@ -1,4 +1,5 @@
-//! What a record's data are where its payload may be long: the payload itself, or a pointer to its block (`docs/src/wire.md`, *slabs*).
+//! What a record's data are where its payload may be long: the payload itself, or a pointer to its block
+//! (`docs/src/wire.md`, *slabs*).
 
 use super::layout::{BlockAt, MOST_PAYLOAD_BYTES};
 use crate::checksum::checksum;

@@ -18,7 +18,8 @@ use crate::worker::Worker;
 const STEP: usize = 32;
 /// Bytes that are read in one step at most, but for what one record takes: a small part of a thread's arena.
 const STEP_BYTES: usize = 64 << 10;
-/// Blocks of the class that is wanted which are looked at before another chunk is taken: with the many blocks of that, few for each.
+/// Blocks of the class that is wanted which are looked at before another chunk is taken: with the many blocks
+/// of that, few for each.
 const LOOKED_AT_FIRST: usize = 256;
 /// Blocks that are looked at before it is said that there is no room: the next who asks goes on behind them.
 const LOOKED_AT: usize = 1 << 16;
@@ -65,10 +66,11 @@ impl Slab {
         Ok(None)
     }
 
-    /// Looks at the records of so many blocks, and frees those that nobody needs; says how many. Of one class, some are enough.
+    /// Looks at the records of so many blocks, and frees those that nobody needs; says how many. Of one
+    /// class, some are enough.
     ///
-    /// The horizon is read before the records: a version that it has was committed then, or nothing of it was left, so that it is not
-    /// found in its place as one that will be undone.
+    /// The horizon is read before the records: a version that it has was committed then, or nothing of it was
+    /// left, so that it is not found in its place as one that will be undone.
     pub(super) async fn sweep<R: Rules>(
         &self,
         worker: &Worker<R>,
@@ -175,8 +177,8 @@ impl<'a> Look<'a> {
 }
 
 impl<R: Rules> Worker<R> {
-    /// Gives back what nobody needs any more of a table's slab: for a member that writes nothing there for a while, so that others have
-    /// room.
+    /// Gives back what nobody needs any more of a table's slab: for a member that writes nothing there for a
+    /// while, so that others have room.
     ///
     /// # Errors
     /// When far memory does not answer.

@@ -17,7 +17,8 @@ const BYTES_AT_ONCE: u64 = 32 << 10;
 /// Owner of a chunk of which no block is in use.
 const NOBODY: u64 = 0;
 
-/// A chunk that is being taken or given up. Dropped before it is known what came of that, nobody of this member touches it again.
+/// A chunk that is being taken or given up. Dropped before it is known what came of that, nobody of this
+/// member touches it again.
 struct Moving<'a> {
     slab: &'a Slab,
     slot: &'a SharedSlot,

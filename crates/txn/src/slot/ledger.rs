@@ -1,14 +1,18 @@
-//! Which commits of a slot are under way, which are over, and how far they are shown: in words, so that threads that share the slot
-//! wait for no lock.
+//! Which commits of a slot are under way, which are over, and how far they are shown: in words, so that
+//! threads that share the slot wait for no lock.
 //!
 //! S1. Each commit gets a count of its own; counts only grow, also where clients of the slot come and go.
-//! S2. A slot is said to have come as far as its commits are over *without a gap*: a later one that is over already is seen
-//!     only with all before it. One that fails counts as over once nothing of it is left (design, section 9).
-//! S3. One thread at a time has the *turn*: it alone says how far the slot is shown. It finds all that was over before it took the turn.
-//! S4. Who is about to sleep says so in the word of the turn, and then looks once more. That word's changes have an order: either
-//!     he finds there what has happened, or who makes it happen finds that somebody sleeps.
-//! S5. A commit's place in the ring is taken again by the one `PLACES` behind it, and only once all up to it are settled: shown, or
-//!     nothing is left of them. So who finds another commit there has looked for one that is settled, and finds that out, too.
+//! S2. A slot is said to have come as far as its commits are over *without a gap*: a later one that is over
+//!     already is seen only with all before it. One that fails counts as over once nothing of it is left
+//!     (design, section 9).
+//! S3. One thread at a time has the *turn*: it alone says how far the slot is shown. It finds all that was
+//!     over before it took the turn.
+//! S4. Who is about to sleep says so in the word of the turn, and then looks once more. That word's changes
+//!     have an order: either he finds there what has happened, or who makes it happen finds that somebody
+//!     sleeps.
+//! S5. A commit's place in the ring is taken again by the one `PLACES` behind it, and only once all up to it
+//!     are settled: shown, or nothing is left of them. So who finds another commit there has looked for one
+//!     that is settled, and finds that out, too.
 //! S6. Counts are at most [`MAX_COUNTS_UNSHOWN`] ahead of what is shown, also where nothing is left of their
 //!     commits. So a recoverer that reads the slot's word after its client's death knows a bound on the
 //!     counts that were given out.
@@ -97,7 +101,8 @@ word!(AtomicU64);
 
 /// Of a slot, with so many commits under way at most.
 ///
-/// The first four words share a cache line: threads that commit by turns change all of them, and wait for each line by itself.
+/// The first four words share a cache line: threads that commit by turns change all of them, and wait for
+/// each line by itself.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Ledger<W, const PLACES: usize> {
@@ -109,8 +114,8 @@ pub(super) struct Ledger<W, const PLACES: usize> {
     turn: W,
     /// All up to this count are shown, or nothing is left of them; `shown` may have come further.
     vanished: W,
-    /// Of the commits behind both, each in the place of its count: twice the count once it is over, and one more if nothing of it is
-    /// left or needed.
+    /// Of the commits behind both, each in the place of its count: twice the count once it is over, and one
+    /// more if nothing of it is left or needed.
     over: [W; PLACES],
 }
 
@@ -146,7 +151,8 @@ pub(super) enum Look {
 pub(super) struct Awaited(pub(super) bool);
 
 impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
-    /// Of a slot whose last commit is `last`, with nothing under way: what the client before began has ended, too.
+    /// Of a slot whose last commit is `last`, with nothing under way: what the client before began has ended,
+    /// too.
     pub(super) fn after(last: u64) -> Self {
         let word = W::new;
         // Places whose commit was before this all.
@@ -162,7 +168,8 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
             if begun & CLOSED != 0 {
                 return Err(NotBegun::Closed);
             }
-            // What is under way may be overestimated, if `begun` is outdated even as less than nothing: then it is looked at again.
+            // What is under way may be overestimated, if `begun` is outdated even as less than nothing: then
+            // it is looked at again.
             if begun.saturating_sub(self.settled()) >= PLACES as u64 || begun == LAST {
                 return Err(NotBegun::Full);
             }
@@ -177,10 +184,12 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
         }
     }
 
-    /// A commit is installed. If the turn is free and the slot has come further, the caller has the turn, and shows all up to a count.
+    /// A commit is installed. If the turn is free and the slot has come further, the caller has the turn, and
+    /// shows all up to a count.
     ///
-    /// Whoever shows his commit himself does not note that it is over: nobody else looks for it before it is shown, or the turn is
-    /// given back. Where threads commit by turns, that halves what they wait for each other's caches.
+    /// Whoever shows his commit himself does not note that it is over: nobody else looks for it before it is
+    /// shown, or the turn is given back. Where threads commit by turns, that halves what they wait for each
+    /// other's caches.
     #[inline]
     pub(super) fn end(&self, count: u64) -> (Option<u64>, Awaited) {
         let has_turn = self.take_turn();
@@ -191,7 +200,8 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
             }
         }
         self.note(count, 0);
-        // He who is behind a gap, and sleeps, is woken by whoever closes it: that one's changes of the turn come before this, or after.
+        // He who is behind a gap, and sleeps, is woken by whoever closes it: that one's changes of the turn
+        // come before this, or after.
         (None, if has_turn { self.give_turn_back() } else { Awaited(false) })
     }
 
@@ -216,7 +226,8 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
     /// How far the slot is shown.
     #[inline]
     pub(super) fn shown(&self) -> u64 {
-        // Acquire: pairs with the release of who shows it, whose commits are complete for the caller from here on.
+        // Acquire: pairs with the release of who shows it, whose commits are complete for the caller from
+        // here on.
         self.shown.load(Ordering::Acquire)
     }
 
@@ -345,7 +356,8 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
         }
     }
 
-    /// Nobody has the turn any more but who has it, and no more commits begin. All who sleep have to be woken.
+    /// Nobody has the turn any more but who has it, and no more commits begin. All who sleep have to be
+    /// woken.
     pub(super) fn is_stuck(&self) {
         self.begun.fetch_or(CLOSED, Ordering::Relaxed); // carries no data
         self.turn.fetch_or(STUCK, Ordering::AcqRel);
@@ -357,8 +369,8 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
         self.turn.load(Ordering::Relaxed) & STUCK != 0
     }
 
-    /// Closes the slot, if all that has begun has come `far`: no more commits begin. The caller has the turn then, and either shows all up
-    /// to the count that this returns, or gives the turn back.
+    /// Closes the slot, if all that has begun has come `far`: no more commits begin. The caller has the turn
+    /// then, and either shows all up to the count that this returns, or gives the turn back.
     pub(super) fn close(&self, far: impl FnOnce(&Self) -> u64) -> (Option<u64>, Awaited) {
         if !self.take_turn() {
             return (None, Awaited(false));

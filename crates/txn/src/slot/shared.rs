@@ -1,12 +1,14 @@
-//! A slot of which several threads of a compute server commit (paper 3, section 4.2: compression of the timestamp vector).
+//! A slot of which several threads of a compute server commit (paper 3, section 4.2: compression of the
+//! timestamp vector).
 //!
-//! H1. One thread at a time writes the slot's word: one that has something over and finds nobody writing. It writes how far all is over
-//!     without a gap, whoever's that is; others wait for it, or write next.
-//! H2. The next write begins only once the one before has taken effect. So the word never goes back, though the threads' queues have
-//!     no order among each other.
-//! H3. Once nobody knows what became of a commit or of a write of the word, nothing more is shown: whatever comes later stands
-//!     behind it.
-//! H4. What the log has of a commit stays there until the word has it, or nothing of it is left: till then it may have to be undone.
+//! H1. One thread at a time writes the slot's word: one that has something over and finds nobody writing. It
+//!     writes how far all is over without a gap, whoever's that is; others wait for it, or write next.
+//! H2. The next write begins only once the one before has taken effect. So the word never goes back, though
+//!     the threads' queues have no order among each other.
+//! H3. Once nobody knows what became of a commit or of a write of the word, nothing more is shown: whatever
+//!     comes later stands behind it.
+//! H4. What the log has of a commit stays there until the word has it, or nothing of it is left: till then it
+//!     may have to be undone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,14 +25,14 @@ use super::ledger::{Awaited, Ledger, Look, NotBegun};
 use crate::error::{CommitError, LeaveError};
 use crate::log::{LogAt, LogRoom};
 
-/// Looks at another thread's write before this one waits to be woken: a word in shared memory is mostly written before the second, and
-/// waking a thread takes as long as many of them.
+/// Looks at another thread's write before this one waits to be woken: a word in shared memory is mostly
+/// written before the second, and waking a thread takes as long as many of them.
 const LOOKS: u32 = 32;
 /// Looks from one yield to the next: if who writes was preempted, it may be by this very thread.
 const LOOKS_PER_YIELD: u32 = 16;
-/// From one look to the next, some 0.8 us in all on the machine of docs/bench/txn.md. Each look takes the slot's words away from the
-/// processor of who writes: so who waits looks seldom, and finds itself shown with the other's next write, which costs less than to
-/// write by turns.
+/// From one look to the next, some 0.8 us in all on the machine of docs/bench/txn.md. Each look takes the
+/// slot's words away from the processor of who writes: so who waits looks seldom, and finds itself shown with
+/// the other's next write, which costs less than to write by turns.
 const PAUSES_PER_LOOK: u32 = 32;
 
 /// A slot, for all workers that share it.
@@ -49,7 +51,8 @@ pub struct SharedSlot {
     hands: Hands,
 }
 
-/// The right to write the slot's word, and the duty: dropped before it is [`done`](Self::done), nobody knows what the word is.
+/// The right to write the slot's word, and the duty: dropped before it is [`done`](Self::done), nobody knows
+/// what the word is.
 #[derive(Debug)]
 pub(crate) struct Writing<'a> {
     slot: &'a SharedSlot,
@@ -152,8 +155,8 @@ impl SharedSlot {
         Ok(Version::new(self.slot, count).expect("the ledger has no more counts than a slot"))
     }
 
-    /// No more commits from now on, if nothing is under way. Says which count was used last, and lets the caller write it, where the
-    /// last commits have vanished.
+    /// No more commits from now on, if nothing is under way. Says which count was used last, and lets the
+    /// caller write it, where the last commits have vanished.
     pub(crate) fn leave(&self) -> Result<(u64, Option<Writing<'_>>), LeaveError> {
         // Acquire, here and below: pairs with who has left a loose end before.
         if self.ledger.found_stuck() || self.has_loose_ends.load(Ordering::Acquire) {
@@ -185,7 +188,8 @@ impl SharedSlot {
         come.map(|come| Writing { slot: self, come })
     }
 
-    /// A commit is over of which nothing is left. Nothing has to be written for that; who waits behind it may have to.
+    /// A commit is over of which nothing is left. Nothing has to be written for that; who waits behind it may
+    /// have to.
     pub(crate) fn vanish(&self, version: Version) {
         self.wake(self.ledger.vanish(version.count()));
     }
@@ -245,12 +249,14 @@ impl SharedSlot {
         self.wake(Awaited(true));
     }
 
-    /// Something may still land in far memory, nobody knows when. Commits go on; but the slot is not given up without a fence.
+    /// Something may still land in far memory, nobody knows when. Commits go on; but the slot is not given up
+    /// without a fence.
     pub(crate) fn has_loose_end(&self) {
         self.has_loose_ends.store(true, Ordering::Release); // pairs with who gives the slot up
     }
 
-    /// Whether nobody knows what became of something (H3): nothing is committed here any more, and the slot has to be looked after.
+    /// Whether nobody knows what became of something (H3): nothing is committed here any more, and the slot
+    /// has to be looked after.
     pub fn is_in_doubt(&self) -> bool {
         self.ledger.found_stuck()
     }

@@ -20,7 +20,8 @@ const OPERATIONS_EACH: usize = 5;
 const RECORDS_AT_ONCE: usize = MAX_BATCH / OPERATIONS_EACH;
 const WORD_BYTES: usize = size_of::<u64>();
 
-/// A transaction that is about to commit. Dropping it aborts it, as long as [`commit`](Self::commit) has not begun.
+/// A transaction that is about to commit. Dropping it aborts it, as long as [`commit`](Self::commit) has not
+/// begun.
 pub struct Committing<'a, R: Rules> {
     session: &'a mut Session,
     groups: Vec<Group>,
@@ -44,8 +45,9 @@ impl<'a, R: Rules> Transaction<'a, R> {
         }
     }
 
-    /// The first half of [`commit`](Self::commit): says which version it would be, by which anybody can ask for its outcome later. Takes
-    /// all the memory that it needs: behind this it does not fail for want of that. Nothing is written yet.
+    /// The first half of [`commit`](Self::commit): says which version it would be, by which anybody can ask
+    /// for its outcome later. Takes all the memory that it needs: behind this it does not fail for want of
+    /// that. Nothing is written yet.
     ///
     /// # Errors
     /// When there is no room for it now, or ever. Nothing of it is left.
@@ -87,7 +89,8 @@ impl<R: Rules> Committing<'_, R> {
         under_way.touches();
         blocks.iter_mut().for_each(Fresh::is_in_doubt);
         R::passes(Step::Prepared);
-        // What may still be written must not come upon another commit's intents: so this one is not over where that is not known.
+        // What may still be written must not come upon another commit's intents: so this one is not over
+        // where that is not known.
         if R::logs_first() {
             done(&mut log.plans).await.map_err(CommitError::Nothing)?;
             R::passes(Step::Logged);
@@ -149,8 +152,8 @@ impl<'a> Logging<'a> {
         Ok(Logging { log: &worker.log, plans })
     }
 
-    /// That nothing has come of it: whoever asks for its fate must not take it for committed. By the plans that have written the intents,
-    /// so that it does not fail for want of memory.
+    /// That nothing has come of it: whoever asks for its fate must not take it for committed. By the plans
+    /// that have written the intents, so that it does not fail for want of memory.
     fn verdicts(self, version: Version) -> Vec<Plan<'a>> {
         let Logging { log, mut plans } = self;
         for (plan, copy) in plans.iter_mut().zip(&log.copies) {
@@ -211,7 +214,8 @@ impl<'a> Prepared<'a> {
         for write in writes {
             lock.compare_and_swap(&write.place.piece, header_at(write), write.before.seen.0, locked(version));
         }
-        // Two versions with their checksums, two headers, the counter, and which version it is, with its number.
+        // Two versions with their checksums, two headers, the counter, and which version it is, with its
+        // number.
         let bytes =
             writes.iter().map(|write| 2 * (WORD_BYTES + write.before.data.len()) + 5 * WORD_BYTES).sum();
         let mut plan = memory.plan(node, bytes)?;
@@ -233,8 +237,8 @@ fn locked(version: Version) -> u64 {
     RecordHeader::of(version).locked().0
 }
 
-/// Locks all records that are still what the transaction has seen (X2), and says how they are installed; else somebody was first, and
-/// it says how those are unlocked that were locked.
+/// Locks all records that are still what the transaction has seen (X2), and says how they are installed; else
+/// somebody was first, and it says how those are unlocked that were locked.
 async fn lock<'a, R: Rules>(
     groups: &[Group],
     prepared: Vec<Prepared<'a>>,

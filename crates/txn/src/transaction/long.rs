@@ -1,4 +1,5 @@
-//! Payloads of any length, in records or in the slab beside them (`docs/src/txn.md`, *payloads of variable length*).
+//! Payloads of any length, in records or in the slab beside them (`docs/src/txn.md`, *payloads of variable
+//! length*).
 
 use super::{Row, Transaction, reading};
 use crate::error::ReadError;
@@ -7,7 +8,8 @@ use crate::slab::Held;
 use crate::table::{Place, Table};
 
 impl<R: Rules> Transaction<'_, R> {
-    /// The data that a record's place gets for a payload; one that does not fit there is in a block by then (B2).
+    /// The data that a record's place gets for a payload; one that does not fit there is in a block by then
+    /// (B2).
     pub(super) async fn hold(
         &mut self,
         table: &Table,
@@ -45,7 +47,8 @@ impl<R: Rules> Transaction<'_, R> {
         Ok(number)
     }
 
-    /// A record with its payload, wherever that lies. A block stays as it is for as long as this snapshot may need it.
+    /// A record with its payload, wherever that lies. A block stays as it is for as long as this snapshot may
+    /// need it.
     pub(crate) async fn whole(&self, table: &Table, number: u64, row: Row) -> Result<Row, ReadError> {
         let (Some(slab), Some(data)) = (table.slab(), &row.data) else { return Ok(row) };
         let pointer = match Held::decode(data).ok_or(ReadError::Damaged)? {

@@ -68,8 +68,8 @@ impl<R: Rules> Transaction<'_, R> {
         Ok(())
     }
 
-    /// Reads records that will be written: what [`write`](Self::write) does first, with one round trip for many. One that is not
-    /// written then is one that was read, and nothing more: nobody conflicts with it.
+    /// Reads records that will be written: what [`write`](Self::write) does first, with one round trip for
+    /// many. One that is not written then is one that was read, and nothing more: nobody conflicts with it.
     ///
     /// # Errors
     /// [`ReadError::Conflict`] if somebody was first to write one of them.

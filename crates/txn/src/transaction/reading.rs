@@ -15,16 +15,17 @@ use crate::rules::Rules;
 use crate::table::Place;
 use crate::worker::Worker;
 
-/// Looks at a record before it is given up as damaged. Between two looks a commit has gone on that the first one met, and the same
-/// does not happen to a later one for ever: either the cut sees what is there, or the ring is asked.
+/// Looks at a record before it is given up as damaged. Between two looks a commit has gone on that the first
+/// one met, and the same does not happen to a later one for ever: either the cut sees what is there, or the
+/// ring is asked.
 const LOOKS: u32 = 100;
 
 /// What a look at the current version has found.
 enum Look<'a> {
     /// The cut sees it, and here it is, with the header before it.
     Seen(RecordHeader, FoundVersion<'a>),
-    /// The cut sees an older one; or somebody is replacing the one that was there, and that lies in the ring. Then this is it, unless
-    /// the word that says so is his already.
+    /// The cut sees an older one; or somebody is replacing the one that was there, and that lies in the ring.
+    /// Then this is it, unless the word that says so is his already.
     Older(Option<Version>),
     /// Header and data are of different times.
     Torn,
@@ -47,7 +48,8 @@ impl ToWrite {
     }
 }
 
-/// Where a plan's READs of a record that is to be written put its current version and, where workers announce themselves, its ring.
+/// Where a plan's READs of a record that is to be written put its current version and, where workers announce
+/// themselves, its ring.
 pub(super) struct Asked {
     current: Range<usize>,
     ring: Option<Range<usize>>,
@@ -200,10 +202,11 @@ async fn read_old<R: Rules>(memory: &Memory, cut: &Cut, place: &Place) -> Result
     }
 }
 
-/// The last version in the overflow region that the cut sees, if it has that number at least, which the ring has named; `None`: the ring
-/// was read at different times, and the version is there.
+/// The last version in the overflow region that the cut sees, if it has that number at least, which the ring
+/// has named; `None`: the ring was read at different times, and the version is there.
 ///
-/// Where its chain begins is read behind the ring: what the ring did not have any more is in the chain by then.
+/// Where its chain begins is read behind the ring: what the ring did not have any more is in the chain by
+/// then.
 async fn read_overflow<R: Rules>(
     memory: &Memory,
     cut: &Cut,

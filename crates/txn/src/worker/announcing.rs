@@ -13,11 +13,13 @@ use crate::rules::Rules;
 const JOIN_PAUSE: Duration = Duration::from_micros(5);
 
 impl<R: Rules> Worker<R> {
-    /// Announces itself in a place of its own, before it begins anything: what its snapshots need is kept, and it overwrites
-    /// nothing that the snapshots of others need. Either all workers of a database do so, or none does. `None`: there is no such place.
+    /// Announces itself in a place of its own, before it begins anything: what its snapshots need is kept,
+    /// and it overwrites nothing that the snapshots of others need. Either all workers of a database do so,
+    /// or none does. `None`: there is no such place.
     ///
     /// # Errors
-    /// When far memory is not to be had, or nothing was published. Then its word has to be taken [away](crate::horizon::forget).
+    /// When far memory is not to be had, or nothing was published. Then its word has to be taken
+    /// [away](crate::horizon::forget).
     pub async fn announcing(mut self, at: HorizonAt, place: u16) -> Result<Option<Self>, BeginError> {
         let Some(announcer) = Announcer::new(at, place, self.oracle.slots()) else { return Ok(None) };
         self.announcer = Some(announcer);
@@ -25,7 +27,8 @@ impl<R: Rules> Worker<R> {
         Ok(Some(self))
     }
 
-    /// Announces itself again, after its word was taken [away](crate::horizon::forget) while it had no transactions.
+    /// Announces itself again, after its word was taken [away](crate::horizon::forget) while it had no
+    /// transactions.
     ///
     /// # Errors
     /// As [`announcing`](Self::announcing).
@@ -36,8 +39,9 @@ impl<R: Rules> Worker<R> {
         Ok(())
     }
 
-    /// Brings a session up to date: from now on it begins from no earlier cut than the last one published when this was called. So it sees every
-    /// commit that was acknowledged to any client by then, also where this worker begins from what a fetch thread has read.
+    /// Brings a session up to date: from now on it begins from no earlier cut than the last one published
+    /// when this was called. So it sees every commit that was acknowledged to any client by then, also where
+    /// this worker begins from what a fetch thread has read.
     ///
     /// # Errors
     /// When far memory is not to be had, or nothing is published.
@@ -59,8 +63,8 @@ impl<R: Rules> Worker<R> {
         }
     }
 
-    /// Announces how far it has come: for a worker that begins nothing for a while. A transaction that is open pins what it needs all
-    /// the same.
+    /// Announces how far it has come: for a worker that begins nothing for a while. A transaction that is
+    /// open pins what it needs all the same.
     ///
     /// # Errors
     /// When far memory is not to be had.
@@ -72,8 +76,8 @@ impl<R: Rules> Worker<R> {
         Ok(announcer.announce::<R>(&self.memory).await?)
     }
 
-    /// Whether nobody may take its word [away](crate::horizon::forget) while its process has its grants: it has a transaction that is
-    /// open, or in doubt, or has sent something that may still land.
+    /// Whether nobody may take its word [away](crate::horizon::forget) while its process has its grants: it
+    /// has a transaction that is open, or in doubt, or has sent something that may still land.
     pub fn is_needed(&self) -> bool {
         self.announcer.as_ref().is_some_and(|announcer| announcer.has_open() || self.memory.has_loose_ends())
     }
@@ -81,8 +85,8 @@ impl<R: Rules> Worker<R> {
     /// Takes its word away: it needs nothing any more.
     ///
     /// # Errors
-    /// When a commit is in doubt, or far memory is not to be had. Then another worker has to [do that](crate::horizon::forget), behind a
-    /// fence of its grants.
+    /// When a commit is in doubt, or far memory is not to be had. Then another worker has to [do
+    /// that](crate::horizon::forget), behind a fence of its grants.
     pub async fn leave(&self) -> Result<(), LeaveError> {
         match &self.announcer {
             Some(announcer) => announcer.leave(&self.memory).await,

@@ -9,13 +9,14 @@ use crate::rules::Rules;
 use crate::slab::Held;
 use crate::table::Table;
 
-/// Of current versions that are written by one WRITE: where that is much more, the arena of a thread has no room for it.
+/// Of current versions that are written by one WRITE: where that is much more, the arena of a thread has no
+/// room for it.
 const RUN_BYTES: usize = 128 << 10;
 
 impl<R: Rules> Worker<R> {
-    /// Fills a table that nobody has used yet, as one commit: `fill` gets each record's number, and its data to put them there. There is
-    /// nothing to lock, nor an old version to keep, and nothing is logged. In a table with a slab, all payloads are as long as fits their
-    /// records.
+    /// Fills a table that nobody has used yet, as one commit: `fill` gets each record's number, and its data
+    /// to put them there. There is nothing to lock, nor an old version to keep, and nothing is logged. In a
+    /// table with a slab, all payloads are as long as fits their records.
     ///
     /// # Errors
     /// The table's memory is of no use then, until it is zeros again.

@@ -1,4 +1,5 @@
-//! Waiting for a cut, together: of the sessions of a worker that wait for what will be published, one looks, and tells the others.
+//! Waiting for a cut, together: of the sessions of a worker that wait for what will be published, one looks,
+//! and tells the others.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -59,8 +60,8 @@ impl Looks {
 }
 
 impl<R: Rules> Worker<R> {
-    /// What a look finds that ends later; `None`: nothing. Another session's may have begun before, and may be given up: then it is what was
-    /// found last, of which a session takes what it can begin from.
+    /// What a look finds that ends later; `None`: nothing. Another session's may have begun before, and may
+    /// be given up: then it is what was found last, of which a session takes what it can begin from.
     pub(super) async fn published_next(&self) -> Result<Option<Cut>, BeginError> {
         if self.looks.is_under_way.get() {
             self.looks.next_end().await;

@@ -28,8 +28,8 @@ pub enum StampError {
 }
 
 impl<R: Rules> Worker<R> {
-    /// Begins, takes a commit timestamp, and shows it: all of a transaction but its records. The session does not go back, and does
-    /// not wait for the publication of what it has stamped.
+    /// Begins, takes a commit timestamp, and shows it: all of a transaction but its records. The session does
+    /// not go back, and does not wait for the publication of what it has stamped.
     ///
     /// # Errors
     /// As [`begin`](Self::begin) and [`commit`](crate::Transaction::commit).

@@ -1,8 +1,9 @@
 //! Question: how much slower or faster is each database with its files in far memory than on the local disk?
 //!
-//! Sketch: none; it depends on the disk and on how much of it the page cache holds, which is not limited here. So this
-//! says what unmodified databases get on this machine, and `farpool demo` what they get where memory is scarce.
-//! Method: rounds, each in both places in turn, medians over them. Check: results equal, in each round.
+//! Sketch: none; it depends on the disk and on how much of it the page cache holds, which is not limited
+//! here. So this says what unmodified databases get on this machine, and `farpool demo` what they get where
+//! memory is scarce. Method: rounds, each in both places in turn, medians over them. Check: results equal, in
+//! each round.
 
 use anyhow::{Result, bail, ensure};
 

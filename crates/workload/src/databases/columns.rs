@@ -1,8 +1,9 @@
-//! A program that computes as MonetDB does: columns and intermediates are files, mapped and shared, together larger
-//! than the memory it is given.
+//! A program that computes as MonetDB does: columns and intermediates are files, mapped and shared, together
+//! larger than the memory it is given.
 //!
-//! [`work`] is the program; `farpool bench columns` runs it in a process of its own, and [`sum_file`] in another beside it.
-//! [`expected`] computes the same in memory. Every line that the program prints must be one of those, in their order.
+//! [`work`] is the program; `farpool bench columns` runs it in a process of its own, and [`sum_file`] in
+//! another beside it. [`expected`] computes the same in memory. Every line that the program prints must be
+//! one of those, in their order.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -90,8 +91,9 @@ fn line(column: usize, whole: Sum, cut: Sum) -> String {
     format!("{column} {:016x} {:016x}", whole.0, cut.0)
 }
 
-/// The program: makes columns, computes intermediates from neighbours, and reads them in every way there is; an error
-/// where two ways differ. `program` sums a file in a process of its own and prints [`sum_file`]'s answer.
+/// The program: makes columns, computes intermediates from neighbours, and reads them in every way there is;
+/// an error where two ways differ. `program` sums a file in a process of its own and prints [`sum_file`]'s
+/// answer.
 pub fn work(
     dir: &Path,
     size: Size,

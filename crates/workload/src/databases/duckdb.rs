@@ -1,11 +1,11 @@
 //! DuckDB with its `temp_directory` on a mount, and so little memory that TPC-H and TPC-DS need it.
 //!
-//! Each query is a process of its own, with the least memory of a ladder that it can be done with: so it spills as
-//! much as it can. DuckDB's profile tells how much was in the directory at most.
+//! Each query is a process of its own, with the least memory of a ladder that it can be done with: so it
+//! spills as much as it can. DuckDB's profile tells how much was in the directory at most.
 //!
-//! What is compared: all rows (a final `LIMIT` is taken off, since ties make its choice arbitrary), in any order, with
-//! sums and averages of floating point to [`SIGNIFICANT`] digits, since threads add in any order. The order of rows
-//! counts in [`EXTRA`].
+//! What is compared: all rows (a final `LIMIT` is taken off, since ties make its choice arbitrary), in any
+//! order, with sums and averages of floating point to [`SIGNIFICANT`] digits, since threads add in any order.
+//! The order of rows counts in [`EXTRA`].
 
 use std::path::{Path, PathBuf};
 
@@ -26,8 +26,8 @@ const FLOATING: usize = 14;
 /// How DuckDB begins to say that a query cannot be done with so little memory.
 const NO_MEMORY: &str = "Out of Memory Error";
 
-/// What must spill, with a result that depends on the order: a join and a sort of all, in the manner of Li et al., and
-/// a grouping with as many groups as rows.
+/// What must spill, with a result that depends on the order: a join and a sort of all, in the manner of Li et
+/// al., and a grouping with as many groups as rows.
 pub const EXTRA: [(&str, &str); 2] = [
     (
         "hash+sort",
@@ -140,8 +140,8 @@ impl DuckDb {
         Ok(queries)
     }
 
-    /// Runs a query with temporary files in the folder `temporary`, and as little memory as it can be done with, but
-    /// `memory_mb` at least.
+    /// Runs a query with temporary files in the folder `temporary`, and as little memory as it can be done
+    /// with, but `memory_mb` at least.
     pub fn run(
         &self,
         how: &Runner<'_>,
@@ -241,7 +241,8 @@ fn rounded(csv: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Runs queries in both places, in turn, with the same memory, and compares; tells what each round of each gave.
+/// Runs queries in both places, in turn, with the same memory, and compares; tells what each round of each
+/// gave.
 pub fn compare(
     duckdb: &DuckDb,
     ground: &Ground,

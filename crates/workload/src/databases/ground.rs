@@ -17,7 +17,8 @@ use crate::stop::StopFlag;
 
 /// Two, so that files are striped.
 const NODES: u32 = 2;
-/// How often the bytes that a mount holds are looked at. Short against a query that spills; a look takes some 20 us.
+/// How often the bytes that a mount holds are looked at. Short against a query that spills; a look takes some
+/// 20 us.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// The attribute of a mount's root that tells its state as JSON, and far more bytes than that takes.

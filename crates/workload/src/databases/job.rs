@@ -61,7 +61,8 @@ impl Finished {
         bail!("a job ended with {}: {said}", self.status)
     }
 
-    /// An error, with what it complained of, if it failed; what it says on standard error besides is no complaint.
+    /// An error, with what it complained of, if it failed; what it says on standard error besides is no
+    /// complaint.
     pub fn check_status(self) -> Result<Self> {
         if self.status.success() {
             return Ok(self);

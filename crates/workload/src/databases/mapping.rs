@@ -1,4 +1,5 @@
-//! A file mapped for reading and writing by several processes. Bytes are copied in and out: others write meanwhile.
+//! A file mapped for reading and writing by several processes. Bytes are copied in and out: others write
+//! meanwhile.
 
 use std::fs::File;
 
@@ -16,7 +17,8 @@ impl Mapping {
     /// Maps the first `length` bytes.
     pub fn new(file: &File, length: usize) -> Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping that overlaps nothing, known to this value only, and unmapped by its `Drop`.
+        // SAFETY: a fresh mapping that overlaps nothing, known to this value only, and unmapped by its
+        // `Drop`.
         let start = unsafe { mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, file, 0) };
         Ok(Self { start: start.context("cannot map a file")?.cast(), length })
     }
@@ -28,8 +30,8 @@ impl Mapping {
 
     /// Maps more of the file, which has grown; the mapping may move.
     pub fn grow(&mut self, length: usize) -> Result<()> {
-        // SAFETY: the mapping is this value's own and alive; `&mut self` says that nobody copies at the moment, and no
-        // pointer into it is kept anywhere else.
+        // SAFETY: the mapping is this value's own and alive; `&mut self` says that nobody copies at the
+        // moment, and no pointer into it is kept anywhere else.
         let start = unsafe { mremap(self.start.cast(), self.length, length, MremapFlags::MAYMOVE) };
         (self.start, self.length) = (start.context("cannot grow a mapping")?.cast(), length);
         Ok(())
@@ -38,8 +40,9 @@ impl Mapping {
     /// Copies `data` to `offset`.
     pub fn write(&mut self, offset: usize, data: &[u8]) -> Result<()> {
         self.check(offset, data.len())?;
-        // SAFETY: within the mapping, as just checked; `data` is another allocation; the mapping lives as `self` does. If
-        // another process writes there at the same time, bytes are mixed, and none is invalid.
+        // SAFETY: within the mapping, as just checked; `data` is another allocation; the mapping lives as
+        // `self` does. If another process writes there at the same time, bytes are mixed, and none is
+        // invalid.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.start.add(offset), data.len()) }
         Ok(())
     }

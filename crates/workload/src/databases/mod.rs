@@ -1,4 +1,5 @@
-//! Unmodified databases on a real mount: what they do there, and that they get the same results as on the local disk.
+//! Unmodified databases on a real mount: what they do there, and that they get the same results as on the
+//! local disk.
 //!
 //! | module | database | what lies in far memory |
 //! |---|---|---|
@@ -9,12 +10,12 @@
 //! | [`sqlite`] | SQLite | temporary files; databases with each kind of journal |
 //! | [`columns`] | a program of our own | mapped intermediates, MonetDB's pattern |
 //!
-//! Everything is done twice, in a folder on the local disk and in one on the mount ([`Ground`]), and compared as
-//! [`Digest`]s of ordered rows. The tests `databases` of the binary assert that; `farpool bench databases` does the
-//! same in large and also shows the seconds.
+//! Everything is done twice, in a folder on the local disk and in one on the mount ([`Ground`]), and compared
+//! as [`Digest`]s of ordered rows. The tests `databases` of the binary assert that; `farpool bench databases`
+//! does the same in large and also shows the seconds.
 //!
-//! Servers are run by a *wrapper* if [`Ground::wrapper`] has one: `farpool run --` where they have [`Access::Direct`], or any
-//! other.
+//! Servers are run by a *wrapper* if [`Ground::wrapper`] has one: `farpool run --` where they have
+//! [`Access::Direct`], or any other.
 
 mod bench;
 pub mod columns;

@@ -1,4 +1,5 @@
-//! PostgreSQL's temporary files on a mount: everything that spills, alone and by parallel workers who share files.
+//! PostgreSQL's temporary files on a mount: everything that spills, alone and by parallel workers who share
+//! files.
 
 use std::path::{Path, PathBuf};
 
@@ -12,8 +13,8 @@ use crate::tpch;
 
 /// The tablespace for temporary files.
 const SPACE: &str = "temporary";
-/// What each sort and hash table may take at a scale factor of 1, PostgreSQL's default, and at least: with as much per row
-/// everything spills at any scale.
+/// What each sort and hash table may take at a scale factor of 1, PostgreSQL's default, and at least: with as
+/// much per row everything spills at any scale.
 const WORK_MEM_KIB_PER_SCALE: f64 = 4096.0;
 const WORK_MEM_MIN_KIB: u32 = 128;
 /// Processes crash here, the machine does not; so nobody need wait for a disk that others keep busy.
@@ -155,8 +156,9 @@ impl Spilled {
         SPILLS.iter().map(|spilling| self.ran(spilling, ground, place)).collect()
     }
 
-    /// Runs `count` statements that spill, one after another, in a place that has no room for what they spill. Returns the
-    /// name of each and the SQLSTATE that it ended with: `None` for a statement that succeeded.
+    /// Runs `count` statements that spill, one after another, in a place that has no room for what they
+    /// spill. Returns the name of each and the SQLSTATE that it ended with: `None` for a statement that
+    /// succeeded.
     pub fn codes_of_failures(
         &self,
         ground: &Ground,
@@ -248,7 +250,8 @@ fn space(place: Place) -> &'static str {
 /// The SQLSTATE of the server's error that is behind this one.
 fn code_of(error: &Error) -> Option<String> {
     error.chain().find_map(|cause| {
-        // An error in the middle of the rows comes inside an `io::Error`, which does not name it as its source.
+        // An error in the middle of the rows comes inside an `io::Error`, which does not name it as its
+        // source.
         let inside = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         let cause = inside.and_then(|inside| inside.downcast_ref()).or_else(|| cause.downcast_ref());
         cause.and_then(postgres::Error::code).map(|code| code.code().into())

@@ -1,7 +1,9 @@
-//! A whole tablespace of PostgreSQL on a mount: pgbench, maintenance, crashes, and what verifies pages and indexes.
+//! A whole tablespace of PostgreSQL on a mount: pgbench, maintenance, crashes, and what verifies pages and
+//! indexes.
 //!
-//! pgbench's transactions only add, each client draws its own sequence of numbers from the seed, and additions commute.
-//! So the tables after a run are the same wherever they lie and however clients meet, but for times.
+//! pgbench's transactions only add, each client draws its own sequence of numbers from the seed, and
+//! additions commute. So the tables after a run are the same wherever they lie and however clients meet, but
+//! for times.
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
@@ -150,8 +152,8 @@ impl Tables {
         Ok(steps)
     }
 
-    /// Shuts the server down, immediately, while pgbench runs, starts it again, and verifies that no transaction is
-    /// there by half.
+    /// Shuts the server down, immediately, while pgbench runs, starts it again, and verifies that no
+    /// transaction is there by half.
     pub fn crash(&mut self, ground: &Ground) -> Result<()> {
         let before = count_history(&mut self.server.connect()?)?;
         let args = ["-c", CLIENTS, "-j", THREADS, "-t", ENDLESS, "-n", "postgres"];

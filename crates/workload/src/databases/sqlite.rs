@@ -1,7 +1,7 @@
 //! SQLite: temporary files on a mount, and databases with each kind of journal.
 //!
-//! A database in WAL mode maps its `-shm` file and locks ranges of it, so several processes on one need coherent
-//! shared mappings and record locks; the other modes need journals that survive a killed writer.
+//! A database in WAL mode maps its `-shm` file and locks ranges of it, so several processes on one need
+//! coherent shared mappings and record locks; the other modes need journals that survive a killed writer.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -72,7 +72,8 @@ pub struct Spill {
     pub far_bytes: u64,
 }
 
-/// Statements that need temporary files: sorter, temporary tables and their indexes, and the copy that VACUUM makes.
+/// Statements that need temporary files: sorter, temporary tables and their indexes, and the copy that VACUUM
+/// makes.
 const SPILLS: [(&str, &str); 6] = [
     ("sort", "SELECT * FROM numbers ORDER BY noise;"),
     (
@@ -145,7 +146,8 @@ impl Sqlite {
         Ok(spills)
     }
 
-    /// Several processes write to one database in `place` while another reads; an error if anything is torn or lost.
+    /// Several processes write to one database in `place` while another reads; an error if anything is torn
+    /// or lost.
     pub fn write_at_once(
         &self,
         ground: &Ground,
@@ -184,8 +186,8 @@ impl Sqlite {
         Ok((rows, seconds))
     }
 
-    /// Kills a writer in the middle of a transaction that has spilled, and one among commits. What was committed must
-    /// be there, and nothing else. Tells what the first left.
+    /// Kills a writer in the middle of a transaction that has spilled, and one among commits. What was
+    /// committed must be there, and nothing else. Tells what the first left.
     pub fn kill_writers(&self, ground: &Ground, place: Place, journal: Journal) -> Result<Digest> {
         let database = self.new_database(ground, place, journal, "killed")?;
         let committed: String = (0..SEEN_COMMITS).map(|turn| transaction(0, turn)).collect();
@@ -276,7 +278,8 @@ fn fill_log(rows: u32) -> String {
     )
 }
 
-/// A table of rows whose order has nothing to do with that of their text: a multiplicative hash (Knuth) in hexadecimal.
+/// A table of rows whose order has nothing to do with that of their text: a multiplicative hash (Knuth) in
+/// hexadecimal.
 fn numbers(rows: u32) -> String {
     format!(
         "CREATE TABLE numbers AS WITH RECURSIVE counted (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM counted \

@@ -1,6 +1,7 @@
 //! Figure 14 of paper 1: Hash+Sort by where its temporary files lie, and what it reads and writes meanwhile.
 //!
-//! What is sampled is what the server's process reads and writes by system calls: temporary files, and the tables.
+//! What is sampled is what the server's process reads and writes by system calls: temporary files, and the
+//! tables.
 
 use std::path::Path;
 use std::time::Instant;
@@ -13,8 +14,8 @@ use crate::progress::Progress;
 use crate::query::{HashSort, Run, Spill};
 use crate::stop::StopFlag;
 
-/// The first rounds have files on a mount without the interposer as well: nothing is promised of those here, and they take
-/// most of a minute each.
+/// The first rounds have files on a mount without the interposer as well: nothing is promised of those here,
+/// and they take most of a minute each.
 pub const MOUNT_ALONE_ROUNDS: usize = 3;
 
 /// How to measure.
@@ -71,8 +72,8 @@ pub struct HashSortReport {
     pub notes: Vec<String>,
 }
 
-/// Runs the query in every place, round by round. What was measured is not lost if cleaning up fails: the second result says
-/// whether it did.
+/// Runs the query in every place, round by round. What was measured is not lost if cleaning up fails: the
+/// second result says whether it did.
 pub fn measure(options: &HashSortOptions<'_>, stop: &StopFlag) -> Result<(HashSortReport, Result<()>)> {
     let progress = Progress::on_stderr();
     let &HashSortOptions { scale, rounds, work_dir, farpool, spots, log_dir, keep_data } = options;

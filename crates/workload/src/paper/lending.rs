@@ -1,8 +1,10 @@
-//! Figure 13 of paper 1: how fast a processor-bound PostgreSQL is on a machine whose memory another machine uses.
+//! Figure 13 of paper 1: how fast a processor-bound PostgreSQL is on a machine whose memory another machine
+//! uses.
 //!
-//! Both machines are processors of one: the lender has the first, with the server and the nodes, the borrower has the
-//! second, with the mount and the program that reads. So what lending costs the lender is told from what borrowing costs
-//! the borrower. The server's work is the paper's RangeScan without updates, on tables that fit in its memory.
+//! Both machines are processors of one: the lender has the first, with the server and the nodes, the borrower
+//! has the second, with the mount and the program that reads. So what lending costs the lender is told from
+//! what borrowing costs the borrower. The server's work is the paper's RangeScan without updates, on tables
+//! that fit in its memory.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -170,7 +172,8 @@ fn slice(scans: &mut Scans, file: Option<&Path>, time: Duration, stop: &StopFlag
     })
 }
 
-/// One thread of the borrower reads or fills its file past the kernel's cache. Returns what it read, in MiB per second.
+/// One thread of the borrower reads or fills its file past the kernel's cache. Returns what it read, in MiB
+/// per second.
 fn fio(file: &Path, args: &[&str]) -> Result<f64> {
     let mut all: Vec<OsString> = ["--name=borrower", "--ioengine=psync", "--direct=1", "--norandommap"]
         .into_iter()

@@ -72,7 +72,8 @@ pub fn page_tables_kib(pid: u32) -> Option<u64> {
         .ok()
 }
 
-/// Lets a process, its children and all their threads run on one processor only; those that they start will inherit it.
+/// Lets a process, its children and all their threads run on one processor only; those that they start will
+/// inherit it.
 pub fn confine(pid: u32, processor: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(processor);

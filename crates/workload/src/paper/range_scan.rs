@@ -23,9 +23,11 @@ use crate::stop::StopFlag;
 
 /// Where the database lies.
 pub const SPOTS: [Spot; 4] = [Spot::Tmpfs, Spot::InterposedShm, Spot::FarShm, Spot::Disk];
-/// Sessions at a time: a few for each of two processors, and many. (The paper's figures 7 and 8 have 80 on 20 processors.)
+/// Sessions at a time: a few for each of two processors, and many. (The paper's figures 7 and 8 have 80 on 20
+/// processors.)
 pub const SESSIONS: [u32; 2] = [8, 32];
-/// Rows at scale 1: 280 MB, twice PostgreSQL's own buffers, so that about half of all pages are read from their place.
+/// Rows at scale 1: 280 MB, twice PostgreSQL's own buffers, so that about half of all pages are read from
+/// their place.
 const ROWS_PER_SCALE: f64 = 1_000_000.0;
 /// The smallest table, at any scale: a hundred times as many rows as a scan reads.
 const LEAST_ROWS: u64 = 10_000;

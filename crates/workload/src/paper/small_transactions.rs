@@ -1,7 +1,8 @@
-//! Small transactions of SQLite by where the database lies: each makes a journal, writes a few times to it, and deletes
-//! it, so files are opened for a few calls each. Not of a paper.
+//! Small transactions of SQLite by where the database lies: each makes a journal, writes a few times to it,
+//! and deletes it, so files are opened for a few calls each. Not of a paper.
 //!
-//! The mount that lets programs work on its files directly is measured twice, with the interposer and without.
+//! The mount that lets programs work on its files directly is measured twice, with the interposer and
+//! without.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! A PostgreSQL with TPC-H's two large tables and a tablespace in every place where temporary files may lie.
 //!
-//! The server starts anew before each run, as its user would start it for that place: by `farpool run` where temporary
-//! files are reached with the interposer, and plainly elsewhere.
+//! The server starts anew before each run, as its user would start it for that place: by `farpool run` where
+//! temporary files are reached with the interposer, and plainly elsewhere.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -24,10 +24,11 @@ use crate::tpch;
 
 /// The database's limit at scale factor 1, where tables and temporary data are several times as large.
 const MEMORY_LIMIT_MIB: f64 = 1024.0;
-/// The least limit: smaller ones were not tried. At scale factors under 0.5 tables and temporary files may fit in it.
+/// The least limit: smaller ones were not tried. At scale factors under 0.5 tables and temporary files may
+/// fit in it.
 const MEMORY_LIMIT_MIN_MIB: u64 = 512;
-/// What the limit is larger by while temporary files lie on tmpfs, at scale factor 1: these files are charged to the process
-/// that writes them. They hold 1.6 GiB at once (measured).
+/// What the limit is larger by while temporary files lie on tmpfs, at scale factor 1: these files are charged
+/// to the process that writes them. They hold 1.6 GiB at once (measured).
 const TMPFS_MIB_PER_SCALE: f64 = 2048.0;
 /// How many nodes each pool has.
 pub const NODES: u32 = 2;
@@ -215,7 +216,8 @@ impl Stage {
         self.limit.as_ref().map(|_| self.limits_mib)
     }
 
-    /// One run with temporary files in a place. `tick` is called from time to time with the server process that works.
+    /// One run with temporary files in a place. `tick` is called from time to time with the server process
+    /// that works.
     pub fn run(
         &mut self,
         query: &HashSort,
@@ -245,8 +247,8 @@ impl Stage {
         self.limit.as_mut().map_or(Ok(()), |limit| limit.change(mib))
     }
 
-    /// Ends everything in order and reports what did not go; the guards then find nothing left to do. The database's files
-    /// may be kept.
+    /// Ends everything in order and reports what did not go; the guards then find nothing left to do. The
+    /// database's files may be kept.
     pub fn tear_down(mut self, keep_data: bool) -> Result<()> {
         let step = self.progress.step("cleaning up");
         let mut results = vec![self.server.stop()];
@@ -291,7 +293,8 @@ fn make_tmpfs(scale: f64) -> Result<TempDir> {
     machine::scratch_dir(shm, PREFIX)
 }
 
-/// What runs the server with the interposer. Its user may not be let into the folder where ours are, so it gets copies.
+/// What runs the server with the interposer. Its user may not be let into the folder where ours are, so it
+/// gets copies.
 fn interposer_for_server(farpool: &Path, work: &Path) -> Result<[OsString; 3]> {
     let user = Server::user()?;
     let copied = user.is_some().then(|| copied_for_others(farpool, &subfolder(work, "bin")?)).transpose()?;

@@ -1,10 +1,10 @@
-//! Figures 4 and 5 and table 1 of paper 2: TPC-H's queries on DuckDB by where its temporary files lie, and what they read
-//! and write meanwhile.
+//! Figures 4 and 5 and table 1 of paper 2: TPC-H's queries on DuckDB by where its temporary files lie, and
+//! what they read and write meanwhile.
 //!
-//! TPC-H's queries are modest: DuckDB does most of them without temporary files. So the join and sort of all, and the
-//! grouping of all, which its tests have beside them, are measured as well.
-//! Each query has as little memory as it can be done with, found out once, on tmpfs. The process is limited to that and a
-//! little more, so that the kernel's cache does not stand in for the disk.
+//! TPC-H's queries are modest: DuckDB does most of them without temporary files. So the join and sort of all,
+//! and the grouping of all, which its tests have beside them, are measured as well. Each query has as little
+//! memory as it can be done with, found out once, on tmpfs. The process is limited to that and a little more,
+//! so that the kernel's cache does not stand in for the disk.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -26,7 +26,8 @@ use crate::pool::{Transport, interposer};
 use crate::progress::Progress;
 use crate::stop::StopFlag;
 
-/// Files on tmpfs are charged to the process that writes them, so the limit must be larger there. This also holds the tables.
+/// Files on tmpfs are charged to the process that writes them, so the limit must be larger there. This also
+/// holds the tables.
 const LOCAL_LIMIT_MIB: u64 = 8192;
 /// The tables' file is cached in it, and the program is.
 const BESIDE_QUERY_MIB: u64 = 256;

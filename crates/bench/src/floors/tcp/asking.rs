@@ -12,8 +12,8 @@ use crate::options::IoOptions;
 use crate::places::Places;
 use crate::tally::Tally;
 
-/// One thread's client. Requests and answers have a place each for every operation in flight, as they would have
-/// buffers; the bytes of requests lie there ready but for the place that they name.
+/// One thread's client. Requests and answers have a place each for every operation in flight, as they would
+/// have buffers; the bytes of requests lie there ready but for the place that they name.
 pub struct TcpFloor {
     stream: TcpStream,
     shape: Shape,

@@ -1,6 +1,7 @@
 //! memcached and redis: values of 8 KiB under random keys, by a client that polls as ours does.
 //!
-//! Keys have one length, so that requests and responses have as well: the client counts bytes, and looks closely at some.
+//! Keys have one length, so that requests and responses have as well: the client counts bytes, and looks
+//! closely at some.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};

@@ -1,4 +1,5 @@
-//! The peers: `nbdkit memory`, memcached and redis, started by us, filled like the footprint, ended with the value.
+//! The peers: `nbdkit memory`, memcached and redis, started by us, filled like the footprint, ended with the
+//! value.
 
 mod cache;
 pub mod nbd;

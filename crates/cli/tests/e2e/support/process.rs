@@ -266,7 +266,8 @@ pub fn run_command(command: Command) -> Output {
     Process::start(format!("{command:?}"), command).wait()
 }
 
-/// A complaint is one or two lines on standard error that name the fix, nothing else, and the right exit status.
+/// A complaint is one or two lines on standard error that name the fix, nothing else, and the right exit
+/// status.
 #[track_caller]
 pub fn assert_complaint(output: &Output, status: i32, fix: &str) {
     let lines = output.stderr.lines().count();
@@ -289,7 +290,8 @@ pub fn is_running(id: u32) -> bool {
     stat(id).is_some_and(|(state, _)| state != 'Z')
 }
 
-/// State and parent of a process (proc(5): the name before them may hold anything but ends with the last bracket).
+/// State and parent of a process (proc(5): the name before them may hold anything but ends with the last
+/// bracket).
 fn stat(id: u32) -> Option<(char, u32)> {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');

@@ -12,7 +12,8 @@ use crate::server::complaints::Complaint;
 use crate::server::room::Account;
 
 impl Connection {
-    /// Whether the request in front may be begun, or carried out once it is whole, without keeping more than a little.
+    /// Whether the request in front may be begun, or carried out once it is whole, without keeping more than
+    /// a little.
     pub(super) fn fits_small(&self, header: &RequestHeader, is_whole: bool) -> bool {
         let frame_bytes = REQUEST_HEADER_BYTES + header.payload as usize;
         if !is_whole {
@@ -151,7 +152,8 @@ impl Connection {
             Ok(())
         });
         if accessed == Err(Refusal::Busy) {
-            // What comes behind it may find that the memory has moved: it must not take effect without this one.
+            // What comes behind it may find that the memory has moved: it must not take effect without this
+            // one.
             self.attached.shut(header.region);
         }
         accessed.map(|()| value)

@@ -2,8 +2,8 @@
 //! model allows a load to return (by `loom`). Clients take the place, announce themselves, rest, begin again
 //! and leave, while the service clears words.
 //!
-//! A model holds if a client's word is there for as long as the client is busy. Each fault below breaks the rule on purpose, and must be
-//! caught.
+//! A model holds if a client's word is there for as long as the client is busy. Each fault below breaks the
+//! rule on purpose, and must be caught.
 
 use std::sync::Arc;
 
@@ -136,7 +136,8 @@ fn model<const FAULT: u8>(begins_again: bool) {
     });
 }
 
-/// A process's part in the database ends while a client comes: the seat is given back, or there is a client that goes on.
+/// A process's part in the database ends while a client comes: the seat is given back, or there is a client
+/// that goes on.
 fn model_of_closing<const FAULT: u8>() {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(PREEMPTIONS);

@@ -1,4 +1,4 @@
-//! A task's connections: opened, lost, opened again; regions attached.
+//! A task's connections: opening, loss, reconnecting, and attaching regions.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ pub(super) struct Connection {
     pub(super) queue: Queue,
     pub(super) session: u64,
     pub(super) incarnation: u64,
-    /// Its present incarnation is of no use any more.
+    /// The present incarnation can no longer be used.
     pub(super) lost: bool,
     attached: BTreeMap<u32, Epoch>,
     /// When each region was last asked for, in the history's time.
@@ -24,7 +24,7 @@ pub(super) struct Connection {
 const PING: &[u8] = b"are you there?";
 
 impl Client {
-    /// Makes sure of a connection whose node has answered.
+    /// Ensures a connection on which the node has answered.
     pub(super) async fn connect(&mut self, node: usize) -> bool {
         match &mut self.connections[node] {
             None => {
@@ -51,8 +51,8 @@ impl Client {
         self.ping(node).await
     }
 
-    /// Whether the node answers; then no older incarnation of the queue does anything any more. It refuses calls until
-    /// something is attached.
+    /// Whether the node answers. After that, older incarnations of the queue have no further effect. The node
+    /// refuses calls until a region is attached.
     async fn ping(&mut self, node: usize) -> bool {
         let Ok(mut buffer) = self.endpoint.arena().take(PING.len()) else { return false };
         buffer.copy_from_slice(PING);
@@ -77,7 +77,7 @@ impl Client {
         true
     }
 
-    /// Makes sure that the grant's region is attached.
+    /// Ensures that the grant's region is attached.
     pub(super) async fn attach(&mut self, offer: &Offer) -> bool {
         let region = RegionId { node: self.run.nodes[offer.node].id, index: offer.region };
         if self.random.chance(20) && !self.wrong_key_is_refused(offer, region).await {
@@ -120,7 +120,7 @@ impl Client {
         false
     }
 
-    /// A refusal has to have a reason.
+    /// Checks that a refusal has a reason.
     pub(super) fn note_refusal(&mut self, offer: &Offer, refusal: Refusal) {
         let connection = self.connections[offer.node].as_mut().expect("connected before");
         match refusal {
@@ -132,7 +132,7 @@ impl Client {
                     self.run.complain(format!("grant {} was refused without a fence", offer.grant));
                 }
             }
-            // Not `Busy`: moving a region takes no time here.
+            // `Busy` is not expected: moving a region takes no time here.
             Refusal::NotAttached => {
                 connection.attached.remove(&offer.region);
                 let asked_at = connection.asked_for.get(&offer.region).copied().unwrap_or(0);

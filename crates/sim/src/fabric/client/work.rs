@@ -21,7 +21,7 @@ fn words_of(bytes: &[u8]) -> Vec<u64> {
 }
 
 impl Client {
-    /// Does one thing.
+    /// Performs one random operation.
     pub(super) async fn work(&mut self, offer: &Offer) {
         match self.random.below(100) {
             0..18 => self.write_some(offer).await,
@@ -68,7 +68,7 @@ impl Client {
         self.run.history.borrow_mut().begin(self.actor(offer), touches)
     }
 
-    /// Writes down how an operation ended.
+    /// Records how an operation ended.
     fn end<T>(
         &mut self,
         offer: &Offer,
@@ -120,8 +120,8 @@ impl Client {
         self.read_words(offer, words).await;
     }
 
-    /// A write and a read of the same words, both in flight: the read comes later on the queue and must see it,
-    /// or what others wrote since.
+    /// A write and a read of the same words, both in flight. The read comes later on the queue, so it must
+    /// return what was written, or what others have written since.
     async fn write_and_read_at_once(&mut self, offer: &Offer) {
         let words = self.some_plain_words();
         let values = self.fresh(words.end - words.start);
@@ -135,7 +135,7 @@ impl Client {
         self.end(offer, &read, &read_result, &words_of(&room));
     }
 
-    /// Swaps what it has just read, so that swaps succeed unless somebody was faster.
+    /// Swaps the value that it has just read, so that swaps succeed unless another client was faster.
     async fn swap(&mut self, offer: &Offer) {
         let word = SWAPPED.start + self.random.below(SWAPPED.end - SWAPPED.start);
         let Some(seen) = self.read_words(offer, word..word + 1).await else { return };
@@ -153,7 +153,8 @@ impl Client {
         self.end(offer, &records, &result, &[result.unwrap_or(0)]);
     }
 
-    /// In one batch: reads the first word of its stream, raises both behind a fence, reads the first again.
+    /// In one batch, reads the first word of the client's stream, raises both words behind a fence, and reads
+    /// the first again.
     async fn go_on_with_stream(&mut self, offer: &Offer) {
         let [first, second] = stream_of(self.place.index);
         let next = self.fresh(1)[0];
@@ -181,7 +182,8 @@ impl Client {
         }
     }
 
-    /// The second word of a stream is raised after the first: who sees the one sees the other.
+    /// The second word of a stream is raised after the first, so a client that sees a value in the second
+    /// must find at least that value in the first.
     async fn look_at_stream(&mut self, offer: &Offer) {
         let whose = self.random.below(self.run.board.borrow().offers.len() as u64) as u32;
         let [first, second] = stream_of(whose);
@@ -206,7 +208,7 @@ impl Client {
         self.write_words(offer, record_of(self.place.index), &record(version)).await;
     }
 
-    /// A reader of records takes one only if its checksum is right.
+    /// A reader accepts a record only if its checksum is right.
     async fn read_record(&mut self, offer: &Offer) {
         let whose = self.random.below(self.run.board.borrow().offers.len() as u64) as u32;
         let first = record_of(whose);

@@ -1,4 +1,5 @@
-//! What a client does about its leases, as production's keeper does it: renew, grow, let others in, give back.
+//! How a client manages its leases, as production's keeper does: it renews, grows, gives grants to others,
+//! and gives leases back.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,11 +14,11 @@ use crate::plane::oracle::Loss;
 use crate::plane::post::{Answer, Invitation, Question};
 use crate::pool::Phase;
 
-/// As production's keeper.
+/// As in production's keeper.
 const TICK: Millis = Millis(100);
 const ACQUIRE_PATIENCE: Duration = Duration::from_secs(8);
 const REQUEST_PATIENCE: Duration = Duration::from_secs(3);
-/// Leases in one renewal: few, so that there are several.
+/// Leases in one renewal: few, so that there are several renewals.
 const LEASES_PER_REQUEST: usize = 2;
 
 impl Client {
@@ -72,7 +73,7 @@ impl Client {
         all.remove(&region);
     }
 
-    /// Leases, lets others in and shuts them out, gives back, as the seed says.
+    /// Leases, gives and fences others' grants, and gives leases back, as the seed says.
     pub(super) async fn manage(self: Rc<Self>) {
         while !self.is_leaving() {
             self.sleep_ms(100, 1_500).await;
@@ -112,7 +113,7 @@ impl Client {
                 self.run.complain(format!("a lease of {region} under epoch {epoch} that no node granted"));
                 continue;
             };
-            // Half of its time is needed for the tries that are taken for granted.
+            // The oracle assumes a certain number of tries to renew; they need half of the lease's time.
             let fleeting = usable_until.since(now).0 < lease.ttl_ms / 2;
             let guests = Vec::new();
             let held = Held { epoch, key, lease: number, since_ns: asked_ns, fleeting, guests };
@@ -132,7 +133,7 @@ impl Client {
     async fn release(&self, region: RegionId, epoch: Epoch, key: AccessKey) {
         let request = self.holder.borrow().release(std::iter::once((region.index, epoch, &key)));
         let node = self.run.node(region.node).process.get();
-        // Without an answer the lease runs out by itself.
+        // Without an answer the lease expires by itself.
         let _ = self.post().ask(node, Question::Release(request), REQUEST_PATIENCE).await;
     }
 
@@ -155,7 +156,7 @@ impl Client {
         }
     }
 
-    /// Some go in time, some hold out to the end.
+    /// Gives back some of the leases that are being taken back; it keeps others to the end.
     async fn leave_what_is_taken_back(&self) {
         let leaving: Vec<RegionId> = self.holder.borrow().to_leave().map(|(region, _)| region).collect();
         for region in leaving {

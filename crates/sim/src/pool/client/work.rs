@@ -1,4 +1,4 @@
-//! What clients do to regions: each writes a word of its own, and all read all of them.
+//! What clients do to regions: each writes a word of its own, and all read all words.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -18,7 +18,7 @@ struct Place {
     lease: LeaseNo,
     grant: Epoch,
     key: AccessKey,
-    /// By a lease of its own; else somebody lets it in, and shuts it out.
+    /// The client holds the lease itself. Otherwise another client gave it a grant, and may fence it.
     own: bool,
 }
 
@@ -55,12 +55,12 @@ impl Client {
         (!places.is_empty()).then(|| places[self.below(places.len() as u64) as usize])
     }
 
-    /// Whether the place may still be used: time passes while a connection is made.
+    /// Whether the client may still use the place: time passes while a connection is made.
     fn may_use(&self, place: Place) -> bool {
         if place.own { self.trusts(place.region, place.grant) } else { !self.is_leaving() }
     }
 
-    /// A queue on which the region is attached.
+    /// Returns a queue on which the region is attached.
     async fn reach(&self, place: Place) -> Option<Rc<Queue>> {
         let node = place.region.node;
         let known = self.connections.borrow().get(&node).cloned();
@@ -146,7 +146,7 @@ impl Client {
         self.note_end(place, &result);
     }
 
-    /// Draws the consequences of how an operation ended.
+    /// Updates the client's state for how an operation ended.
     fn note_end(&self, place: Place, result: &Result<(), OpError>) {
         let connection = self.connections.borrow().get(&place.region.node).cloned();
         let Some(connection) = connection else { return };
@@ -161,13 +161,14 @@ impl Client {
         }
     }
 
-    /// A refusal ends a guest's stay; an owner hears of its leases from the node's control plane.
+    /// A client that uses another's grant gives it up when it is refused. An owner learns of the end of its
+    /// leases from the node's control plane.
     fn note_refusal(&self, place: Place, refusal: Refusal) {
         if matches!(refusal, Refusal::NotAttached | Refusal::Busy) {
             return;
         }
         if !place.own {
-            // Guests are not told how long a lease lasts.
+            // Such a client is not told how long the lease lasts.
             let other = |known: &Invitation| known.region != place.region || known.grant != place.grant;
             return self.invited.borrow_mut().retain(other);
         }

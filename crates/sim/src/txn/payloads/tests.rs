@@ -1,4 +1,4 @@
-//! Slabs with too little room, one step after the other.
+//! Step-by-step tests of slabs with too little room.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use super::super::broken::Chosen;
 use super::super::tests::in_order_with;
 use super::*;
 
-/// How often a writer tries again that finds no room, while it should find some.
+/// Attempts of a writer that finds no room while it should find some.
 const TRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_micros(20);
-/// In one chunk, there are fourteen blocks for the first, and two for the other.
+/// A chunk has room for fourteen blocks of the first length, or two of the second.
 const SHORT: usize = 100;
 const LONG: usize = 600;
 
@@ -21,7 +21,7 @@ fn chunks(chunks: u64) -> Option<SlabLayout> {
     SlabLayout::new(chunks, CHUNK_BYTES)
 }
 
-/// The table as the member with that grant works with it, who has the seat of that slot.
+/// The table as the member with that grant uses it, in the seat of that slot.
 fn table(run: &Run, slot: u16, grant: Epoch) -> Table {
     run.seat(slot, Some(grant));
     run.table(grant).with_slab(run.slab(grant).unwrap()).unwrap()
@@ -36,7 +36,7 @@ async fn write_once(worker: &Worker<Chosen>, table: &Table, payload: &[u8]) -> R
     let mut transaction = worker.begin(&mut session).await.unwrap();
     transaction.write(table, 0, Some(payload)).await?;
     transaction.commit().await.unwrap();
-    // Until a snapshot has it, so that the next transaction does.
+    // Waits until a snapshot sees the commit, so that the next transaction does.
     worker.begin(&mut session).await.unwrap();
     Ok(())
 }
@@ -168,7 +168,7 @@ fn chunks_of_a_member_that_is_gone_are_taken_over_with_what_is_in_them() {
         let snapshot = other.begin(&mut old).await.unwrap();
         let refused = write_once(&other, &table, &[2; LONG]).await;
         assert!(matches!(refused, Err(ReadError::NoSpace { .. })), "its owner has a seat: {refused:?}");
-        // As who looks after its seat does.
+        // As the recoverer of the seat does.
         forget(other.memory(), &run.horizon(grant), 0..1).await.unwrap();
         run.seat(0, None);
         write(run, &other, &table, &[2; LONG]).await;

@@ -1,9 +1,10 @@
-//! Models of the ledger: its code itself, in every interleaving and with every outdated value that the memory model allows a load to
-//! find (by `loom`). Threads commit in one slot, write its word when they have the turn, and sleep when they do not.
+//! Models of the ledger: its code itself, in every interleaving and with every outdated value that the memory
+//! model allows a load to find (by `loom`). Threads commit in one slot, write its word when they have the
+//! turn, and sleep when they do not.
 //!
-//! A model holds if the word never goes back, nobody is told that a commit is shown that the word does not have, who writes the word finds all
-//! installed that it shows, and nobody sleeps for ever, which `loom` reports as a deadlock. Each fault below breaks the
-//! protocol on purpose, and must be caught.
+//! A model holds if the word never goes back, nobody is told that a commit is shown that the word does not
+//! have, who writes the word finds all installed that it shows, and nobody sleeps for ever, which `loom`
+//! reports as a deadlock. Each fault below breaks the protocol on purpose, and must be caught.
 
 use std::sync::Arc;
 
