@@ -29,7 +29,10 @@ pub fn check(root: &Path) -> Result<Vec<String>> {
     files.sort();
     for file in files {
         let name = file.strip_prefix(root).unwrap_or(&file).to_path_buf();
-        complaints.extend(check_source(&name, &read(&file)?));
+        let text = read(&file)?;
+        complaints.extend(check_source(&name, &text));
+        let lost = cited_pages(&text).filter(|page| !root.join(page).exists());
+        complaints.extend(lost.map(|page| format!("{}: there is no {page}", name.display())));
     }
     Ok(complaints)
 }
@@ -77,6 +80,16 @@ fn has_long_comment(line: &str) -> bool {
         if code.starts_with("//") { Some(code) } else { code.split_once(" // ").map(|(_, text)| text) };
     let cannot_be_wrapped = |text: &str| text.contains("://") || text.contains("   ") || text.contains("| ");
     line.chars().count() > COLUMNS_MAX && comment.is_some_and(|text| !cannot_be_wrapped(text))
+}
+
+/// Pages of the documentation that a file names.
+fn cited_pages(text: &str) -> impl Iterator<Item = &str> {
+    let is_end = |character: char| !(character.is_ascii_alphanumeric() || "/-_.".contains(character));
+    let named = text.match_indices(concat!("do", "cs/")).map(move |(at, _)| {
+        let rest = &text[at..];
+        rest.split(is_end).next().unwrap_or(rest).trim_end_matches('.')
+    });
+    named.filter(|page| page.ends_with(".md"))
 }
 
 /// Each dependency owes a sentence, on its own line: what it does for us that we should not do ourselves.
@@ -127,6 +140,16 @@ mod tests {
         let fine = [url, table, format!("let x = \"{words}\";"), "// short".into()];
         assert!(!fine.iter().any(|line| has_long_comment(line)));
         assert_eq!(check_source(Path::new("crates/wire/src/lib.rs"), &long.join("\n")).len(), 2);
+    }
+
+    #[test]
+    fn pages_are_found_wherever_a_comment_names_them() {
+        let folder = concat!("do", "cs/");
+        let text = format!(
+            "//! As `{folder}src/a-b.md` says ({folder}c.md), and {folder}bench.\n// {folder}d.md.\n"
+        );
+        let found: Vec<&str> = cited_pages(&text).collect();
+        assert_eq!(found, [format!("{folder}src/a-b.md"), format!("{folder}c.md"), format!("{folder}d.md")]);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //! RECV.
 //!
 //! rdma-core is loaded at run time (`libibverbs.so.1`, `librdmacm.so.1`): a binary with this crate starts
-//! without it, and [`VerbsTransport::new`] then says what to install. `docs/verbs.md` has the messages and
-//! the reasoning.
+//! without it, and [`VerbsTransport::new`] then says what to install. `docs/src/verbs.md` has the messages
+//! and the reasoning.
 //!
 //! - [`VerbsTransport`] is the client's side: one completion queue per transport, so per endpoint and thread.
 //! - [`serve_verbs`] is the node's: it lends a [`farpool_fabric::Host`]'s memory to its card, one queue pair

@@ -1,4 +1,4 @@
-//! The client's side of a framed connection: pipelined requests out, responses in (`docs/wire.md`).
+//! The client's side of a framed connection: pipelined requests out, responses in (`docs/src/wire.md`).
 //!
 //! F1. Requests leave in the order posted; large payloads leave from the caller's buffer without a copy.
 //! F2. Responses come in the order of the requests. A response's payload goes only to the buffer of the

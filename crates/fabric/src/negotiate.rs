@@ -1,5 +1,5 @@
-//! Which transport carries a queue: shared memory on the same host, else a network card, else TCP (design,
-//! section 3).
+//! Which transport carries a queue: shared memory on the same host, else a network card, else TCP
+//! (`docs/src/fabric.md`).
 //!
 //! The incarnations of one session all go by the same server of the node, since only that one knows the older
 //! ones it has to bury: shared memory and TCP have one, network cards another. So an endpoint decides once

@@ -1,5 +1,5 @@
 //! The ring by which a client of the same host calls its node: slots in memory that both map
-//! (`docs/wire.md`).
+//! (`docs/src/wire.md`).
 //!
 //! G1. Calls are numbered, and call *n* has request slot and answer slot *n* modulo [`SLOTS`]. A slot's first
 //!     word names the lap that filled it, so the two sides share no index: a slot is full when it names the

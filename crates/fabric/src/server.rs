@@ -3,7 +3,7 @@
 //! V1. Operations of a connection take effect in the order received, one at a time: the fence flag needs
 //!     nothing.
 //! V2. A greeting of a newer incarnation buries older connections of its session before it is answered; since
-//!     one thread serves all, nothing of them is under way then (design, section 3: incarnations).
+//!     one thread serves all, nothing of them is under way then (`docs/src/fabric.md`).
 //! V3. Malformed bytes close their connection, count as rejected, and change nothing else.
 //! V4. Memory is bounded. Between its turns each connection keeps at most [`SMALL_BYTES`] of what it has
 //!     received and of answers, but for [`SHARES`] of them, which have regions attached and are in the middle

@@ -1,5 +1,5 @@
 //! Shared memory: same host. The node hands out a region's memory over a Unix socket after checking the key;
-//! then operations are loads and stores of this thread (design, section 3).
+//! then operations are loads and stores of this thread (`docs/src/fabric.md`).
 //!
 //! S1. Nobody can refuse a store. So an operation counts as done only if the grant's word, loaded after the
 //!     access and a full barrier, still holds the stamp that came with the memory; else its outcome is

@@ -1,4 +1,4 @@
-//! Changes of the state, and how a record of them is written. Pure.
+//! Changes of the state, and the format of their records. Pure.
 //!
 //! ```text
 //! record   u32 bytes of the changes, u64 CRC-64/NVME of them, the changes       (all little-endian)
@@ -7,9 +7,9 @@
 
 /// Longest key: a table's byte, numbers, and a name of 255 bytes.
 pub(crate) const MAX_KEY_BYTES: usize = 512;
-/// Largest value: an extended attribute of 64 KiB and what is beside it.
+/// Largest value: an extended attribute of 64 KiB and what is stored with it.
 pub(crate) const MAX_VALUE_BYTES: usize = 128 << 10;
-/// Largest record: what a reader takes into memory before it knows whether it is one.
+/// Largest record. A reader takes up to this much into memory before it knows whether the bytes are a record.
 pub(crate) const MAX_RECORD_BYTES: usize = 4 << 20;
 /// Length and checksum.
 pub(crate) const RECORD_HEAD_BYTES: usize = 12;
@@ -18,7 +18,7 @@ const PUT: u8 = 1;
 const REMOVE: u8 = 2;
 const REMOVE_ALL: u8 = 3;
 
-/// One change of what is kept.
+/// One change of the state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
     /// A key has this value from now on.
@@ -28,14 +28,14 @@ pub enum Change {
         /// Its value.
         value: Vec<u8>,
     },
-    /// A key has no value.
+    /// A key has no value from now on.
     Remove {
         /// The key.
         key: Vec<u8>,
     },
-    /// No key that begins so has a value.
+    /// No key that begins with the prefix has a value from now on.
     RemoveAll {
-        /// How they begin.
+        /// The prefix.
         prefix: Vec<u8>,
     },
 }
@@ -47,18 +47,18 @@ impl Change {
         }
     }
 
-    /// Bytes that it takes in a record.
+    /// Bytes that the change takes in a record.
     pub(crate) fn bytes(&self) -> usize {
         let value = if let Change::Put { value, .. } = self { 4 + value.len() } else { 0 };
         1 + 4 + self.key().len() + value
     }
 }
 
-/// Why bytes are no record.
+/// The bytes are not a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NotARecord;
 
-/// The record of some changes; `None`: one of them, or all together, are larger than a record may be.
+/// Encodes changes as a record. `None`: one of them, or all together, are larger than a record may be.
 pub(crate) fn encode(changes: &[Change]) -> Option<Vec<u8>> {
     let bytes: usize = changes.iter().map(Change::bytes).sum();
     let fits = |change: &Change| {
@@ -92,7 +92,7 @@ fn push_bytes(to: &mut Vec<u8>, bytes: &[u8]) {
     to.extend_from_slice(bytes);
 }
 
-/// The changes of the record with which `bytes` begin, and how long it is.
+/// Decodes the record at the start of `bytes`: its changes, and its length.
 pub(crate) fn decode(bytes: &[u8]) -> Result<(Vec<Change>, usize), NotARecord> {
     let mut rest = bytes;
     let length = take_u32(&mut rest)? as usize;
@@ -149,7 +149,7 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn any_change() -> impl Strategy<Value = Change> {
-        // Few keys, so that changes meet.
+        // Few keys, so that several changes have the same one.
         let key = || vec(0..3u8, 0..4);
         prop_oneof![
             4 => (key(), vec(any::<u8>(), 0..20)).prop_map(|(key, value)| Change::Put { key, value }),

@@ -16,7 +16,8 @@ use crate::journal::Journal;
 use crate::kept::Kept;
 use crate::log::{BOOT_ID_BYTES, Head, Log, Read, VERSION, read};
 
-/// How long a daemon that was just killed may take to end: the kernel unmaps its memory first.
+/// How long to wait for the lock: a daemon that was just killed takes a while to end, since the kernel unmaps
+/// its memory first.
 const LOCK_PATIENCE: Duration = Duration::from_secs(3);
 const LOCK_POLL: Duration = Duration::from_millis(20);
 const LOCK: &str = "lock";
@@ -24,7 +25,7 @@ const LOG: &str = "log";
 const WORDS: &str = "words-";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The directory, which is this process's until the value goes.
+/// The directory. It belongs to this process until the value is dropped.
 #[derive(Debug)]
 pub struct KeepDir {
     log: Arc<Log>,
@@ -38,19 +39,20 @@ pub struct KeepDir {
 pub enum Found {
     /// Nothing.
     Nothing,
-    /// State that this boot's far memory may still be there for.
+    /// State of this boot: the far memory that it refers to may still be there.
     State(Kept),
-    /// State of an earlier boot of the host: what it stood for is gone, and so is the state.
+    /// State of an earlier boot of the host. What it referred to is gone, and so is the state.
     EarlierBoot,
 }
 
 impl KeepDir {
-    /// Takes a directory, making it if it is not there. State of this boot is left as it is; without any, an
-    /// empty one begins. `words_bytes`: the size of the memory beside it, which is all zeros at first.
+    /// Takes a directory, and creates it if it is not there. State of this boot is left as it is; without
+    /// any, the directory begins empty. `words_bytes` is the size of the memory beside the log, which is all
+    /// zeros at first.
     ///
     /// # Errors
-    /// When somebody else has it, it is open to others, or what is in it cannot be believed. Nothing is
-    /// changed then.
+    /// When another process has the directory, other users can open it, or its state cannot be believed. The
+    /// state is left unchanged then.
     pub fn open(path: &Path, words_bytes: u64) -> Result<(KeepDir, Found), KeepError> {
         let unusable = |source| KeepError::Unusable { path: path.to_owned(), source };
         check_private(path)?;
@@ -93,7 +95,7 @@ impl KeepDir {
         Ok((KeepDir { log: Arc::new(log), words, _lock: lock }, found))
     }
 
-    /// Where changes go.
+    /// The journal, which takes changes.
     pub fn journal(&self) -> Arc<dyn Journal> {
         self.log.clone()
     }
@@ -116,11 +118,11 @@ fn check_private(path: &Path) -> Result<(), KeepError> {
         return Err(unusable(Errno::NOTDIR.into()));
     }
     let is_private = metadata.uid() == rustix::process::geteuid().as_raw() && metadata.mode() & 0o077 == 0;
-    // An empty one may have been made for us.
     if is_private {
         return Ok(());
     }
     let is_ours = metadata.uid() == rustix::process::geteuid().as_raw();
+    // An empty directory may have been made for this daemon.
     let is_empty = std::fs::read_dir(path).map_err(unusable)?.next().is_none();
     if is_ours && is_empty {
         return std::fs::set_permissions(path, Permissions::from_mode(0o700)).map_err(unusable);
@@ -143,7 +145,7 @@ fn take_lock(lock: &File, path: &Path) -> Result<(), KeepError> {
     }
 }
 
-/// Removes what an earlier state has left: the log first, which says that there is one.
+/// Removes the files of an earlier state. The log goes first: it says that there is a state.
 fn clear(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path.join(LOG)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -151,7 +153,7 @@ fn clear(path: &Path) -> io::Result<()> {
     }
     for entry in std::fs::read_dir(path)? {
         let entry = entry?;
-        // Words, and a log that was just being written anew.
+        // Words, and a log that was just being compacted.
         if entry.file_name().to_str().is_some_and(|name| name.starts_with(WORDS) || name.starts_with(LOG)) {
             std::fs::remove_file(entry.path())?;
         }
@@ -165,7 +167,7 @@ fn create_words(path: &PathBuf, bytes: u64) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// `None`: it is not there, or of another size.
+/// `None`: the file is not there, or has another size.
 fn open_words(path: &PathBuf, bytes: u64) -> io::Result<Option<OwnedFd>> {
     match File::options().read(true).write(true).open(path) {
         Ok(file) => Ok((file.metadata()?.len() == bytes).then(|| file.into())),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeepError {
-    /// Another daemon is at work with it.
+    /// Another daemon uses the directory.
     #[error(
         "{} is in use by another farpool mount: unmount that one first, or give this one a directory of its own",
         path.display()
@@ -14,7 +14,7 @@ pub enum KeepError {
         /// The directory.
         path: PathBuf,
     },
-    /// It holds keys of far memory, so nobody else may look into it.
+    /// The directory holds keys of far memory, so no other user may look into it.
     #[error("{} is open to other users or is another user's: run 'chmod 700' on it as its owner, or name another directory", path.display())]
     NotPrivate {
         /// The directory.
@@ -34,7 +34,7 @@ pub enum KeepError {
         /// What this build reads.
         known: u32,
     },
-    /// Believing it could mix files up.
+    /// The state is damaged: believing it could mix up files.
     #[error(
         "the state in {} is damaged ({what}): delete the directory to start empty; the files that it stands for cannot be \
          had again",

@@ -1,4 +1,4 @@
-//! Where changes go that must be found again.
+//! The journal, which takes changes that must be found again.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,27 +9,27 @@ use parking_lot::Mutex;
 use crate::change::Change;
 use crate::kept::Kept;
 
-/// Changes in one record, where they need not be found together: with the longest keys they fit one.
+/// Changes in one record, where they need not be found together: even with the longest keys they fit in one.
 const CHANGES_AT_ONCE: usize = 4_096;
 
 /// Takes changes that must be found again after this process was killed.
 pub trait Journal: Send + Sync + fmt::Debug {
-    /// When this returns, all of these changes are found again; until then, all or none of them.
+    /// When this has returned, all of these changes are found again; until then, all or none of them.
     fn append(&self, changes: &[Change]);
 
-    /// As [`append`](Self::append), for as many changes as there may be, without large values: some may be
-    /// found and others not.
+    /// Like [`append`](Self::append), for any number of changes, without large values. If the process is
+    /// killed meanwhile, some of them may be found and others not.
     fn append_in_parts(&self, changes: &[Change]) {
         changes.chunks(CHANGES_AT_ONCE).for_each(|changes| self.append(changes));
     }
 
-    /// Whether everything so far is found again: nothing is any more once something could not be written
-    /// down.
+    /// Whether everything appended so far is found again. Once a change could not be written, nothing is
+    /// found any more.
     fn is_whole(&self) -> bool;
 }
 
-/// A journal in memory that outlives those who write to it, for simulations. Clones share it, but for their
-/// death.
+/// A journal in memory that outlives its writers, for simulations. [Successors](Self::successor) share its
+/// state; each writer [dies](Self::abandon) alone.
 #[derive(Debug, Default)]
 pub struct MemoryJournal {
     kept: Arc<Mutex<Kept>>,

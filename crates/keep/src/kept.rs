@@ -1,10 +1,11 @@
-//! The state that a log's changes make. Pure.
+//! The state that results from a log's changes. Pure.
 
 use std::collections::BTreeMap;
 
 use crate::change::{Change, encode};
 
-/// Changes of one record of a snapshot take about so many bytes: many records, so that none is large.
+/// Approximate bytes of changes in each record of a snapshot: a snapshot has many records, so that none is
+/// large.
 const SNAPSHOT_RECORD_BYTES: usize = 256 << 10;
 
 /// Keys and their values.
@@ -14,7 +15,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Makes some changes.
+    /// Applies changes.
     pub fn apply(&mut self, changes: impl IntoIterator<Item = Change>) {
         for change in changes {
             match change {
@@ -38,14 +39,14 @@ impl Kept {
         self.values.get(key).map(Vec::as_slice)
     }
 
-    /// The keys that begin so, ascending, each with what comes behind that beginning and its value.
+    /// The keys that begin with `prefix`, ascending, each without that beginning, and their values.
     pub fn under<'a>(&'a self, prefix: &'a [u8]) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
         let from = self.values.range(prefix.to_vec()..);
         let all = from.take_while(move |(key, _)| key.starts_with(prefix));
         all.map(move |(key, value)| (&key[prefix.len()..], value.as_slice()))
     }
 
-    /// Records that make this state of none.
+    /// Records that turn an empty state into this one.
     pub(crate) fn snapshot(&self) -> impl Iterator<Item = Vec<u8>> + '_ {
         let mut values = self.values.iter().peekable();
         std::iter::from_fn(move || {

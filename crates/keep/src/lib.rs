@@ -1,18 +1,18 @@
-//! What a daemon must find again after it was killed: keys and values in a log, and memory in a file beside
-//! it.
+//! State that a daemon must find again after it was killed: keys and values in a log, and memory in a file
+//! beside it.
 //!
-//! L1. What [`Journal::append`] has returned for is found again, all of it or nothing of one call, in the
-//!     order of the calls.
-//! L2. The host may not crash meanwhile: nothing is synced to disk. A killed process leaves what it wrote in
-//!     the kernel's cache, and the boot id tells a later boot.
-//! L3. What was half written, and so not returned for, is as if it had never been. A log that is shorter than
-//!     what was returned for, or damaged there, is refused: an older state would be believed, and other
-//!     files' bytes with it.
-//! L4. One process at a time has a directory; when its lock is free, no thread of the one before runs any
+//! L1. Changes for which [`Journal::append`] has returned are found again. The changes of one call are found
+//!     all or none, and the calls in their order.
+//! L2. The state survives the death of the process, but not a crash of the host: nothing is synced to disk.
+//!     What a killed process wrote stays in the kernel's cache, and the boot id tells a later boot.
+//! L3. A half-written record, for which no call has returned, is ignored. A log that is shorter than the part
+//!     for which calls have returned, or damaged there, is refused: otherwise an older state would be
+//!     believed, and with it the bytes of other files.
+//! L4. One process at a time has a directory. When its lock is free, no thread of the process before runs any
 //!     more.
-//! L5. A log that cannot be written to is removed: there is no state rather than an old one.
+//! L5. A log that cannot be written to is removed: having no state is better than having an old one.
 //!
-//! Not here: what keys and values mean. Their first byte says whose they are ([`tables`]).
+//! Not here: what keys and values mean. A key's first byte says whose it is ([`tables`]).
 
 mod change;
 mod dir;
@@ -27,9 +27,9 @@ pub use error::KeepError;
 pub use journal::{Journal, MemoryJournal};
 pub use kept::Kept;
 
-/// First bytes of keys: who writes them, and reads them again.
+/// First bytes of keys, each with the crate that writes and reads these keys.
 pub mod tables {
-    /// Which pool, and under which owner's name (`pool`).
+    /// The owner and the size of regions (`pool`).
     pub const POOL: u8 = b'P';
     /// Regions by number (`pool`).
     pub const REGION: u8 = b'R';

@@ -1,12 +1,12 @@
-//! The log's file: a head, and records behind it.
+//! The log's file: a head, followed by records.
 //!
 //! ```text
 //! 0    8   "FPKEEP\r\n"
 //! 8    4   version of the format, of keys and values too
-//! 16   8   id: names the file of words beside
+//! 16   8   id, in the name of the file of words beside the log
 //! 24   36  boot id of the host
 //! 64   8   CRC-64/NVME of all that
-//! 72   8   where the records end that were acknowledged      (all little-endian)
+//! 72   8   end of the acknowledged records      (all little-endian)
 //! 128      records
 //! ```
 
@@ -22,16 +22,16 @@ use crate::journal::Journal;
 use crate::kept::Kept;
 
 const MAGIC: &[u8; 8] = b"FPKEEP\r\n";
-/// Of the log, and of what its users write into it.
+/// Version of the log, and of what its users write into it.
 pub(crate) const VERSION: u32 = 2;
 pub(crate) const BOOT_ID_BYTES: usize = 36;
 const HEAD_BYTES: usize = 128;
 const SUMMED: usize = 64;
 const SUM_AT: usize = 64;
 const ACKNOWLEDGED_AT: u64 = 72;
-/// A log is written anew when it is so many times as long as it was when it was last written anew,
+/// A log is compacted when it is this many times as long as after its last compaction.
 const GROWN: u64 = 4;
-/// but not while it is shorter than this: a second of writing names at full speed.
+/// A log is not compacted while it is shorter than this: a second of writing names at full speed.
 const LEAST_TO_COMPACT: u64 = 8 << 20;
 
 /// The head of a log.
@@ -41,7 +41,7 @@ pub(crate) struct Head {
     pub(crate) boot_id: [u8; BOOT_ID_BYTES],
 }
 
-/// What the bytes of a log turn out to be.
+/// What the bytes of a log are.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Read {
     State { head: Head, kept: Kept },
@@ -64,7 +64,7 @@ impl Head {
     }
 }
 
-/// Reads a log. Whatever the bytes are, this ends, and believes nothing that is not of one piece.
+/// Reads a log. It ends for any bytes, and accepts only what is complete and undamaged.
 pub(crate) fn read(bytes: &[u8]) -> Read {
     let Some((head, _)) = bytes.split_at_checked(HEAD_BYTES) else {
         return Read::Damaged("its log has no head");
@@ -111,12 +111,12 @@ pub(crate) struct Log {
 struct Open {
     file: File,
     end: u64,
-    /// Its length when it was last written anew.
+    /// The log's length when it was last compacted, or when compacting it last failed.
     snapshot: u64,
 }
 
 impl Log {
-    /// Writes a log anew, in place of any that is there.
+    /// Writes a new log, in place of any that is there.
     pub(crate) fn create(path: &Path, head: Head, kept: &Kept) -> io::Result<Log> {
         let open = write_anew(path, &head, kept)?;
         Ok(Log { path: path.to_owned(), head, open: Mutex::new(Some(open)) })
@@ -126,13 +126,14 @@ impl Log {
         let record = encode(changes).ok_or(io::ErrorKind::InvalidInput)?;
         open.file.write_all_at(&record, open.end)?;
         let end = open.end + record.len() as u64;
-        // One word of one page: what a killed process leaves is the old end or the new.
+        // One word of one page: a killed process leaves either the old end or the new one.
         open.file.write_all_at(&end.to_le_bytes(), ACKNOWLEDGED_AT)?;
         open.end = end;
         if end > LEAST_TO_COMPACT && end > GROWN * open.snapshot {
             match self.compacted() {
                 Ok(compacted) => *open = compacted,
-                // All is written down as it is; there may be room once the log has grown by as much again.
+                // The old log has everything. Compacting is tried again once the log has grown `GROWN`-fold:
+                // there may be room then.
                 Err(error) => {
                     tracing::warn!(%error, path = %self.path.display(), "the log cannot be written anew, and grows on");
                     open.snapshot = end;
@@ -148,12 +149,12 @@ impl Log {
             return Err(io::ErrorKind::InvalidData.into());
         };
         write_anew(&self.path, &self.head, &kept).inspect_err(|_| {
-            let _ = std::fs::remove_file(self.path.with_extension("new")); // it is not used, and takes room
+            let _ = std::fs::remove_file(self.path.with_extension("new")); // it is unused, and takes up space
         })
     }
 }
 
-/// Writes a log beside, and puts it in the place of the one that is there.
+/// Writes a new log beside the old one, then renames it into the old one's place.
 fn write_anew(path: &Path, head: &Head, kept: &Kept) -> io::Result<Open> {
     let fresh = path.with_extension("new");
     let file = File::options().read(true).write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
@@ -175,7 +176,7 @@ impl Journal for Log {
         tracing::error!(%error, log = %self.path.display(), "what happens cannot be written down any more: the mount goes on, and nothing of it is kept");
         *log = None;
         if let Err(error) = std::fs::remove_file(&self.path) {
-            // A log that is behind must not be believed; as of this moment it is not.
+            // An outdated log must not be believed. At this moment it is not outdated yet.
             tracing::error!(%error, "nor can the log be removed: ending, so that what is written down is all that happened");
             std::process::abort();
         }

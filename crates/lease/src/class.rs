@@ -1,7 +1,7 @@
 use farpool_wire::control;
 
-/// Whether a lease may be taken back early. Leases of either class end when nobody renews them: an answer
-/// lost on its way to the owner must not keep memory for ever.
+/// Whether a lease may be taken back early. Leases of both classes end when nobody renews them: if the answer
+/// to a request for regions is lost on its way to the owner, the memory must not stay leased for ever.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum LeaseClass {
     /// Caches and temporary files: the broker may take the region back after a grace period.
@@ -11,8 +11,7 @@ pub enum LeaseClass {
 }
 
 impl LeaseClass {
-    /// What a message's field says; `None` for the unspecified class and for classes this release does not
-    /// know.
+    /// The class in a message's field. `None`: unspecified, or a class that this release does not know.
     pub fn from_wire(class: i32) -> Option<Self> {
         match control::LeaseClass::try_from(class).ok()? {
             control::LeaseClass::Unspecified => None,
@@ -21,7 +20,7 @@ impl LeaseClass {
         }
     }
 
-    /// The field of a message.
+    /// The value for a message's field.
     pub fn to_wire(self) -> i32 {
         match self {
             LeaseClass::Revocable => control::LeaseClass::Revocable as i32,

@@ -7,26 +7,26 @@ use crate::{Millis, Term};
 /// How far a clock may run fast or slow against true time.
 pub const CLOCK_DRIFT_PERCENT: u64 = 10;
 
-/// Part of a lease's time that its holder leaves unused. With the node's clock 10 % fast and the holder's 10
-/// % slow, the lease is over when the holder has seen 0.9 / 1.1 = 81.8 % of it pass; a fifth left unused
-/// covers that.
+/// Part of a lease's time that its holder leaves unused. With the node's clock 10 % fast and the holder's
+/// 10 % slow, the lease has expired when the holder has seen 0.9 / 1.1 = 81.8 % of it pass. Leaving a fifth
+/// unused covers that.
 const MARGIN_DIVISOR: u64 = 5;
 const _: () = assert!(
     (MARGIN_DIVISOR - 1) * (100 + CLOCK_DRIFT_PERCENT) <= MARGIN_DIVISOR * (100 - CLOCK_DRIFT_PERCENT),
     "a holder with a slow clock would outlive its lease at a node with a fast one"
 );
 
-/// A lease is renewed after this part of its time; 47 % of it is then left before the holder must stop.
+/// A lease is renewed after this part of its time. Then 47 % of it is left before the holder must stop.
 const RENEW_DIVISOR: u64 = 3;
 
-/// A renewal without an answer is asked again after this part of the lease's time: five tries before the
-/// holder must stop.
+/// A renewal without an answer is repeated after this part of the lease's time: five tries before the holder
+/// must stop.
 const RETRY_DIVISOR: u64 = 10;
 
-/// How long a lease of `ttl` may last at its node, by its holder's clock: the node's may be 10 % slow, and
-/// the holder's 10 % fast.
+/// How long a lease of `ttl` may last at its node, by its holder's clock: the node's clock may be 10 % slow,
+/// and the holder's 10 % fast.
 pub fn longest(ttl: Millis) -> Millis {
-    // 1.1 / 0.9 of it. Saturating, since `ttl` comes from a node.
+    // 1.1 / 0.9 of `ttl`. Saturating, since `ttl` comes from a node.
     let more = ttl.0.div_ceil(100 - CLOCK_DRIFT_PERCENT).saturating_mul(2 * CLOCK_DRIFT_PERCENT);
     ttl.plus(Millis(more))
 }
@@ -34,7 +34,7 @@ pub fn longest(ttl: Millis) -> Millis {
 /// One lease as its holder sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Holding {
-    /// The lending's number.
+    /// The lease's epoch.
     pub epoch: Epoch,
     /// Opens the region.
     pub key: AccessKey,
@@ -56,49 +56,49 @@ impl Holding {
         Holding { epoch, key, asked_at, usable_until, over_at, renew_at, retry_after, revoked: false }
     }
 
-    /// When the last request that the node has answered was sent.
+    /// When the holder sent the last request that the node has answered.
     pub fn asked_at(&self) -> Millis {
         self.asked_at
     }
 
-    /// When the lease has ended at the node too, however the clocks run. Until then its node may still renew
-    /// it.
+    /// By this time the lease has ended at the node too, however far the clocks drift within their bound.
+    /// Until then the node may still renew it.
     pub fn over_at(&self) -> Millis {
         self.over_at
     }
 
-    /// From then on nothing may be asked of the region under this lease, by the holder's clock.
+    /// From this time on, by the holder's clock, the region must not be used under this lease.
     pub fn usable_until(&self) -> Millis {
         self.usable_until
     }
 
-    /// For how long somebody who asks now may use the region; zero when the time is over.
+    /// For how long a client that asks now may use the region; zero when the time has passed.
     ///
-    /// Whoever counts this from when it asked the holder needs no margin of its own: however its share of the
-    /// time and the holder's are cut, each runs at most [`CLOCK_DRIFT_PERCENT`] slow, as the holder's margin
-    /// assumes of the whole.
+    /// A client that counts this from when it asked the holder needs no margin of its own. However the time
+    /// is divided between the holder and the client, each part is measured by a clock that runs at most
+    /// [`CLOCK_DRIFT_PERCENT`] slow, and the holder's margin assumes that of the whole.
     pub fn usable_for(&self, now: Millis) -> Millis {
         self.usable_until.since(now)
     }
 
-    /// Whether the region is being taken back: by [`usable_until`](Self::usable_until) its holder has to be
-    /// out.
+    /// Whether the region is being taken back. If so, its holder must have left it by
+    /// [`usable_until`](Self::usable_until).
     pub fn is_revoked(&self) -> bool {
         self.revoked
     }
 }
 
-/// The leases that one client holds, by its own clock.
+/// The leases that one client holds, with times by its own clock.
 ///
-/// All times count from when the client *asked*: the node answered later, so its lease ends later.
+/// All times count from when the client *asked*. The node answered later, so its lease ends later.
 #[derive(Debug, Default)]
 pub struct Holdings {
     leases: BTreeMap<RegionId, Holding>,
 }
 
 impl Holdings {
-    /// Notes a lease that was asked for at `asked_at` and lasts `ttl`. `false`: it is of no use, since a
-    /// later one of its region is held, or its time is over.
+    /// Records a lease that was requested at `asked_at` and lasts `ttl`. `false`: it is of no use, since this
+    /// or a later lease of its region is held already, or its time has passed.
     pub fn acquired(
         &mut self,
         now: Millis,
@@ -127,7 +127,7 @@ impl Holdings {
         self.leases.get(&region).filter(|held| now < held.usable_until)
     }
 
-    /// The leases to renew now, by node. They are not named again before an answer has had its time.
+    /// The leases to renew now, by node. A lease is returned again only after an answer has had its time.
     pub fn due(&mut self, now: Millis) -> BTreeMap<NodeId, Vec<(u32, Holding)>> {
         let mut due: BTreeMap<NodeId, Vec<_>> = BTreeMap::new();
         for (region, held) in &mut self.leases {
@@ -139,9 +139,9 @@ impl Holdings {
         due
     }
 
-    /// The node renewed a lease when asked at `asked_at`. Answers to leases that were dropped, and answers
-    /// that come out of order, change nothing; but who has once been told that a lease is revoked asks no
-    /// more.
+    /// Records that the node renewed a lease when asked at `asked_at`. Answers about leases that were
+    /// dropped, and answers that come out of order, change nothing. Only a revocation counts in any order: a
+    /// holder that was once told that a lease is revoked does not ask to renew it any more.
     pub fn renewed(&mut self, asked_at: Millis, term: Term, region: RegionId, epoch: Epoch) {
         let Some(held) = self.leases.get_mut(&region).filter(|held| held.epoch == epoch) else { return };
         let revoked = held.revoked || term.revoked;
@@ -159,7 +159,7 @@ impl Holdings {
         self.iter().filter(|(_, held)| held.revoked)
     }
 
-    /// The lease was released, or the node refused it. `false`: it was not held any more.
+    /// Forgets a lease that was released, or that its node refused. `false`: it was not held any more.
     pub fn dropped(&mut self, region: RegionId, epoch: Epoch) -> bool {
         let held = self.leases.get(&region).is_some_and(|held| held.epoch == epoch);
         if held {
@@ -168,8 +168,8 @@ impl Holdings {
         held
     }
 
-    /// Drops the leases whose time is over by the holder's clock, and names them. What was stored there is
-    /// lost to the holder, though the node may keep it a little longer.
+    /// Drops the leases whose time has passed by the holder's clock, and returns them. What was stored there
+    /// is lost to the holder, though the node may keep it a little longer.
     #[must_use]
     pub fn lapsed(&mut self, now: Millis) -> Vec<(RegionId, Epoch)> {
         let over = self.leases.extract_if(.., |_, held| now >= held.usable_until);
@@ -303,7 +303,7 @@ mod tests {
             holdings.acquired(holder_clock(at), holder_clock(0), TTL, REGION, lending.epoch, KEY);
             for round in 0..renewals {
                 if revoked_in == Some(round) {
-                    // Refused only if the lease has ended, which is as well.
+                    // Refused only if the lease has ended, which is fine here.
                     let _ = table.revoke(node_clock(at), lending, Millis(grace));
                 }
                 let asked = holder_clock(at);
@@ -312,12 +312,12 @@ mod tests {
                 }
                 at += flight_out + flight_back;
             }
-            // From whenever the node would fence on, the holder has already stopped.
+            // When the node fences the lease, the holder has already stopped.
             let end = (at..).step_by(10).find(|&at| !table.expire(node_clock(at)).is_empty()).unwrap();
             prop_assert!(holdings.usable(holder_clock(end), REGION).is_none());
         }
 
-        /// The same of a client that its owner lets in, with a third clock.
+        /// The same for a client that the owner lets in, with a third clock.
         #[test]
         fn a_client_that_counts_from_its_question_stops_before_the_node(
             node_rate in 90u64..=110,
@@ -329,7 +329,7 @@ mod tests {
             let clock = |rate: u64, at: u64| Millis(at * rate / 100);
             let holdings = one_lease();
             let Some(held) = holdings.usable(clock(holder_rate, asked_at + flight), REGION) else {
-                return Ok(()); // it is told that it may not
+                return Ok(()); // the client is told that it may not use the region
             };
             let usable_for = held.usable_for(clock(holder_rate, asked_at + flight));
             let stops = clock(client_rate, asked_at).plus(usable_for);

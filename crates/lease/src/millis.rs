@@ -5,12 +5,12 @@ use std::fmt;
 pub struct Millis(pub u64);
 
 impl Millis {
-    /// This much later; stays at the end of time rather than wrap.
+    /// The time `span` later. Saturates instead of wrapping.
     pub const fn plus(self, span: Millis) -> Millis {
         Millis(self.0.saturating_add(span.0))
     }
 
-    /// How long ago `earlier` was; zero when it lies ahead.
+    /// The time since `earlier`; zero if `earlier` lies ahead.
     pub const fn since(self, earlier: Millis) -> Millis {
         Millis(self.0.saturating_sub(earlier.0))
     }

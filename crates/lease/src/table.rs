@@ -14,12 +14,12 @@ mod tests;
 /// between, short enough that memory of a dead owner is back within seconds.
 pub const DEFAULT_TTL: Millis = Millis(10_000);
 
-/// Longest grace of a revocation: time to move a large cache elsewhere. Who wants memory back later may ask
-/// later.
+/// Longest grace of a revocation: time to move a large cache elsewhere. A caller that wants memory back later
+/// can ask later.
 pub const MAX_GRACE: Millis = Millis(10 * 60 * 1_000);
 
 struct Region {
-    /// Of the present lease, else of the last one; the counter is zero before the first.
+    /// Epoch of the present lease, or of the last one. Before the first lease its counter is zero.
     epoch: Epoch,
     /// The greatest epoch that a grant of this region ever had.
     latest: Epoch,
@@ -37,9 +37,9 @@ enum State {
 struct Tenancy {
     owner: OwnerId,
     class: LeaseClass,
-    /// The last answer promised the lease until then.
+    /// The last answer promised the lease until this time.
     until: Millis,
-    /// The region is being taken back: the lease ends then at the latest.
+    /// The region is being taken back: the lease ends at this time at the latest.
     revoked: Option<Millis>,
     /// The first is the owner's own; never empty.
     grants: Vec<TableGrant>,
@@ -73,8 +73,9 @@ impl RegionTable {
         RegionTable { incarnation, last_counter: 0, ttl, regions }
     }
 
-    /// Lends up to `count` free regions, each under a new epoch and a key of its own from `keys`; fewer when
-    /// there are fewer, none when the incarnation has [no epochs left](Self::epochs_left).
+    /// Lends up to `count` free regions, each under a new epoch and with a key of its own from `keys`. It
+    /// lends fewer when fewer are free, and none when the incarnation has [no epochs
+    /// left](Self::epochs_left).
     pub fn grant(
         &mut self,
         now: Millis,
@@ -100,7 +101,7 @@ impl RegionTable {
         grants
     }
 
-    /// Adds a grant to a lease, under `key`, a fresh one, for a client that its owner lets in.
+    /// Adds a grant to a lease, under the fresh key `key`, for a client that the owner lets in.
     pub fn add_grant(
         &mut self,
         now: Millis,
@@ -126,7 +127,7 @@ impl RegionTable {
         Ok(Grant { lending: Lending { region: lease.region, epoch }, key, mode, until })
     }
 
-    /// Ends one grant of a lease at its owner's wish; the caller fences it. Asking twice is no error: the
+    /// Ends one grant of a lease at its owner's request; the caller fences it. Asking twice is no error: the
     /// caller fences again.
     pub fn fence_grant(
         &mut self,
@@ -147,8 +148,8 @@ impl RegionTable {
         Ok(Lending { region: lease.region, epoch: grant })
     }
 
-    /// Extends a lease by the table's time to live, counted from `now`; one that is being taken back lasts to
-    /// its end and no longer.
+    /// Extends a lease by the table's time to live, counted from `now`. A lease that is being taken back
+    /// lasts to its announced end and no longer.
     pub fn renew(
         &mut self,
         now: Millis,
@@ -162,8 +163,9 @@ impl RegionTable {
         Ok(Term { remaining: tenancy.until.since(now), revoked: tenancy.revoked.is_some() })
     }
 
-    /// Takes a lease back: it ends after `grace`, at most [`MAX_GRACE`], though not before what was promised
-    /// already. Says when, by the node's clock. A later revocation may bring the end nearer, not put it off.
+    /// Takes a lease back: it ends after `grace`, at most [`MAX_GRACE`], but not before the end that was
+    /// promised already. Returns that end, by the node's clock. A later revocation can bring the end nearer,
+    /// but not postpone it.
     pub fn revoke(&mut self, now: Millis, lease: Lending, grace: Millis) -> Result<Millis, RevokeRefusal> {
         let tenancy = self.tenancy(lease).map_err(|refusal| match refusal {
             LeaseRefusal::Ended => RevokeRefusal::Ended,
@@ -181,7 +183,7 @@ impl RegionTable {
         Ok(end)
     }
 
-    /// Ends a lease at its owner's wish, with all its grants. Asking twice is no error.
+    /// Ends a lease at its owner's request, with all its grants. Asking twice is no error.
     pub fn release(
         &mut self,
         owner: OwnerId,
@@ -199,7 +201,7 @@ impl RegionTable {
         }
     }
 
-    /// Ends the leases whose time is over; the caller fences each of them at once, with all its grants.
+    /// Ends the leases whose time has passed; the caller fences each of them at once, with all its grants.
     #[must_use]
     pub fn expire(&mut self, now: Millis) -> Vec<Lending> {
         let mut ended = Vec::new();
@@ -212,20 +214,21 @@ impl RegionTable {
         ended
     }
 
-    /// The caller says that the lease is fenced and that nobody is waited for who had its memory (L3), and
-    /// asks to scrub or replace it. `false`: not this region's turn, leave it alone.
+    /// The caller states that the lease is fenced and that no client that had its memory still has to let go
+    /// of it (L3), and asks to scrub or replace the memory. `false`: it is not this region's turn, and the
+    /// caller leaves it alone.
     #[must_use]
     pub fn begin_scrub(&mut self, lease: Lending) -> bool {
         self.step(lease, |state| matches!(state, State::Fenced), State::Scrubbing)
     }
 
-    /// The caller says that the region is all zeros: it is free again. `false`: it was not being scrubbed.
+    /// The caller states that the region is all zeros: it is free again. `false`: it was not being scrubbed.
     #[must_use]
     pub fn scrubbed(&mut self, lease: Lending) -> bool {
         self.step(lease, |state| matches!(state, State::Scrubbing), State::Free)
     }
 
-    /// Whether whoever has `key` may use the region now: what the data plane asks at each attachment.
+    /// Whether a client with `key` may use the region now. The data plane asks this at each attachment.
     pub fn check(&self, now: Millis, lending: Lending, key: &AccessKey) -> Result<(), Refusal> {
         let region = self.regions.get(lending.region as usize).ok_or(Refusal::NotAttached)?;
         if lending.epoch > region.latest {
@@ -246,7 +249,7 @@ impl RegionTable {
         tenancy.grants.iter().any(|known| known.epoch == grant.epoch).then_some(tenancy.owner)
     }
 
-    /// When [`expire`](Self::expire) has something to do next, if nothing is renewed before.
+    /// When [`expire`](Self::expire) has something to do next, unless a lease is renewed before.
     pub fn next_deadline(&self) -> Option<Millis> {
         let ends = self.regions.iter().filter_map(|region| match &region.state {
             State::Held(tenancy) => Some(tenancy.until),
@@ -266,7 +269,7 @@ impl RegionTable {
         self.ttl
     }
 
-    /// How many regions are where.
+    /// Number of regions in each state.
     pub fn counts(&self) -> RegionCounts {
         let mut counts = RegionCounts::default();
         for region in &self.regions {
@@ -299,7 +302,7 @@ impl RegionTable {
         })
     }
 
-    /// The lease in force, whether or not its time is over.
+    /// The lease in force, whether or not its time has passed.
     fn tenancy(&mut self, lease: Lending) -> Result<&mut Tenancy, LeaseRefusal> {
         let region = self.regions.get_mut(lease.region as usize).ok_or(LeaseRefusal::Unknown)?;
         if lease.epoch > region.latest {
@@ -317,7 +320,7 @@ impl RegionTable {
         }
     }
 
-    /// The lease in force for its owner, if its time is not over.
+    /// The lease in force, if the caller is its owner and its time has not passed.
     fn live(
         &mut self,
         now: Millis,

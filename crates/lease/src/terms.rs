@@ -1,25 +1,25 @@
-//! What the table answers, and by what names.
+//! The table's answers, and the types in which it gives them.
 
 use farpool_wire::{AccessKey, Epoch, GrantMode, OwnerId, Refusal};
 
 use crate::{LeaseClass, Millis};
 
-/// One grant of one region: what a fence names, and what a stale message betrays itself by. A lease goes by
-/// its first grant, the owner's own.
+/// One grant of one region. A fence names one, and a stale message is recognised by it. A lease is identified
+/// by its first grant, the owner's own.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Lending {
-    /// Counts the node's regions from zero.
+    /// Index of the region among the node's regions, from zero.
     pub region: u32,
-    /// The grant's number.
+    /// The grant's epoch.
     pub epoch: Epoch,
 }
 
-/// A grant just made. Whoever has `key` may use the region as `mode` says while the lease lasts.
+/// A new grant. A client with `key` may use the region as `mode` says while the lease lasts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grant {
     /// The region and the grant's epoch.
     pub lending: Lending,
-    /// Opens the region; goes to the grant's holder and nobody else.
+    /// Opens the region. Only the grant's holder gets it.
     pub key: AccessKey,
     /// What the holder may do.
     pub mode: GrantMode,
@@ -39,13 +39,13 @@ pub struct Term {
 /// Why a lease was not renewed or released. The holder drops it in each case.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LeaseRefusal {
-    /// Acquire another one: what was stored there is gone.
+    /// Acquire another lease: what was stored in the region is gone.
     #[error("the lease has ended: acquire a new one")]
     Ended,
-    /// Somebody else's lease, or a damaged message.
+    /// The lease is another owner's, or the message is damaged.
     #[error("owner or key are not those of the lease")]
     WrongKey,
-    /// The holder asks the wrong node, or made the lease up.
+    /// The holder asked the wrong node, or invented the lease.
     #[error("this node never granted that lease")]
     Unknown,
 }
@@ -63,10 +63,10 @@ impl From<LeaseRefusal> for Refusal {
 /// Why a grant was not added to a lease, or not fenced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GrantRefusal {
-    /// The lease is not (any longer) the asker's.
+    /// The lease is not the caller's, or no longer.
     #[error(transparent)]
     Lease(#[from] LeaseRefusal),
-    /// Fence one that is not needed any more.
+    /// Fence a grant that is no longer needed.
     #[error(
         "the lease has {} grants, the most there may be: fence one first",
         farpool_wire::MAX_GRANTS_PER_REGION
@@ -83,13 +83,13 @@ pub enum GrantRefusal {
 /// Why a lease was not revoked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RevokeRefusal {
-    /// The region is on its way back, or lent to another.
+    /// The region is being returned, or is lent to another owner.
     #[error("the lease has ended")]
     Ended,
-    /// Only its owner gives it back.
+    /// Only its owner can give it back.
     #[error("the lease is pinned")]
     Pinned,
-    /// Somebody made the lease up.
+    /// The caller invented the lease.
     #[error("this node never granted that lease")]
     Unknown,
 }
@@ -100,20 +100,20 @@ pub enum RevokeRefusal {
 pub enum Released {
     /// The lease was in force: fence all its grants now.
     Fence,
-    /// It had ended before; nothing to do.
+    /// The lease had ended before: there is nothing to do.
     Already,
 }
 
-/// Where a region stands. Holds no key.
+/// The state of a region. It contains no key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RegionStatus {
-    /// Scrubbed, nobody's.
+    /// Scrubbed, and not leased.
     Free,
-    /// Lent. A lease past `until` is over even while the table still says so.
+    /// Lent. A lease past `until` has ended, even while the table still lists it as held.
     Held {
-        /// The lease's number.
+        /// The lease's epoch.
         epoch: Epoch,
-        /// Whose it is.
+        /// The lease's owner.
         owner: OwnerId,
         /// Whether it may be taken back.
         class: LeaseClass,
@@ -121,10 +121,10 @@ pub enum RegionStatus {
         until: Millis,
         /// Grants in force, the owner's own included.
         grants: u32,
-        /// It is being taken back.
+        /// The lease is being taken back.
         revoked: bool,
     },
-    /// Nothing of this lease takes effect any more; holders may still have to let go of the memory.
+    /// Nothing done under this lease takes effect any more; clients may still have to let go of the memory.
     Fenced {
         /// The lease that ended.
         epoch: Epoch,
@@ -136,7 +136,7 @@ pub enum RegionStatus {
     },
 }
 
-/// How many regions are where.
+/// Number of regions in each state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RegionCounts {
     /// Ready to be lent.

@@ -71,7 +71,7 @@ impl<L: Lender> Node for ControlService<L> {
         let FenceGrantRequest { owner, lease, grant } = request.into_inner();
         let lease = lease.ok_or_else(no_lease)?;
         let lender = self.lender.clone();
-        // It may copy a region: not on a thread that answers others.
+        // The fence may copy a region: it does not run on a thread that answers others.
         let fence = move || lender.fence_grant(OwnerId(owner), &lease, Epoch(grant));
         let fenced = tokio::task::spawn_blocking(fence).await;
         match fenced.map_err(|error| Status::internal(error.to_string()))? {
@@ -92,7 +92,8 @@ impl<L: Lender> Node for ControlService<L> {
         let ReleaseRequest { owner, leases } = request.into_inner();
         check_number(&leases)?;
         let lender = self.lender.clone();
-        // A fence may have to wait for a network card to let go: not on a thread that answers others.
+        // A fence may have to wait for a network card to let go: it does not run on a thread that answers
+        // others.
         let release = move || {
             let released = leases.iter().filter(|lease| lender.release(OwnerId(owner), lease).is_ok());
             released.count() as u32

@@ -1,6 +1,6 @@
-//! The node itself: its leases and its memory, joined; what the data plane and the control plane ask.
+//! The node itself: its leases joined to its memory, and the answers to the data plane and the control plane.
 //!
-//! The rules are in [`NodeCore`]; here they meet the clock, the random source and the memory.
+//! The rules are in [`NodeCore`]; this module connects them to the clock, the random source and the memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
@@ -29,10 +29,10 @@ pub(crate) struct Core {
     pub(crate) regions: RegionSet,
     /// Wakes the keeper: a region was fenced. Holds one message: more would say the same.
     fenced: SyncSender<()>,
-    /// Held from a lease's end in the table until it is fenced: who asks for the same meanwhile is answered
-    /// after.
+    /// Held from a lease's end in the table until it is fenced: a second request for the same is answered
+    /// only after that.
     fencing: Mutex<()>,
-    /// Tells the broker's side that a region has become free.
+    /// Tells the registration that a region has become free.
     freed: Notify,
     rejected: AtomicU64,
 }
@@ -61,7 +61,7 @@ impl Core {
         Ok((core, keeper))
     }
 
-    /// Sets where the node is reached; once, before it registers.
+    /// Sets the node's address; once, before the node registers.
     pub(crate) fn set_address(&self, address: NodeAddress) {
         self.address.set(address).expect("the address is set once");
     }
@@ -70,13 +70,14 @@ impl Core {
         Millis(self.started.elapsed().as_millis() as u64)
     }
 
-    /// Makes a scrubbed region free for the next lease, and has that told.
+    /// Makes a scrubbed region free for the next lease, and wakes the registration.
     pub(crate) fn make_free(&self, lease: Lending) {
         self.leases.lock().scrubbed(lease);
         self.freed.notify_one();
     }
 
-    /// Ends leases by the table and fences them. Without the lock of the leases: a fence may have to wait.
+    /// Ends leases in the table and fences them. It does not hold the lock of the leases while it fences,
+    /// since a fence may have to wait.
     pub(crate) fn end<E>(
         &self,
         in_table: impl FnOnce(&mut NodeCore) -> Result<Vec<Lending>, E>,
@@ -176,7 +177,7 @@ impl Lender for Core {
     fn add_grant(&self, owner: OwnerId, lease: &LeaseRef, mode: GrantMode) -> Result<Grant, GrantRefusal> {
         let mut leases = self.leases.lock();
         let grant = leases.add_grant(self.now(), owner, lease, mode, random_key())?;
-        // Under the lock, as above.
+        // Under the lock: a grant that ends at once must not be fenced before it is open.
         self.regions.open_grant(grant.lending.region, grant.lending.epoch, grant.key, mode);
         Ok(grant)
     }
@@ -185,7 +186,7 @@ impl Lender for Core {
         let ended = {
             let mut leases = self.leases.lock();
             let ended = leases.fence_grant(self.now(), owner, lease, grant)?;
-            // Under the lock: the table may give its place to another at once.
+            // Under the lock: the table may give the grant's place to another grant at once.
             self.regions.close_grant(ended.region, ended.epoch);
             ended
         };
@@ -203,7 +204,7 @@ impl Lender for Core {
     fn release(&self, owner: OwnerId, lease: &LeaseRef) -> Result<(), LeaseRefusal> {
         let ended = self.end(|leases| Ok(leases.release(owner, lease)?.into_iter().collect()))?;
         if !ended.is_empty() {
-            let _ = self.fenced.try_send(()); // full: it is being woken; closed: the node is ending
+            let _ = self.fenced.try_send(()); // full: it is being woken already; closed: the node is ending
         }
         Ok(())
     }
@@ -322,7 +323,7 @@ mod tests {
         wait_until(|| core.counts().0.free == 2);
     }
 
-    /// Tells that a fence has come so far, and holds it up until told to go on.
+    /// Reports that a fence has reached it, and holds the fence up until told to go on.
     struct HeldUp {
         reached: Sender<()>,
         go_on: Mutex<Receiver<()>>,
@@ -347,7 +348,7 @@ mod tests {
         let cut = Arc::new(HeldUp { reached, go_on: Mutex::new(goes_on) });
         let lent = core.lend(slow.lending.region, slow.lending.epoch, &slow.key, cut).unwrap();
         std::thread::scope(|scope| {
-            let go_on = go_on; // dropped when an assertion fails: then nobody waits for it
+            let go_on = go_on; // dropped when an assertion fails: then no thread waits for it
             scope.spawn(|| core.fence_grant(OWNER, &leases[0], slow.lending.epoch).unwrap());
             has_reached.recv().unwrap();
             scope.spawn(|| core.fence_grant(OWNER, &leases[1], full.lending.epoch).unwrap());

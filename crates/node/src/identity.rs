@@ -1,4 +1,4 @@
-//! Who a node is, across restarts when it has a directory to remember it in.
+//! A node's identity. It survives restarts if the node has a directory to keep it in.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -9,33 +9,33 @@ use farpool_wire::NodeId;
 
 const FILE: &str = "node";
 const HEADER: &str = "farpool node identity 1";
-/// Beside the identity, which is replaced at each start and so cannot hold a lock.
+/// A file of its own: the identity's file is replaced at each start and so cannot hold a lock.
 const LOCK: &str = "lock";
 
-/// A node's name, and which of its lives this is.
+/// A node's id, and which start under this id it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Identity {
     pub(crate) node: NodeId,
-    /// Never the same twice under one id: epochs are made of it.
+    /// Never repeats under one id, since epochs are made of it.
     pub(crate) incarnation: u32,
 }
 
-/// The state folder is this process's own (flock); the kernel gives it back when the process ends, however
-/// that is.
+/// Holds the state folder for this process alone (flock). The kernel releases the lock when the process ends,
+/// however it ends.
 #[derive(Debug)]
 pub(crate) struct Held {
     _lock: File,
 }
 
-/// A name nobody had before.
+/// A random id that no node had before.
 pub(crate) fn fresh() -> io::Result<Identity> {
     let node = NodeId(getrandom::u64().map_err(io::Error::other)?);
     Ok(Identity { node, incarnation: 1 })
 }
 
-/// The name kept in `directory`, in its next life, or a fresh one that is kept there from now on. It is this
-/// process's for as long as it holds the folder: two processes under one name would answer for each other's
-/// leases.
+/// The id kept in `directory`, in its next incarnation, or a fresh id that is kept there from now on. It
+/// belongs to this process for as long as the process holds the folder: two processes under one id would
+/// answer for each other's leases.
 pub(crate) fn next_life(directory: &Path) -> io::Result<(Identity, Held)> {
     own::make_folder(directory)?;
     let held = hold(directory)?;
@@ -73,7 +73,7 @@ fn hold(directory: &Path) -> io::Result<Held> {
     }
 }
 
-/// Written before it is used, and durably: a life that could be lived twice would bring epochs back.
+/// Stores the identity durably before it is used: an incarnation that started twice would bring epochs back.
 fn keep(directory: &Path, path: &Path, identity: Identity) -> io::Result<()> {
     let draft = directory.join(format!("{FILE}.new"));
     let mut file = own::open_file(&draft)?;
@@ -123,7 +123,7 @@ mod tests {
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
         drop(next_life(&directory).unwrap());
         assert_eq!(mode(&directory), 0o700);
-        // As an earlier release made it.
+        // The mode that an earlier release gave it.
         fs::set_permissions(directory.join(LOCK), fs::Permissions::from_mode(0o644)).unwrap();
         drop(next_life(&directory).unwrap());
         assert_eq!([mode(&directory.join(LOCK)), mode(&directory.join(FILE))], [0o600, 0o600]);

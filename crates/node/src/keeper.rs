@@ -11,11 +11,11 @@ use farpool_lease::Lending;
 
 use crate::core::Core;
 
-/// Longest sleep of the keeper, and how often it looks whether held memory was let go.
+/// Longest sleep of the keeper, and how often it checks whether held memory was let go.
 const TICK: Duration = Duration::from_millis(200);
 
-/// After failing to take the memory that fences move to: asking takes as long as touching a region, and
-/// leases end on this thread.
+/// Pause after the keeper failed to get the spare memory to which fences move regions. An attempt takes as
+/// long as touching a region, and leases end on this thread.
 const RESTORE_PAUSE: Duration = Duration::from_secs(5);
 
 /// The keeper's thread; ends when dropped.
@@ -25,7 +25,7 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts looking after a core; `fenced` tells that there is a region to make free.
+    /// Starts the keeper of a core. A message on `fenced` says that there is a region to make free.
     pub(crate) fn start(core: Arc<Core>, fenced: Receiver<()>) -> std::io::Result<Self> {
         let (stop, stopped) = std::sync::mpsc::channel();
         let thread = std::thread::Builder::new()
@@ -63,7 +63,7 @@ fn keep(core: &Core, fenced: &Receiver<()>, stopped: &Receiver<()>) {
         for lease in ended {
             tracing::info!(region = lease.region, epoch = %lease.epoch, "lease ended: not renewed, or taken back");
         }
-        // One at a time, so that leases end on time meanwhile.
+        // One region at a time, so that leases end on time meanwhile.
         let next = core.leases.lock().begin_scrub(|region| core.regions.is_held(region));
         more = next.is_some_and(|lease| make_free(core, lease));
         if Instant::now() >= restore_at
@@ -75,7 +75,7 @@ fn keep(core: &Core, fenced: &Receiver<()>, stopped: &Receiver<()>) {
     }
 }
 
-/// Scrubs a fenced region; false to try again later.
+/// Scrubs a fenced region. `false`: it has to be tried again later.
 fn make_free(core: &Core, lease: Lending) -> bool {
     match core.regions.scrub(lease.region) {
         Ok(Scrubbed::Clean) => {

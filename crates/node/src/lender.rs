@@ -5,10 +5,10 @@ use farpool_wire::{Epoch, GrantMode, OwnerId};
 /// Why a grant was not fenced.
 #[derive(Debug, thiserror::Error)]
 pub enum FenceError {
-    /// The asker may not, or there is nothing to fence.
+    /// The caller may not fence it, or there is nothing to fence.
     #[error(transparent)]
     Refused(#[from] GrantRefusal),
-    /// The grant is refused everything, but its process may still store to the memory: ask again.
+    /// All operations under the grant are refused, but its process may still store to the memory: ask again.
     #[error("no memory to move the region to: {0}; ask again, until then the grant is not fenced")]
     NoMemory(#[source] std::io::Error),
 }
@@ -17,7 +17,7 @@ pub enum FenceError {
 ///
 /// Methods answer at once, without waiting for the network or for a scrub, unless they say otherwise.
 pub trait Lender: Send + Sync + 'static {
-    /// Where the node is reached. Does not change while it runs.
+    /// The node's address. It does not change while the node runs.
     fn address(&self) -> NodeAddress;
 
     /// Size of each region.
@@ -26,14 +26,14 @@ pub trait Lender: Send + Sync + 'static {
     /// How many regions the node has.
     fn regions_total(&self) -> u32;
 
-    /// Lends up to `count` free regions; fewer when there are fewer.
+    /// Lends up to `count` free regions; fewer when fewer are free.
     fn grant(&self, owner: OwnerId, class: LeaseClass, count: u32) -> Vec<Lease>;
 
     /// Adds a client's grant to a lease.
     fn add_grant(&self, owner: OwnerId, lease: &LeaseRef, mode: GrantMode) -> Result<Grant, GrantRefusal>;
 
-    /// Ends a client's grant; when this returns, nothing of it takes effect any more. Asking twice is no
-    /// error. May take as long as moving a region's contents to new memory.
+    /// Ends a client's grant. When this returns, nothing done under it takes effect any more. Asking twice is
+    /// no error. It may take as long as moving a region's contents to new memory.
     fn fence_grant(&self, owner: OwnerId, lease: &LeaseRef, grant: Epoch) -> Result<(), FenceError>;
 
     /// Extends a lease.
@@ -42,17 +42,17 @@ pub trait Lender: Send + Sync + 'static {
     /// Takes back up to `count` of an owner's revocable leases.
     fn revoke(&self, owner: OwnerId, count: u32, grace: Millis) -> RevokeResponse;
 
-    /// Ends a lease; when this returns, nothing of it takes effect any more. Asking twice is no error. May
-    /// wait for network cards to be cut off.
+    /// Ends a lease. When this returns, nothing done under it takes effect any more. Asking twice is no
+    /// error. It may wait for network cards to be cut off.
     fn release(&self, owner: OwnerId, lease: &LeaseRef) -> Result<(), LeaseRefusal>;
 
     /// The regions that are not free.
     fn states(&self) -> Vec<RegionState>;
 
-    /// How many regions are where, and the sum of the marks of all leases held.
+    /// Number of regions in each state, and the sum of the marks of all leases held.
     fn counts(&self) -> (RegionCounts, u64);
 
-    /// Returns once a region has become free since this last returned; for one waiter.
+    /// Returns once a region has become free since it last returned; for one waiter.
     fn freed(&self) -> impl Future<Output = ()> + Send;
 
     /// Connections cut off for malformed input, on any port, since the node started.
@@ -71,7 +71,7 @@ pub(crate) mod fake {
     pub const TTL_MS: u64 = 10_000;
     pub const FRAMES_REJECTED: u64 = 5;
 
-    /// Lends by the real rules at a time that stands still, and owns no memory.
+    /// Lends by the real rules, with a clock that stands still and without memory.
     pub struct FakeLender {
         leases: Mutex<NodeCore>,
         regions: u32,

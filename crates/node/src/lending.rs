@@ -1,13 +1,13 @@
-//! What a node decides about its leases: the table, and which regions are on their way back. Takes the time
-//! and the keys, touches no memory, and says what is to be done to it.
+//! A node's decisions about its leases: the table, and which regions are being returned. The code takes the
+//! time and the keys as arguments, touches no memory, and returns what is to be done to it.
 //!
-//! N1. The table says who may; its caller makes it so. A grant is opened in the memory only after the table
-//!     has made it and before anybody is told; a lease is fenced there before anybody is told that it ended.
-//! N2. A region comes back to the table as free only after its memory was scrubbed or replaced, and that
-//!     begins only when the caller has said that the lease is fenced and that nobody has to let go of its
-//!     memory.
-//! N3. Leases end on time: the caller asks [`NodeCore::expire`] by [`NodeCore::next_deadline`].
-//! Not here: clocks, threads, random keys, memory, messages' ways.
+//! N1. The table decides who may use a region, and its caller enforces that. A grant is opened in the memory
+//!     only after the table has made it and before anybody is told; a lease is fenced there before anybody is
+//!     told that it ended.
+//! N2. A region is free in the table again only after its memory was scrubbed or replaced. That begins only
+//!     when the caller has stated that the lease is fenced and that nobody still has to let go of its memory.
+//! N3. Leases end on time: the caller calls [`NodeCore::expire`] by [`NodeCore::next_deadline`].
+//! Not here: clocks, threads, random keys, memory, how messages travel.
 
 use farpool_lease::{
     Grant, GrantRefusal, LeaseClass, LeaseRefusal, Lending, Millis, RegionCounts, RegionStatus, RegionTable,
@@ -16,9 +16,9 @@ use farpool_lease::{
 use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState, RenewOutcome, RevokeResponse};
 use farpool_wire::{AccessKey, Epoch, GrantMode, OwnerId, Refusal};
 
-/// A node's lease table with the regions that are on their way back.
+/// A node's lease table, and the regions that are being returned.
 ///
-/// Its shell does what the answers say, in this order: `grant` and `add_grant`: open the grants, then answer.
+/// The caller carries out the answers, in this order. `grant` and `add_grant`: open the grants, then answer.
 /// `release` and `expire`: fence, then [`fenced`](Self::fenced), then answer. `fence_grant`: fence it, then
 /// answer.
 pub struct NodeCore {
@@ -26,7 +26,7 @@ pub struct NodeCore {
     returning: Vec<Returning>,
 }
 
-/// A fenced region on its way back to the free ones.
+/// A fenced region that is not free yet.
 struct Returning {
     lease: Lending,
     /// The table knows that it is being scrubbed.
@@ -40,7 +40,7 @@ impl NodeCore {
         NodeCore { table: RegionTable::new(incarnation, regions, ttl), returning: Vec::new() }
     }
 
-    /// Lends up to `count` free regions. The caller opens each.
+    /// Lends up to `count` free regions. The caller opens each grant.
     #[must_use]
     pub fn grant(
         &mut self,
@@ -66,7 +66,7 @@ impl NodeCore {
         self.table.add_grant(now, owner, lease, &own_key, mode, key)
     }
 
-    /// Ends a client's grant. The caller fences it, again if it was asked before.
+    /// Ends a client's grant. The caller fences it, also when it was fenced before.
     pub fn fence_grant(
         &mut self,
         now: Millis,
@@ -84,7 +84,8 @@ impl NodeCore {
         self.table.renew(now, owner, lease, &key)
     }
 
-    /// Ends a lease at its owner's wish. The caller fences what is returned, if anything, and says so.
+    /// Ends a lease at its owner's request. The caller fences the lease that is returned, if any, and calls
+    /// [`fenced`](Self::fenced).
     pub fn release(&mut self, owner: OwnerId, lease: &LeaseRef) -> Result<Option<Lending>, LeaseRefusal> {
         let (lease, key) = named(lease)?;
         Ok(match self.table.release(owner, lease, &key)? {
@@ -93,8 +94,8 @@ impl NodeCore {
         })
     }
 
-    /// Takes back up to `count` of an owner's revocable leases that are not being taken back: those lent
-    /// last, since what lies there has had the least time to become worth keeping.
+    /// Takes back up to `count` of an owner's revocable leases that are not being taken back yet. It chooses
+    /// those that were lent last, since what lies there has had the least time to become worth keeping.
     pub fn revoke(&mut self, now: Millis, owner: OwnerId, count: u32, grace: Millis) -> RevokeResponse {
         let mut answer = RevokeResponse::default();
         let mut candidates = Vec::new();
@@ -124,7 +125,7 @@ impl NodeCore {
         answer
     }
 
-    /// Whether whoever has `key` may use the region now.
+    /// Whether a client with `key` may use the region now.
     pub fn check(&self, now: Millis, lending: Lending, key: &AccessKey) -> Result<(), Refusal> {
         self.table.check(now, lending, key)
     }
@@ -134,7 +135,7 @@ impl NodeCore {
         self.table.owner(grant)
     }
 
-    /// Ends the leases whose time is over. The caller fences each, and says so.
+    /// Ends the leases whose time has passed. The caller fences each and calls [`fenced`](Self::fenced).
     #[must_use]
     pub fn expire(&mut self, now: Millis) -> Vec<Lending> {
         self.table.expire(now)
@@ -145,13 +146,14 @@ impl NodeCore {
         self.table.next_deadline()
     }
 
-    /// The caller has fenced a lease: from now on nothing of it takes effect.
+    /// The caller has fenced a lease: from now on nothing done under it takes effect.
     pub fn fenced(&mut self, lease: Lending) {
         self.returning.push(Returning { lease, scrubbing: false });
     }
 
-    /// A fenced region of which nobody has the memory who must let go first, as `is_held` tells: the caller
-    /// scrubs or replaces it, and says what came of it.
+    /// Returns a fenced region whose memory nobody still has to let go of, as `is_held` tells. The caller
+    /// scrubs or replaces the memory, and then calls [`scrubbed`](Self::scrubbed) or
+    /// [`not_scrubbed`](Self::not_scrubbed).
     pub fn begin_scrub(&mut self, mut is_held: impl FnMut(u32) -> bool) -> Option<Lending> {
         loop {
             let next = self.returning.iter().position(|returning| !is_held(returning.lease.region))?;
@@ -159,7 +161,7 @@ impl NodeCore {
             if scrubbing || self.table.begin_scrub(lease) {
                 return Some(lease);
             }
-            // Not this lease's turn: somebody else has seen to it.
+            // It is not this lease's turn: the region was dealt with before.
         }
     }
 
@@ -168,7 +170,7 @@ impl NodeCore {
         let _in_turn = self.table.scrubbed(lease);
     }
 
-    /// The region could not be made clean: it will be [named again](Self::begin_scrub).
+    /// The region could not be cleaned: [`begin_scrub`](Self::begin_scrub) will return it again.
     pub fn not_scrubbed(&mut self, lease: Lending) {
         self.returning.push(Returning { lease, scrubbing: true });
     }
@@ -178,17 +180,17 @@ impl NodeCore {
         self.table.ttl()
     }
 
-    /// How many regions are where.
+    /// Number of regions in each state.
     pub fn counts(&self) -> RegionCounts {
         self.table.counts()
     }
 
-    /// The sum of the marks of all leases held, as a heartbeat says it: equal tables have equal sums.
+    /// The sum of the marks of all leases held, as heartbeats carry it: equal tables have equal sums.
     pub fn table_sum(&self, now: Millis) -> u64 {
         self.states(now).iter().fold(0, |sum, state| sum.wrapping_add(state.mark()))
     }
 
-    /// The regions that are not free, as the broker is told.
+    /// The regions that are not free, as they are reported to the broker.
     pub fn states(&self, now: Millis) -> Vec<RegionState> {
         let state = |(region, status): (u32, RegionStatus)| match status {
             RegionStatus::Free => None,
@@ -210,7 +212,7 @@ impl NodeCore {
     }
 }
 
-/// A fresh grant as its owner is told.
+/// The message that tells an owner of a new lease.
 pub fn lease_message(grant: &Grant, class: LeaseClass, ttl: Millis, address: NodeAddress) -> Lease {
     Lease {
         address: Some(address),
@@ -222,7 +224,7 @@ pub fn lease_message(grant: &Grant, class: LeaseClass, ttl: Millis, address: Nod
     }
 }
 
-/// What became of one lease's renewal, as its owner is told.
+/// The message that tells an owner the outcome of one lease's renewal.
 pub fn renew_outcome(renewed: Result<Term, LeaseRefusal>) -> RenewOutcome {
     match renewed {
         Ok(term) => RenewOutcome {

@@ -1,11 +1,11 @@
-//! A node lends memory of its machine: it reserves regions, serves them, and keeps the truth about who holds
+//! A node lends memory of its machine. It reserves regions, serves them, and is the authority on who holds
 //! them.
 //!
-//! - [`NodeCore`] decides about leases and regions, pure; `core` joins it with the memory, `keeper` with the
-//!   time.
-//! - `memory` tells how much may be lent; `identity` survives restarts.
-//! - `control` and `register` are the shells towards owners and the broker; the data plane is the fabric's
-//!   server.
+//! - [`NodeCore`] decides about leases and regions, and is pure; `core` connects it to the memory, `keeper`
+//!   to the clock.
+//! - `memory` finds out how much may be lent; `identity` keeps the node's id across restarts.
+//! - `control` serves owners and the broker, and `register` reports to the broker; the data plane is the
+//!   fabric's server.
 //!
 //! Not here: lease rules (crate `lease`), how bytes travel (crate `fabric`), which owner gets what (crate
 //! `broker`).

@@ -6,20 +6,20 @@ use std::path::Path;
 
 use rustix::process::{Resource, getrlimit};
 
-/// Left to the machine at least, whatever `auto` finds: the kernel and a shell want to live too.
+/// Left to the machine at least, whatever `auto` finds: the kernel and a shell need memory, too.
 const LEAST_RESERVE_BYTES: u64 = 512 << 20;
-/// Left to the machine as a part of what is available.
+/// Left to the machine, as a percentage of what is available.
 const RESERVE_PERCENT: u64 = 10;
 
-/// What `--memory auto` comes to: the smaller of the machine's available memory and the room in this
-/// process's cgroup, less a reserve (design, section 4).
+/// The amount for `--memory auto`: the smaller of the machine's available memory and the room in this
+/// process's cgroup, less a reserve.
 pub fn memory_to_lend() -> io::Result<u64> {
     let available = available_memory()?;
     let reserve = (available / 100 * RESERVE_PERCENT).max(LEAST_RESERVE_BYTES);
     Ok(available.saturating_sub(reserve))
 }
 
-/// Memory that this process could take now without pushing anybody out.
+/// Memory that this process could take now without displacing others.
 pub fn available_memory() -> io::Result<u64> {
     let machine = mem_available(&fs::read_to_string("/proc/meminfo")?)
         .ok_or_else(|| io::Error::other("/proc/meminfo has no MemAvailable"))?;
@@ -46,11 +46,12 @@ fn mem_available(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// Room left in this process's memory cgroup, version 1 or 2, and in those above it; `None` without a limit.
+/// The least room left in this process's memory cgroup, version 1 or 2, and those above it; `None` without a
+/// limit.
 fn cgroup_room() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let (root, path, limit, usage) = groups.lines().find_map(cgroup_files)?;
-    // In a container the path may be that of the host, and only the root be there.
+    // In a container the path may be the host's, and only the root may exist.
     Path::new(path).ancestors().filter_map(|group| room_of(root, group, limit, usage)).min()
 }
 
@@ -60,7 +61,8 @@ fn room_of(root: &str, group: &Path, limit: &str, usage: &str) -> Option<u64> {
     Some(number(limit)?.saturating_sub(number(usage)?)) // "max" is no number: no limit
 }
 
-/// The hierarchy, the group within it and two file names, for one line of `/proc/self/cgroup`.
+/// The hierarchy, the group within it, and the names of the files with its limit and its use, for one line of
+/// `/proc/self/cgroup`.
 fn cgroup_files(line: &str) -> Option<(&'static str, &str, &'static str, &'static str)> {
     let mut parts = line.splitn(3, ':');
     let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);

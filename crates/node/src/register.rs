@@ -1,5 +1,5 @@
-//! Keeps the node known to the broker: reports its table, says that it lives, and reports again whenever the
-//! broker asks for it or was lost. Leases go on without any of this.
+//! Keeps the node registered with the broker. It reports the node's table, sends heartbeats, and reports the
+//! table again when the broker asks for it or did not answer. Leases do not depend on any of this.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,26 +14,26 @@ use tonic::transport::Channel;
 
 use crate::lender::Lender;
 
-/// Longest wait for the broker's answer; it may have to wait for its disk.
+/// Longest wait for the broker's answer; the broker may have to wait for its disk.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(3);
 
-/// Pause after the first failed attempt; doubles up to the longest, so that a broker that comes back has its
-/// nodes within seconds and is not run over by them.
+/// Pause after the first failed attempt. It doubles up to [`LONGEST_PAUSE`], so that a broker that comes back
+/// has its nodes within seconds and is not flooded by them.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause between attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// Whatever interval the broker asks for, a node speaks no more often than this,
+/// Shortest interval between heartbeats, whatever the broker asks for.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
-/// and no more rarely than this.
+/// Longest interval between heartbeats, whatever the broker asks for.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A region that became free is told without waiting for the next heartbeat, since the broker places nothing
-/// on a node that it takes for full; but after a heartbeat no sooner than this, so that leases that come and
-/// go cost the broker five heartbeats a second at most.
+/// When a region becomes free, the node sends a heartbeat early, since the broker places nothing on a node
+/// that it takes for full. But it waits at least this long after the last heartbeat, so that leases that come
+/// and go cost the broker five heartbeats a second at most.
 const FREED_INTERVAL: Duration = Duration::from_millis(200);
 
-/// A node's standing with its broker.
+/// A node's registration with its broker.
 pub struct Registration<L> {
     lender: Arc<L>,
     broker: BrokerClient<Channel>,
@@ -46,13 +46,13 @@ pub struct Registration<L> {
 pub struct Registered(Duration);
 
 impl<L: Lender> Registration<L> {
-    /// Says whom to register with; fails when the address or the certificates are of no use.
+    /// Names the broker to register with; fails when the address or the certificates are of no use.
     pub fn new(lender: Arc<L>, broker: &str, tls: Option<&Tls>) -> Result<Self, ControlError> {
         let client = BrokerClient::new(dial(broker, tls)?);
         Ok(Registration { lender, broker: client, broker_address: broker.to_owned(), said: None })
     }
 
-    /// Registers, and tries again for as long as `within`. The error says why the last try failed.
+    /// Registers, and tries again for up to `within`. The error says why the last try failed.
     pub async fn first(&mut self, within: Duration) -> Result<Registered, String> {
         let deadline = Instant::now() + within;
         let mut pause = FIRST_PAUSE;
@@ -70,7 +70,7 @@ impl<L: Lender> Registration<L> {
         }
     }
 
-    /// Keeps the node registered for as long as it is polled, whatever becomes of the broker.
+    /// Keeps the node registered while it is polled, whatever happens to the broker.
     pub async fn keep(mut self, registered: Registered) -> Infallible {
         let mut pause = FIRST_PAUSE;
         let mut standing = Ok(registered.0);
@@ -92,8 +92,8 @@ impl<L: Lender> Registration<L> {
         }
     }
 
-    /// Logs how the node stands when that has changed: a broker may be away for hours, and be asked all the
-    /// time.
+    /// Logs whether the node is registered, when that has changed: a broker may be away for hours while the
+    /// node keeps asking it.
     fn say(&mut self, standing: Result<(), String>) {
         if self.said.as_ref() == Some(&standing) {
             return;
@@ -105,7 +105,7 @@ impl<L: Lender> Registration<L> {
         self.said = Some(standing);
     }
 
-    /// Reports the node's table; says how often to send heartbeats.
+    /// Reports the node's table. Returns the interval of heartbeats.
     async fn register(&mut self) -> Result<Duration, Status> {
         let report = RegisterRequest {
             address: Some(self.lender.address()),
@@ -118,14 +118,14 @@ impl<L: Lender> Registration<L> {
         Ok(interval.clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL))
     }
 
-    /// Waits for the time of the next heartbeat: the interval, or less when a region becomes free.
+    /// Waits until the next heartbeat is due: for the interval, or less when a region becomes free.
     async fn until_next(&self, interval: Duration) {
         let unasked = interval.min(FREED_INTERVAL);
         sleep(unasked).await;
-        let _ = timeout(interval - unasked, self.lender.freed()).await; // either way it is time
+        let _ = timeout(interval - unasked, self.lender.freed()).await; // either way the heartbeat is due
     }
 
-    /// Sends heartbeats until the broker asks for a report, or is lost.
+    /// Sends heartbeats until the broker asks for a report, or does not answer.
     async fn beat(&mut self, interval: Duration) -> Result<(), Status> {
         loop {
             self.until_next(interval).await;
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
     use crate::lender::fake::{FRAMES_REJECTED, FakeLender};
 
-    /// Nothing here takes longer, unless it hangs.
+    /// No step takes longer, unless it hangs.
     const PATIENCE: Duration = Duration::from_secs(20);
 
     #[derive(Debug)]
@@ -179,8 +179,8 @@ mod tests {
         Beat(HeartbeatRequest),
     }
 
-    /// Passes on what it hears. Asks for a report at each heartbeat with `asks_again`, else when it has had
-    /// none.
+    /// Passes on what it hears. With `asks_again` it asks for a report at each heartbeat, else only while it
+    /// has had none.
     struct FakeBroker {
         heard: mpsc::Sender<Heard>,
         asks_again: bool,

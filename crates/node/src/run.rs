@@ -25,39 +25,40 @@ use crate::memory::{available_memory, lockable_memory};
 use crate::register::Registration;
 use crate::socket::bind_unix;
 
-/// Smallest region: one extent of a client's file, several times over.
+/// Smallest region: room for several extents of a client's file.
 pub const LEAST_REGION_BYTES: u64 = 1 << 20;
 
-/// Serves a node's memory by network card. It lives in a crate of its own, and whoever makes a program brings
-/// it.
+/// Serves a node's memory through a network card. The implementation has a crate of its own, and the program
+/// that runs the node supplies it.
 pub trait CardService: fmt::Debug + Send + Sync {
-    /// Where it is to listen, for people to read.
+    /// Where it is to listen, as text for people.
     fn place(&self) -> String;
 
-    /// Serves `host` until the guard is dropped. Returns where clients find it.
+    /// Serves `host` until the guard is dropped. Returns the address for clients.
     ///
     /// # Errors
-    /// Those of the machine's set-up, with what mends them.
+    /// Faults of the machine's set-up; the text says what mends them.
     fn serve(&self, host: Arc<dyn Host>) -> io::Result<(SocketAddr, Box<dyn Any + Send>)>;
 }
 
 /// How a node is set up.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
-    /// Whom to register with, HOST:PORT.
+    /// The broker to register with, HOST:PORT.
     pub broker: String,
     /// Where owners renew their leases.
     pub control_listen: SocketAddr,
     /// Where clients on other hosts read and write.
     pub data_listen: SocketAddr,
-    /// Name or address by which other machines reach these two, if it is not the one that is listened on.
+    /// Name or address by which other machines reach these two listeners, if it is not the one that they
+    /// listen on.
     pub advertise: Option<String>,
     /// How long the node tries to register before it gives up. Once it has registered, the broker may come
     /// and go.
     pub register_within: Duration,
-    /// Where clients on this host fetch the memory itself.
+    /// The socket from which clients on this host get the memory itself.
     pub shm_socket: Option<PathBuf>,
-    /// Serves clients by network card as well.
+    /// Serves clients through a network card as well.
     pub card: Option<Arc<dyn CardService>>,
     /// How much to lend; rounded down to whole regions.
     pub memory_bytes: u64,
@@ -65,16 +66,16 @@ pub struct NodeConfig {
     pub region_bytes: u64,
     /// Whether the memory is kept out of swap.
     pub locking: Locking,
-    /// Where to remember the node's name; without it every start is a new node.
+    /// Where to keep the node's id; without it every start is a new node.
     pub state_dir: Option<PathBuf>,
     /// Certificates of the control plane.
     pub tls: Option<Tls>,
 }
 
-/// Why a node did not come up, or did not stay.
+/// Why a node did not start, or did not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// Give it more, or smaller regions.
+    /// Lend more memory, or use smaller regions.
     #[error(
         "{memory_bytes} bytes are less than one region of {region_bytes}; raise --memory or lower --region-size"
     )]
@@ -92,7 +93,7 @@ pub enum NodeError {
         /// What was given.
         region_bytes: u64,
     },
-    /// Offer less.
+    /// Lend less memory.
     #[error(
         "only {} MiB of memory are available, not {} MiB (with --shm-socket, one region more than is lent); \
          lower --memory, or use --memory auto",
@@ -100,9 +101,9 @@ pub enum NodeError {
         needed_bytes >> 20
     )]
     NotAvailable {
-        /// What was offered, and the spare region.
+        /// What was offered, plus the spare region.
         needed_bytes: u64,
-        /// What there is.
+        /// What is available.
         available_bytes: u64,
     },
     /// Raise the limit, or do without locking.
@@ -113,12 +114,12 @@ pub enum NodeError {
         needed_bytes >> 20
     )]
     NotLockable {
-        /// What was offered, and the spare region.
+        /// What was offered, plus the spare region.
         needed_bytes: u64,
         /// What the limit allows.
         lockable_bytes: u64,
     },
-    /// A region takes a descriptor.
+    /// Raise the limit: each region takes a descriptor.
     #[error(
         "{regions} regions need as many descriptors; raise the limit on open files (ulimit -n), or --region-size"
     )]
@@ -126,7 +127,7 @@ pub enum NodeError {
         /// How many regions.
         regions: u32,
     },
-    /// Memory that processes share is a file to the kernel.
+    /// Raise the limit: memory that processes share is a file to the kernel.
     #[error("regions of {} MiB are files to the kernel, larger than the limit; raise it (ulimit -f unlimited)", region_bytes >> 20)]
     FileSize {
         /// The region size.
@@ -155,10 +156,10 @@ pub enum NodeError {
         /// Why.
         reason: String,
     },
-    /// The kernel did not give the memory after all.
+    /// Lend less memory: the kernel did not give it after all.
     #[error("cannot reserve the memory: {0}; lower --memory")]
     Reserve(#[source] io::Error),
-    /// End whoever has it, or choose another.
+    /// End the process that has it, or choose another.
     #[error("cannot listen on {place}: {source}; choose another with {flag}")]
     Listen {
         /// Address or path.
@@ -179,7 +180,7 @@ pub enum NodeError {
     /// The system is short of threads or descriptors.
     #[error("cannot start the node's threads: {0}; raise the limits on processes and open files")]
     Start(#[source] io::Error),
-    /// Address or certificates.
+    /// Mend the address or the certificates.
     #[error(transparent)]
     Control(#[from] ControlError),
 }
@@ -187,7 +188,7 @@ pub enum NodeError {
 /// What a node tells its operator once it serves.
 #[derive(Clone, Debug)]
 pub struct Ready {
-    /// Its name.
+    /// Its id.
     pub node: NodeId,
     /// Its addresses.
     pub address: NodeAddress,
@@ -197,11 +198,11 @@ pub struct Ready {
     pub region_bytes: u64,
 }
 
-/// Runs a node until `shutdown`. `on_ready` is called once it serves and has registered with the broker,
-/// which may then come and go.
+/// Runs a node until `shutdown`. `on_ready` is called once the node serves and has registered with the
+/// broker, which may then come and go.
 ///
-/// A shutdown while the memory is being taken ends it at once, but a thread of the runtime is still at that
-/// work then: end the runtime by `shutdown_background`, which does not wait for it.
+/// A shutdown while the memory is being reserved ends this function at once, but a thread of the runtime is
+/// then still reserving it. End the runtime with `shutdown_background`, which does not wait for that thread.
 pub async fn run(
     config: NodeConfig,
     on_ready: impl FnOnce(&Ready),
@@ -211,7 +212,7 @@ pub async fn run(
     let regions = check(&config)?;
     farpool_fabric::raise_limit(); // regions and connections take a descriptor each
     let (identity, _state_held) = identify(config.state_dir.as_deref())?;
-    // Bound before the memory is taken: a taken port is told at once.
+    // Bound before the memory is reserved, so that a port in use is reported at once.
     let control = Listener::bind(config.control_listen, config.tls.clone()).await?;
     let listeners = listen(&config)?;
     let mut shutdown = pin!(shutdown);
@@ -246,7 +247,7 @@ pub async fn run(
     }
 }
 
-/// Who this node is, and its hold on the folder that says so, if there is one.
+/// This node's identity, and its lock on the folder that keeps it, if there is one.
 fn identify(state_dir: Option<&Path>) -> Result<(Identity, Option<Held>), NodeError> {
     let Some(directory) = state_dir else {
         return Ok((identity::fresh().map_err(NodeError::Start)?, None));
@@ -256,7 +257,7 @@ fn identify(state_dir: Option<&Path>) -> Result<(Identity, Option<Held>), NodeEr
     Ok((identity, Some(held)))
 }
 
-/// Starts the service by network card, if there is to be one; where clients find it.
+/// Starts the service through a network card, if there is to be one. Returns its address for clients.
 fn serve_by_card(
     config: &NodeConfig,
     core: &Arc<Core>,
@@ -267,8 +268,8 @@ fn serve_by_card(
     Ok((address.to_string(), Some(guard)))
 }
 
-/// Refuses addresses that only this machine reaches if the broker is on another one: it would pass them on to
-/// clients in vain.
+/// Refuses addresses that only this machine reaches if the broker is on another one: clients there could not
+/// use them.
 fn check_reach(config: &NodeConfig) -> Result<(), NodeError> {
     if config.advertise.is_some() || is_loopback(&config.broker) {
         return Ok(());
@@ -305,7 +306,8 @@ fn check(config: &NodeConfig) -> Result<u32, NodeError> {
     Ok(regions)
 }
 
-/// Regions beside those that are lent: processes that were handed memory are fenced by moving it.
+/// Regions in addition to those that are lent. A process that has a region's memory mapped is fenced by
+/// moving the region to other memory.
 fn spare_regions(config: &NodeConfig) -> u64 {
     u64::from(config.shm_socket.is_some())
 }
@@ -326,7 +328,7 @@ fn listen(config: &NodeConfig) -> Result<Listeners, NodeError> {
     Ok(Listeners { tcp: Some(tcp), unix: unix.transpose()? })
 }
 
-/// Takes the socket's path away again where the data plane, whose it would have been, was not started.
+/// Removes the socket's path if the data plane, which would have owned it, was not started.
 fn leave_socket(config: &NodeConfig) {
     if let Some(path) = &config.shm_socket
         && let Err(error) = std::fs::remove_file(path)
@@ -335,7 +337,7 @@ fn leave_socket(config: &NodeConfig) {
     }
 }
 
-/// Takes the memory, which may last seconds, and starts the data plane.
+/// Reserves the memory, which can take seconds, and starts the data plane.
 async fn start(
     config: &NodeConfig,
     identity: Identity,
@@ -390,7 +392,7 @@ fn address(
     }
 }
 
-/// Asks the kernel to end this process before any other when memory runs out: it lends what is idle only.
+/// Asks the kernel to end this process before any other when memory runs out: it lends only idle memory.
 fn be_first_to_go() {
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "1000") {
         tracing::warn!(%error, "the kernel may end other processes before this node when memory runs out");

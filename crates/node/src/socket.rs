@@ -4,7 +4,7 @@
 //! S2. The path appears only when the socket is ready for all users: the socket is bound and gets its mode in
 //!     a folder that no other user can enter, and is then renamed into place. (Setting a mode by path
 //!     elsewhere may change another file, and the umask is shared by the whole process.)
-//! S3. No other user can change the folder of the socket, or add to it, and so put another socket in its
+//! S3. No other user can change the folder of the socket, or add to it. So none can put another socket in its
 //!     place, not even after the node has ended. The sticky bit does not help: it guards the socket only
 //!     while it exists. Clients of a node that has just ended connect again, show their keys, and take
 //!     whatever answers for the node until a lease is not renewed.
@@ -57,7 +57,7 @@ impl Hidden {
     fn make(folder: &Path) -> io::Result<Self> {
         // A process may start several nodes at the same time.
         static MADE: AtomicU32 = AtomicU32::new(0);
-        let number = MADE.fetch_add(1, Ordering::Relaxed); // a number of its own for each; orders nothing
+        let number = MADE.fetch_add(1, Ordering::Relaxed); // a number of its own for each; pairs with nothing
         let hidden = Hidden(folder.join(format!(".{}-{number}", std::process::id())));
         hidden.clear(); // may be left from a killed process that had this id
         DirBuilder::new().mode(0o700).create(&hidden.0)?;
@@ -69,8 +69,8 @@ impl Hidden {
     }
 
     fn clear(&self) {
-        // Mostly there is neither. Anything else in the folder is not ours to remove: then creating the
-        // folder fails, and says so.
+        // Usually neither exists. Anything else in the folder is not ours to remove: creating the folder then
+        // fails, and the error says so.
         let _ = std::fs::remove_file(self.socket());
         let _ = std::fs::remove_dir(&self.0);
     }

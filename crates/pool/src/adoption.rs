@@ -1,11 +1,11 @@
-//! Taking over what an earlier process held that was killed: its name, and those of its leases that still
-//! run.
+//! Takes over what a killed process held: its owner's id, and those of its leases that still run.
 //!
-//! A1. The nodes say which leases still run; until one has answered, nothing of it is used.
-//! A2. What the earlier process held for lost stays lost.
-//! A3. Places where a write of the earlier process may still land are handed to nobody.
-//! A4. Numbers of regions stay what they were: tables kept beside go by them. One that files refer to is not
-//!     given to another region.
+//! A1. The nodes say which leases still run; until a node has answered, nothing there is used.
+//! A2. What the earlier process had recorded as lost stays lost.
+//! A3. Places where a write of the earlier process may still land are handed to nobody except the holder that
+//!     had them.
+//! A4. Numbers of regions stay what they were: tables kept beside use them. A number to which files refer is
+//!     not given to another region.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,25 +20,25 @@ use crate::region::{LeasedRegion, NodeState};
 use crate::space::{EXTENT_BYTES, Extent};
 use crate::stock::Stock;
 
-/// Leases of an earlier process on their way to this one.
+/// Leases of an earlier process that this one is taking over.
 #[derive(Debug)]
 pub struct Adoption {
     regions: BTreeMap<u64, KeptRegion>,
-    /// Regions about which no node has said anything yet, and their numbers.
+    /// Regions about which their nodes have not answered yet, with their numbers.
     open: BTreeMap<RegionId, u64>,
-    /// What is lost, by number, as whoever has extents there sees it.
+    /// The lost regions by number, as the holders of extents there see them.
     lost: BTreeMap<u64, Arc<LeasedRegion>>,
     taken: BTreeSet<u64>,
     extents_per_region: u64,
 }
 
 impl Adoption {
-    /// Whether every lease that may still run was answered for.
+    /// Whether nodes have answered about every lease that may still run.
     pub fn is_answered(&self) -> bool {
         self.open.is_empty()
     }
 
-    /// Whether somebody has an extent already.
+    /// Whether an extent was taken already.
     pub fn is_taken(&self, extent: u64) -> bool {
         self.taken.contains(&extent)
     }
@@ -51,7 +51,7 @@ impl Adoption {
 }
 
 impl Stock {
-    /// Begins to take over what state speaks of.
+    /// Begins to take over the regions in `kept`.
     pub fn begin_adoption(&self, kept: &Kept) -> Adoption {
         let extents_per_region = self.region_bytes() / EXTENT_BYTES;
         let mut regions = regions_of(kept);
@@ -69,7 +69,7 @@ impl Stock {
         Adoption { regions, open, lost: BTreeMap::new(), taken: BTreeSet::new(), extents_per_region }
     }
 
-    /// What to ask which nodes, at most `most` leases in one question.
+    /// The requests to nodes, with at most `most` leases in each.
     pub fn adoption_questions(&self, adoption: &Adoption, most: usize) -> Vec<(NodeAddress, Renewal)> {
         let mut by_node: BTreeMap<NodeId, Vec<&KeptRegion>> = BTreeMap::new();
         for number in adoption.open.values() {
@@ -88,7 +88,7 @@ impl Stock {
         questions
     }
 
-    /// A node has answered: what it has renewed is held from now on.
+    /// Records a node's answer: the leases that it has renewed are held from now on.
     pub fn adoption_answered(&self, adoption: &mut Adoption, question: &Renewal, answer: &RenewResponse) {
         let now = self.now();
         let answers = self.with_holder(|holder| holder.adoption_answered(now, question, answer));
@@ -109,7 +109,7 @@ impl Stock {
         }
     }
 
-    /// No more answers are waited for: what is not held by now is lost.
+    /// Stops waiting for answers: what is not held by now is lost.
     pub fn adoption_ends(&self, adoption: &mut Adoption) {
         adoption.open.clear();
         let held: BTreeSet<u64> = self.numbered_regions().iter().map(|held| held.number).collect();
@@ -122,7 +122,8 @@ impl Stock {
         }
     }
 
-    /// The extent of this number for whoever had it; `None`: there is no such extent, or somebody has it.
+    /// Hands the extent of this number to the caller, which had it. `None`: there is no such extent, or it
+    /// was taken already.
     pub fn adopt_extent(&self, adoption: &mut Adoption, number: u64) -> Option<Extent> {
         let (region, place) = (number / adoption.extents_per_region, number % adoption.extents_per_region);
         if !adoption.taken.insert(number) {
@@ -134,7 +135,7 @@ impl Stock {
         self.space.lock().take_at(region, place as u32, &self.space)
     }
 
-    /// A write of the earlier process may still land on an extent that nobody has: nobody is to get it.
+    /// Withholds an extent that nobody has, since a write of the earlier process may still land on it.
     pub fn shun_extent(&self, adoption: &Adoption, number: u64) {
         let (region, place) = (number / adoption.extents_per_region, number % adoption.extents_per_region);
         let extent = self.space.lock().take_at(region, place as u32, &self.space);
@@ -143,7 +144,8 @@ impl Stock {
         }
     }
 
-    /// Everything that was taken is taken: numbers of lost regions where nothing is are free again.
+    /// Ends the adoption: all extents that were in use are taken. Numbers of lost regions in which none was
+    /// taken are free again.
     pub fn adoption_is_over(&self, adoption: Adoption) {
         let per_region = adoption.extents_per_region;
         let in_use: BTreeSet<u64> = adoption.taken.iter().map(|number| number / per_region).collect();

@@ -32,7 +32,7 @@ pub(crate) enum Borrowed {
 
 /// The other sessions of the process.
 pub(crate) trait Siblings: Send + Sync {
-    /// Does a transfer by the connection of one of them.
+    /// Does a transfer through the connection of one of them.
     fn transfer(&self, direction: Direction, extent: &Extent, offset: u64, bytes: &mut [u8]) -> Borrowed;
 }
 
@@ -40,7 +40,7 @@ impl Siblings for Weak<Shared> {
     fn transfer(&self, direction: Direction, extent: &Extent, offset: u64, bytes: &mut [u8]) -> Borrowed {
         let Some(shared) = self.upgrade() else { return Borrowed::NoneConnected };
         let sessions = shared.sessions();
-        let first = shared.next_lender.fetch_add(1, Ordering::Relaxed); // spreads the load; orders nothing
+        let first = shared.next_lender.fetch_add(1, Ordering::Relaxed); // spreads load; pairs with nothing
         let (before, after) = sessions.split_at(first % sessions.len().max(1));
         let mut carry = |session: &Confined| {
             let connected = session.0.is_connected(&extent.region().node);

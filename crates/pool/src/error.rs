@@ -16,7 +16,7 @@ pub enum PoolError {
     /// Start a broker, or name the right one.
     #[error("the broker at {broker} gives no answer: {reason}")]
     BrokerUnreachable {
-        /// Who was asked.
+        /// The broker's address.
         broker: String,
         /// The reason, and what to do about it.
         reason: String,
@@ -40,7 +40,7 @@ pub enum PoolError {
          directory of --keep to start empty, or start the nodes with the region size of before"
     )]
     OtherRegionSize {
-        /// What state speaks of.
+        /// The region size in the kept state.
         kept: u64,
         /// What the nodes lend.
         found: u64,
@@ -82,7 +82,7 @@ pub enum AccessError {
         /// The node.
         node: NodeId,
     },
-    /// The node said no for a reason that no lease explains: a bug on one of the two sides.
+    /// The node refused for a reason that no lease explains: a bug on one of the two sides.
     #[error("unexpected refusal: {0}")]
     Refused(OpError),
     /// The transfer is larger than this session's staging arena has room for.
@@ -90,24 +90,24 @@ pub enum AccessError {
     ArenaFull,
 }
 
-/// Whether an error is a shortage of this machine's, and says nothing of the peer.
+/// Whether an error is a shortage on this machine, which says nothing about the peer.
 pub(crate) fn is_shortage(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     let shortage = matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS));
     shortage || error.kind() == io::ErrorKind::OutOfMemory
 }
 
-/// Why another client was not let into a region, or not shut out of it.
+/// Why another client was not let into a region, or its grant not fenced.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GrantError {
-    /// The region is not ours any more: all its grants are over or will be, and nothing can be shut out or
-    /// let in.
+    /// This process does not hold the region any more: all its grants have ended or will end, and none can be
+    /// added or fenced.
     #[error("region {region}: its lease has ended")]
     LeaseLost {
         /// The region.
         region: RegionId,
     },
-    /// The node said no, for the reason given.
+    /// The node refused, for the reason given.
     #[error("node {node} refuses: {reason}")]
     Refused {
         /// The node.
@@ -115,7 +115,7 @@ pub enum GrantError {
         /// What it said.
         reason: String,
     },
-    /// Ask again: a client that was to be shut out may still be at work. One that was to be let in got
+    /// Ask again: a client whose grant was to be fenced may still be at work. One that was to be let in got
     /// nothing.
     #[error("node {node} gave no usable answer: {reason}")]
     NoAnswer {
@@ -126,7 +126,7 @@ pub enum GrantError {
     },
 }
 
-/// Why a process holds no leases together with others.
+/// Why a process could not become one of several holders of leases.
 #[derive(Debug, thiserror::Error)]
 pub enum JointError {
     /// The pool cannot be reached.
@@ -150,10 +150,10 @@ pub enum JointError {
         /// What the broker says.
         reason: String,
     },
-    /// Nobody renewed it: what lay there is gone.
+    /// Nobody renewed the lease: what lay there is gone.
     #[error("the lease of region {region} has ended: what lay there is gone")]
     Ended {
-        /// Which.
+        /// The region.
         region: RegionId,
     },
     /// The keys are not what a holder has written.

@@ -5,9 +5,11 @@
 //!
 //! G1. A node whose data plane answers is not given up.
 //! G2. A request that gets no answer on a connection on which the node has answered before shows that the
-//!     data plane is silent. The node is given up once its data plane has answered nothing for [`SILENCE`].
+//!     data plane does not answer. The node is given up once its data plane has answered nothing for
+//!     [`SILENCE`].
 //! G3. A connection that ends, or cannot be made, says nothing while the node answers renewals. If it does
-//!     not, the node is given up [`SILENCE`] after the trouble began.
+//!     not, the node is given up [`SILENCE`] after the trouble began or the node last answered anything,
+//!     whichever is later.
 //! G4. If no process listens at the node's address and no renewal is answered, the process has ended, and its
 //!     memory with it: [`GONE_AFTER`] is enough.
 //! Not here: the clock (callers pass `now`), and trying again.
@@ -23,8 +25,8 @@ use crate::NODE_DEADLINE;
 /// How often the watch asks a node whether it lives, and how often an operation that waits for a node checks
 /// whether it was given up.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// How long a node may be silent. With one interval before the watch asks, and one before waiting operations
-/// check, this makes [`NODE_DEADLINE`].
+/// How long a node may answer nothing. With one interval before the watch asks, and one before waiting
+/// operations check, this makes [`NODE_DEADLINE`].
 pub(crate) const SILENCE: Duration = NODE_DEADLINE.saturating_sub(LOOK_EVERY.saturating_mul(2));
 /// How long connections may be refused for want of a listener. The process has ended; but a firewall that is
 /// being reloaded, or an address that moves, looks the same for a moment.
@@ -51,7 +53,7 @@ impl Sign {
         }
     }
 
-    /// The sign of a connection that could not even be begun.
+    /// The sign of a connection that could not even be started.
     pub(crate) fn of_error(error: &std::io::Error) -> Self {
         match error.kind() {
             std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound => Sign::NotListening,
@@ -104,7 +106,7 @@ impl Hearing {
         self.renewed_ms.fetch_max(now.0, Ordering::Relaxed);
     }
 
-    /// Notes a failed try; returns what is known of the node.
+    /// Records a failed try; returns what is known of the node.
     pub(crate) fn trouble(&self, now: Millis) -> Heard {
         let _began = self.trouble_ms.compare_exchange(0, now.0.max(1), Ordering::Relaxed, Ordering::Relaxed);
         let at = |time: &AtomicU64| Millis(time.load(Ordering::Relaxed));

@@ -1,17 +1,18 @@
-//! When to ask for more regions, and how long what the last attempt brought is taken for granted. Pure.
+//! When to ask for more regions, and for how long the outcome of the last attempt is taken for granted. Pure.
 
 use farpool_lease::Millis;
 
 use crate::holder::GrowthOutcome;
 
-/// How long a taker waits for an unreachable broker before it is told *no space*: a broker's restart fits in.
+/// How long a taker waits for an unreachable broker before it is told *no space*: long enough for a broker to
+/// restart.
 pub(crate) const GROW_PATIENCE: Millis = Millis(3_000);
 /// How long *full* is taken for granted: a full pool is not asked again for each page that does not fit.
 const FULL_FOR: Millis = Millis(500);
-/// How long *unreachable* is taken for granted once the patience is used up: longer than an attempt on a
-/// broker that hangs.
+/// How long *unreachable* is taken for granted once the patience is used up: longer than an attempt takes on
+/// a broker that hangs.
 const UNREACHABLE_FOR: Millis = Millis(10_000);
-/// Pause after an attempt in vain, so that a full pool is not asked for every page.
+/// Pause after a failed attempt, so that a full pool is not asked for every page.
 const RETRY_PAUSE: Millis = Millis(100);
 
 /// Attempts to get more regions.
@@ -20,13 +21,13 @@ pub struct Growth {
     attempts: u64,
     last: GrowthOutcome,
     ended: Millis,
-    /// Since when none has brought anything.
+    /// Since when no attempt has brought anything.
     failing_since: Option<Millis>,
 }
 
 impl Growth {
-    /// How many regions to ask for next when `held` are held: an eighth of that, at least two, within the
-    /// `limit`.
+    /// How many regions to ask for next when `held` are held: an eighth of that, at least 2 and at most 64,
+    /// within the `limit`.
     pub fn wanted(held: u64, limit: Option<u64>) -> u32 {
         const LEAST: u64 = 2;
         const MOST: u64 = 64;
@@ -39,12 +40,12 @@ impl Growth {
         self.attempts
     }
 
-    /// What the last one brought.
+    /// The outcome of the last one.
     pub fn last(&self) -> GrowthOutcome {
         self.last
     }
 
-    /// An attempt has ended. Returns how long to pause before the next.
+    /// Records that an attempt has ended. Returns how long to pause before the next.
     pub fn ended(&mut self, now: Millis, outcome: GrowthOutcome) -> Millis {
         self.attempts += 1;
         (self.last, self.ended) = (outcome, now);
@@ -60,8 +61,8 @@ impl Growth {
         }
     }
 
-    /// Whether an attempt would bring nothing, as far as the last ones tell: one patience for an outage, not
-    /// for each taker.
+    /// Whether an attempt would bring nothing, judging by the last ones: an outage costs one patience for all
+    /// takers, not one for each.
     pub fn is_hopeless(&self, now: Millis) -> bool {
         match self.last {
             GrowthOutcome::Grown => false,

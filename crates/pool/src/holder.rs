@@ -1,14 +1,15 @@
-//! What a holder of leases decides: which to renew and when, what an answer means, when to stop, whether to
-//! ask for more. Takes the time and the answers; asks nobody.
+//! The decisions of a holder of leases: which leases to renew and when, what an answer means, when to stop,
+//! whether to ask for more. The code takes the time and the answers as arguments, and sends nothing.
 //!
 //! H1. A lease is used only while [`Holder::usable`] says so: by the holder's own clock, with a margin for
-//!     both.
-//! H2. A lease is lost when its time is over here or its node has refused it, and by nothing else: brokers
-//!     that die, restart or forget cost no lease.
-//! H3. No answer makes a holder use a region longer than the node keeps it: times count from the question.
-//! H4. What cannot be used is given back.
-//! H5. A client that is let in stops no later than the holder would: it is told how long, and counts from its
-//!     question.
+//!     both clocks.
+//! H2. A lease is lost when its time has passed by the holder's clock, its node has refused it, or its node
+//!     was given up, and by nothing else: brokers that die, restart or forget cost no lease.
+//! H3. No answer makes a holder use a region longer than the node keeps it: times count from when the holder
+//!     asked.
+//! H4. A lease that cannot be used is given back.
+//! H5. A client that is let in stops no later than the holder would: it is told for how long it may use the
+//!     region, and counts that from when it asked.
 //! Not here: memory, extents, how messages travel.
 
 use std::collections::BTreeMap;
@@ -20,7 +21,8 @@ use farpool_wire::control::{
 };
 use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, OwnerId, RegionId};
 
-/// A node that was given up is not asked for regions again before this has passed: by then the broker knows.
+/// A node that was given up is not asked for regions again before this time has passed: by then the broker
+/// knows.
 const AVOID_FOR: Millis = Millis(15_000);
 
 /// The leases of one owner, as one process holds them.
@@ -30,18 +32,18 @@ pub struct Holder {
     region_bytes: u64,
     holdings: Holdings,
     avoid_until: BTreeMap<NodeId, Millis>,
-    /// Nodes of which the next regions are of no use; there is enough room there.
+    /// Nodes to leave out of the next request: more regions there would be of no use.
     unwanted: Option<Vec<NodeId>>,
-    /// The last question to a broker left nodes out for that reason.
+    /// Whether the last request to a broker left nodes out for that reason.
     was_limited: bool,
 }
 
-/// A question to a node: more time for these leases.
+/// A request to a node for more time for these leases.
 #[derive(Clone, Debug)]
 pub struct Renewal {
-    /// Whom to ask.
+    /// The node.
     pub node: NodeId,
-    /// When, by the holder's clock.
+    /// When it is asked, by the holder's clock.
     pub asked_at: Millis,
     leases: Vec<(u32, Epoch, AccessKey)>,
 }
@@ -56,23 +58,23 @@ pub enum Change {
         /// Until when it may be used, by the holder's clock.
         usable_until: Millis,
     },
-    /// The region is being taken back: what lies there has to be elsewhere by then.
+    /// The region is being taken back: what lies there has to be elsewhere by `usable_until`.
     Leave {
         /// The region.
         region: RegionId,
         /// Until when it may be used, by the holder's clock.
         usable_until: Millis,
     },
-    /// The lease is over: what lay there is gone.
+    /// The lease has ended: what lay there is gone.
     Lost {
         /// The region.
         region: RegionId,
-        /// Under which lease.
+        /// The lease's epoch.
         epoch: Epoch,
     },
 }
 
-/// What a broker's answer brought.
+/// The result of a broker's answer.
 #[derive(Debug)]
 pub struct Acquired {
     /// Leases that are the holder's now.
@@ -83,12 +85,12 @@ pub struct Acquired {
     pub outcome: GrowthOutcome,
 }
 
-/// A lease just acquired. An older one of its region, if there was any, is over.
+/// A lease just acquired. An older lease of its region, if there was one, is replaced.
 #[derive(Clone, Debug)]
 pub struct HeldLease {
     /// The region.
     pub region: RegionId,
-    /// The lease's number.
+    /// The lease's epoch.
     pub epoch: Epoch,
     /// Opens the region.
     pub key: AccessKey,
@@ -98,12 +100,12 @@ pub struct HeldLease {
     pub lease: Lease,
 }
 
-/// Another client's access to a region of the holder's, to be handed to that client.
+/// Another client's access to one of the holder's regions, to be handed to that client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ClientGrant {
     /// The region.
     pub region: RegionId,
-    /// The grant's number: what fences it.
+    /// The grant's epoch, by which it is fenced.
     pub epoch: Epoch,
     /// Opens the region to the client.
     pub key: AccessKey,
@@ -111,20 +113,20 @@ pub struct ClientGrant {
     pub mode: GrantMode,
 }
 
-/// What an attempt to get more regions brought.
+/// The outcome of an attempt to get more regions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum GrowthOutcome {
-    /// Some regions.
+    /// It brought regions.
     #[default]
     Grown,
     /// The pool or this owner's share is used up.
     Full,
-    /// No broker answered, or one that has not heard of its nodes yet.
+    /// No broker answered, or only one that does not know its nodes yet.
     Unreachable,
 }
 
 impl Holder {
-    /// Holds nothing yet. All regions have one size.
+    /// A holder of nothing yet. All regions have one size.
     pub fn new(owner: OwnerId, region_bytes: u64) -> Self {
         Holder {
             owner,
@@ -136,7 +138,7 @@ impl Holder {
         }
     }
 
-    /// Under whose name it leases.
+    /// The owner of the leases.
     pub fn owner(&self) -> OwnerId {
         self.owner
     }
@@ -151,8 +153,8 @@ impl Holder {
         self.holdings.get(region)
     }
 
-    /// For how long a client that asks now may use the region. It counts from when it asked, by its own
-    /// clock, and needs no margin of its own (see [`Holding::usable_for`]).
+    /// For how long a client that asks now may use the region. The client counts that from when it asked, by
+    /// its own clock, and needs no margin of its own (see [`Holding::usable_for`]).
     pub fn usable_for(&self, now: Millis, region: RegionId) -> Option<Millis> {
         self.usable(now, region).map(|held| held.usable_for(now))
     }
@@ -167,19 +169,19 @@ impl Holder {
         self.holdings.revoked()
     }
 
-    /// When [`lapsed`](Self::lapsed) or [`renewals`](Self::renewals) has something next.
+    /// When [`lapsed`](Self::lapsed) or [`renewals`](Self::renewals) has something to do next.
     pub fn next_deadline(&self) -> Option<Millis> {
         self.holdings.next_deadline()
     }
 
-    /// Leases whose time is over by the holder's clock. They are not the holder's any more.
+    /// Drops the leases whose time has passed by the holder's clock, and returns them.
     #[must_use]
     pub fn lapsed(&mut self, now: Millis) -> Vec<(RegionId, Epoch)> {
         self.holdings.lapsed(now)
     }
 
-    /// What to ask of which nodes now, at most `most` leases in one question. Not asked again before an
-    /// answer has had its time.
+    /// The renewals to request now, with at most `most` leases in each. A lease is not asked for again before
+    /// an answer has had its time.
     #[must_use]
     pub fn renewals(&mut self, now: Millis, most: usize) -> Vec<Renewal> {
         let mut renewals = Vec::new();
@@ -192,7 +194,7 @@ impl Holder {
         renewals
     }
 
-    /// A node has answered a renewal. Leases that it did not mention stay as they are.
+    /// Records a node's answer to a renewal. Leases that it does not mention stay as they are.
     #[must_use]
     pub fn renewal_answered(
         &mut self,
@@ -221,8 +223,9 @@ impl Holder {
         changes
     }
 
-    /// A node has answered about leases of an earlier process under the same name. Those that still run are
-    /// the holder's now: until when each may be used, and whether it is being taken back.
+    /// Records a node's answer about leases of an earlier process of the same owner. Those that still run are
+    /// the holder's now. Returns for each lease until when it may be used, and whether it is being taken
+    /// back; `None`: it cannot be used.
     pub fn adoption_answered(
         &mut self,
         now: Millis,
@@ -258,7 +261,7 @@ impl Holder {
         renewals.collect()
     }
 
-    /// What to ask a broker for.
+    /// The request for regions to a broker.
     pub fn acquisition(&mut self, now: Millis, class: LeaseClass, count: u32) -> AcquireRequest {
         self.avoid_until.retain(|_, until| *until > now);
         let mut avoid: Vec<u64> = self.avoid_until.keys().map(|node| node.0).collect();
@@ -268,23 +271,23 @@ impl Holder {
         AcquireRequest { owner: self.owner.0, count, class: class.to_wire(), avoid }
     }
 
-    /// The next regions are of use only on other nodes than these: somebody needs them apart from what lies
-    /// there.
+    /// Leaves these nodes out of the next request for regions: a caller needs regions elsewhere.
     pub fn want_elsewhere(&mut self, unwanted: Vec<NodeId>) {
         self.unwanted = Some(unwanted);
     }
 
-    /// Whether regions of certain nodes are waited for, however much is free on others.
+    /// Whether regions on certain nodes are wanted, however much is free on others.
     pub fn wants_elsewhere(&self) -> bool {
         self.unwanted.is_some()
     }
 
-    /// Whether the last answer of *full* was to a question that left nodes with room out.
+    /// Whether the last request left nodes out that may have room, so that an answer of *full* does not count
+    /// for these.
     pub fn was_limited(&self) -> bool {
         self.was_limited
     }
 
-    /// What came of asking a broker at `asked_at`; `None`: no answer.
+    /// Records the answer to a request that was sent to a broker at `asked_at`; `None`: there was none.
     pub fn acquisition_answered(
         &mut self,
         now: Millis,
@@ -294,7 +297,7 @@ impl Holder {
         let nothing = |outcome| Acquired { leases: Vec::new(), unusable: Vec::new(), outcome };
         let Some(answer) = answer else { return nothing(GrowthOutcome::Unreachable) };
         if answer.leases.is_empty() {
-            // A broker that has just come back and has not heard of its nodes yet is no broker.
+            // A broker that has just restarted and does not know its nodes yet counts as unreachable.
             let unknown = answer.region_bytes == 0;
             return nothing(if unknown { GrowthOutcome::Unreachable } else { GrowthOutcome::Full });
         }
@@ -322,7 +325,8 @@ impl Holder {
         held.is_some_and(|held| held.epoch.0 == lease.epoch)
     }
 
-    /// Takes a lease as it came, if it can be used: which region, its key, and until when.
+    /// Takes a lease from an answer, if it can be used. Returns its region, its key, and until when it may be
+    /// used.
     fn accept(
         &mut self,
         now: Millis,
@@ -342,26 +346,27 @@ impl Holder {
         Ok((region, key, held.usable_until()))
     }
 
-    /// The holder lets go of a lease, or its node has refused it. `false`: it was not held any more.
+    /// Forgets a lease that the holder lets go of, or that its node has refused. `false`: it was not held any
+    /// more.
     pub fn dropped(&mut self, region: RegionId, epoch: Epoch) -> bool {
         self.holdings.dropped(region, epoch)
     }
 
-    /// What tells a node that leases are given back.
+    /// The request that gives leases back to a node.
     pub fn release<'a>(&self, leases: impl Iterator<Item = (u32, Epoch, &'a AccessKey)>) -> ReleaseRequest {
         let leases = leases.map(|(region, epoch, key)| LeaseRef::new(region, epoch, key)).collect();
         ReleaseRequest { owner: self.owner.0, leases }
     }
 
-    /// What asks a region's node to let another client in. `None`: the region may not be used any more.
+    /// The request to a region's node to let another client in. `None`: the region may not be used any more.
     pub fn add_grant(&self, now: Millis, region: RegionId, mode: GrantMode) -> Option<AddGrantRequest> {
         let held = self.usable(now, region)?;
         let lease = Some(LeaseRef::new(region.index, held.epoch, &held.key));
         Some(AddGrantRequest { owner: self.owner.0, lease, mode: control::GrantMode::from(mode) as i32 })
     }
 
-    /// What the node's answer gives the client. `None`: the lease under which it was asked is over, or the
-    /// answer is of no use. A grant whose answer is lost is nobody's; it ends with the lease.
+    /// The client's grant, from the node's answer. `None`: the lease under which it was requested has ended,
+    /// or the answer is of no use. A grant whose answer is lost belongs to no client; it ends with the lease.
     pub fn grant_added(
         &self,
         now: Millis,
@@ -378,15 +383,16 @@ impl Holder {
         Some(ClientGrant { region, epoch, key: answer.access_key()?, mode })
     }
 
-    /// What asks a region's node to shut a client out. `None`: the lease is over, and with it every grant.
-    /// Until the node has answered, the client may still be at work: ask again.
+    /// The request to a region's node to fence a client's grant. `None`: the lease has ended, and with it
+    /// every grant. Until the node has answered, the client may still be at work: ask again.
     pub fn fence_grant(&self, now: Millis, region: RegionId, grant: Epoch) -> Option<FenceGrantRequest> {
         let held = self.usable(now, region)?;
         let lease = Some(LeaseRef::new(region.index, held.epoch, &held.key));
         Some(FenceGrantRequest { owner: self.owner.0, lease, grant: grant.0 })
     }
 
-    /// A node does not answer: its leases are given up, and it is not asked for others for a while.
+    /// Gives up the leases of a node that does not answer, and asks for no others there for a while. Returns
+    /// the leases.
     pub fn node_lost(&mut self, now: Millis, node: NodeId) -> Vec<(RegionId, Epoch)> {
         self.avoid(now, node);
         let there = self.holdings.iter().filter(|(region, _)| region.node == node);
@@ -397,14 +403,14 @@ impl Holder {
         gone
     }
 
-    /// A node is not asked for regions for a while.
+    /// Asks for no regions on a node for a while.
     pub fn avoid(&mut self, now: Millis, node: NodeId) {
         self.avoid_until.insert(node, now.plus(AVOID_FOR));
     }
 }
 
 impl Renewal {
-    /// Asks a node about these leases.
+    /// A request to a node for more time for these leases.
     pub(crate) fn of(
         node: NodeId,
         asked_at: Millis,
@@ -413,7 +419,7 @@ impl Renewal {
         Renewal { node, asked_at, leases: leases.collect() }
     }
 
-    /// The question as sent.
+    /// The request as it is sent.
     pub fn request(&self, owner: OwnerId) -> RenewRequest {
         let leases = self.leases.iter();
         let leases = leases.map(|(region, epoch, key)| LeaseRef::new(*region, *epoch, key)).collect();

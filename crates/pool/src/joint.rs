@@ -1,17 +1,17 @@
-//! Leases that several processes hold together: each has all their keys, renews them, and may let others in
-//! and shut them out. So what lies there is kept as long as one of them lives, whichever
+//! Leases that several processes hold together. Each process has all the keys, renews the leases, and may let
+//! others in and evict them. So what lies there is kept as long as any one of them lives
 //! (`docs/src/leases.md`, *held together*).
 //!
-//! J1. Whoever has the keys is an owner like any other: none of them is the first, and none has to outlive
-//!     the rest.
-//! J2. Nobody works on the memory under the leases themselves: each process has a grant of its own for each
+//! J1. Every process that has the keys is an owner like any other: none of them is the first, and none has to
+//!     outlive the rest.
+//! J2. No process works on the memory under the leases themselves: each has a grant of its own for each
 //!     region, which the others can fence.
 //! J3. A lease that ends is lost to all its holders and is not replaced: what lay there is gone. So no holder
 //!     gives a lease up before the node says that it has ended, or it must have ended by any clock: holders
 //!     wait for a node that stops for a while.
 //!
-//! What to ask and what the answers mean is [`Holder`]'s to say; the thread that asks is here. Not here: who
-//! is to be shut out, and when.
+//! [`Holder`] decides what to ask and what the answers mean; the thread that asks is here.
+//! Not here: which process is evicted, and when.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -38,29 +38,29 @@ use crate::keeper::{ACQUIRE_DEADLINE, REQUEST_DEADLINE, first_view, no_broker};
 use crate::pool::{PoolConfig, peer_of, random_id};
 use crate::sharing::{ask_for_fence, ask_for_grant, dial_node};
 
-/// A request for regions takes so many at most; a broker answers with what one turn gives.
+/// Most regions in one request; a broker answers with what one turn gives.
 const MOST_PER_REQUEST: u32 = 256;
 
 /// The interval of renewals. When its node stops, a lease has lost at most this much of its time, and what an
-/// answer takes; the rest is how long the node may stop. Forty renewals in the time of a lease cost a node
-/// 250 requests a second where 63 processes hold leases there.
+/// answer takes; for the rest of its time the node may stay stopped. Forty renewals in the time of a lease
+/// cost a node 250 requests a second where 63 processes hold leases there.
 const RENEW_EVERY: Duration = Duration::from_millis(250);
-/// A node that has answered no renewal for so long has stopped, or is cut off.
+/// A node that has answered no renewal for this long has stopped, or is cut off.
 const SILENCE: Millis = Millis(1_500);
-/// Upper bound of an operation's deadline, which is as long as a lease may last by any clock: the time comes
-/// from a node.
+/// Upper bound of an operation's deadline. The deadline is as long as a lease may last by any clock, and a
+/// lease's time comes from a node.
 const MOST_DEADLINE: Duration = Duration::from_secs(60);
 
-/// What a process needs to be one of the holders: whoever has it can do all that an owner can.
+/// What a process needs to be one of the holders. A process that has it can do all that an owner can.
 #[derive(Clone, PartialEq, Message)]
 pub struct JointKeys {
-    /// Under which name the leases are held.
+    /// The owner of the leases.
     #[prost(fixed64, tag = "1")]
     owner: u64,
     /// Size of each region.
     #[prost(uint64, tag = "2")]
     region_bytes: u64,
-    /// The leases, in the order in which their regions are known.
+    /// The leases, in an order that is the same for all holders.
     #[prost(message, repeated, tag = "3")]
     leases: Vec<Lease>,
 }
@@ -81,18 +81,18 @@ impl JointKeys {
         self.leases.iter().filter_map(|lease| lease.address.as_ref())
     }
 
-    /// The same, to be changed: tests reach nodes by proxies, whose addresses differ.
+    /// The same, mutable: tests reach nodes by proxies, whose addresses differ.
     pub fn addresses_mut(&mut self) -> impl Iterator<Item = &mut NodeAddress> {
         self.leases.iter_mut().filter_map(|lease| lease.address.as_mut())
     }
 }
 
-/// Leases of several holders, as this one has them. Dropping it leaves the leases to the others, or to their
-/// end.
+/// Leases of several holders, as this one has them. Dropping it leaves the leases to the other holders, or to
+/// expire.
 pub struct JointLeases {
     shared: Arc<Shared>,
     runtime: Handle,
-    /// Ends with the value, and with it the thread that renews.
+    /// Dropped with the value, which ends the thread that renews.
     _renewing: Renewing,
 }
 
@@ -103,7 +103,7 @@ struct Shared {
     clients: BTreeMap<NodeId, NodeClient<Channel>>,
     transport: Transports,
     tls: Option<Tls>,
-    /// Nodes of which the log says last that they do not answer.
+    /// Nodes that were last logged as not answering.
     silent: Mutex<BTreeSet<NodeId>>,
 }
 
@@ -121,12 +121,11 @@ impl JointLeases {
         Ok(first_view(config)?.region_bytes)
     }
 
-    /// Leases so many regions, as few of them on one node as the pool allows, until they are given back or
+    /// Leases `regions` regions, as few of them on one node as the pool allows, until they are given back or
     /// nobody renews them.
     ///
     /// # Errors
-    /// When there are not so many, or they cannot be worked with: they are given back then, or end by
-    /// themselves.
+    /// When there are fewer, or they cannot be worked with: those that were leased are given back, or expire.
     pub fn acquire(config: &PoolConfig, regions: u32) -> Result<JointLeases, JointError> {
         let view = first_view(config)?;
         let runtime = runtime()?;
@@ -196,7 +195,7 @@ impl JointLeases {
         &self.shared.keys
     }
 
-    /// Where a region is reached. `None`: it is not one of these.
+    /// How a region is reached. `None`: it is not one of these.
     pub fn peer(&self, region: RegionId) -> Option<&Peer> {
         self.shared.peers.get(&region)
     }
@@ -205,8 +204,8 @@ impl JointLeases {
     /// clock since this process could not renew them. In the second case other holders may have renewed them,
     /// and this process may join them again.
     ///
-    /// Until then the region may be used, even where the holder's own clock is not sure that its lease lasts
-    /// (H1): the node refuses access under a lease that has ended.
+    /// Until then the region may be used, even when its lease may have ended by the holder's own clock (H1):
+    /// the node refuses access under a lease that has ended.
     pub fn lost(&self) -> Vec<RegionId> {
         let holder = self.shared.holder.lock();
         let held = |region: &RegionId| holder.held(*region).is_some_and(|held| now() < held.over_at());
@@ -222,14 +221,14 @@ impl JointLeases {
         self.shared.peers.keys().all(is_answered)
     }
 
-    /// From posting an operation to *unknown*: a node that has stopped may go on until its leases end, and
-    /// then carries out what was sent to it.
+    /// The time from posting an operation to *unknown*: a node that has stopped may go on until its leases
+    /// end, and then carries out what was sent to it.
     fn deadline(&self) -> Duration {
         let longest_ms = self.shared.keys.leases.iter().map(|lease| longest(Millis(lease.ttl_ms)).0).max();
         Duration::from_millis(longest_ms.unwrap_or(0)).clamp(NODE_DEADLINE, MOST_DEADLINE)
     }
 
-    /// An endpoint with the transports that these leases are reached by.
+    /// An endpoint with the transports by which these regions are reached.
     pub fn endpoint(&self, arena_bytes: usize) -> Endpoint {
         Endpoint::new(EndpointConfig {
             transport: Rc::new(Negotiated::new(self.shared.transport, self.deadline())),
@@ -240,21 +239,21 @@ impl JointLeases {
         })
     }
 
-    /// A grant of a region, for this process or another.
+    /// Adds a grant of a region, for this process or another.
     ///
     /// # Errors
-    /// When the lease is over, or the node does not answer.
+    /// When the lease has ended, or the node does not answer.
     pub async fn add_grant(&self, region: RegionId) -> Result<ClientGrant, GrantError> {
         let shared = self.shared.clone();
         self.run(region, async move { shared.add_grant(region).await }).await
     }
 
-    /// Fences a grant. Afterwards nothing of it takes effect any more; what its client was told is done
-    /// stays.
+    /// Fences a grant. Afterwards nothing done under it takes effect any more; what its client was told is
+    /// done stays.
     ///
     /// # Errors
-    /// When the lease is over, and with it all grants; or when the node does not answer: then its client may
-    /// still be at work.
+    /// When the lease has ended, and with it all grants; or when the node does not answer: then the grant's
+    /// client may still be at work.
     pub async fn fence_grant(&self, region: RegionId, grant: Epoch) -> Result<(), GrantError> {
         let shared = self.shared.clone();
         self.run(region, async move { shared.fence_grant(region, grant).await }).await
@@ -265,12 +264,12 @@ impl JointLeases {
         let shared = self.shared.clone();
         drop(self);
         if let Ok(runtime) = runtime() {
-            // What is not released ends by itself.
+            // A lease that is not released expires.
             runtime.block_on(release_all(&shared.keys, shared.tls.as_ref()));
         }
     }
 
-    /// Runs a request on the thread that renews; whoever waits may be of any executor.
+    /// Runs a request on the thread that renews. The caller may wait on any executor.
     async fn run<T: Send + 'static>(
         &self,
         region: RegionId,
@@ -333,7 +332,7 @@ async fn renew(shared: Arc<Shared>, renewal: Renewal) {
     let node = renewal.node;
     match tokio::time::timeout(REQUEST_DEADLINE, client.renew(request)).await {
         Ok(Ok(answer)) => {
-            // What was lost is missed by `lost`.
+            // Lost leases are reported by `lost`.
             let _changes = shared.holder.lock().renewal_answered(now(), &renewal, answer.get_ref());
             if shared.silent.lock().remove(&node) {
                 tracing::warn!(%node, "the node answers again");
@@ -349,7 +348,7 @@ async fn renew(shared: Arc<Shared>, renewal: Renewal) {
     }
 }
 
-/// Asks the broker until there are so many, one turn after another.
+/// Asks the broker, one turn after another, until there are `regions` leases.
 async fn acquire_all(
     config: &PoolConfig,
     regions: u32,
@@ -361,7 +360,7 @@ async fn acquire_all(
         let missing = regions - keys.leases.len() as u32;
         let asked_at = now();
         let request = holder.acquisition(asked_at, LeaseClass::Pinned, missing.min(MOST_PER_REQUEST));
-        // A lease that is granted twice expires, since no process renews it.
+        // Leases whose answer was lost expire, since no process renews them.
         let answer = ask(ACQUIRE_DEADLINE, || {
             let (mut broker, request) = (broker.clone(), request.clone());
             async move { broker.acquire(request).await }
@@ -391,7 +390,7 @@ async fn acquire_all(
     Ok(())
 }
 
-/// Asks all nodes about the leases; all must still run.
+/// Asks all nodes about the leases; all leases must still run.
 async fn adopt_all(keys: &JointKeys, holder: &mut Holder, tls: Option<&Tls>) -> Result<(), JointError> {
     for (node, control, leases) in by_node(keys)? {
         for leases in leases.chunks(MAX_LEASES_PER_REQUEST) {
@@ -415,7 +414,7 @@ async fn adopt_all(keys: &JointKeys, holder: &mut Holder, tls: Option<&Tls>) -> 
     Ok(())
 }
 
-/// Gives back what there is, as far as nodes answer.
+/// Gives all leases back, as far as nodes answer.
 async fn release_all(keys: &JointKeys, tls: Option<&Tls>) {
     for (node, control, leases) in by_node(keys).unwrap_or_default() {
         let Ok(mut client) = dial_node(node, &control, tls) else { continue };
@@ -432,7 +431,7 @@ async fn release_all(keys: &JointKeys, tls: Option<&Tls>) {
     }
 }
 
-/// The leases of a node, and where it is asked about them.
+/// A node, the address of its control service, and the leases there.
 type OfNode = (NodeId, String, Vec<(u32, Epoch, AccessKey)>);
 
 fn by_node(keys: &JointKeys) -> Result<Vec<OfNode>, JointError> {

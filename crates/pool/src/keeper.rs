@@ -1,10 +1,12 @@
-//! The thread that speaks with the broker and the nodes: more regions, renewals, regions given back.
+//! The thread that talks to the broker and the nodes: it gets more regions, renews leases, and gives regions
+//! back.
 //!
 //! K1. No request delays another: each runs as a task of its own with its own deadline, so that a broker that
 //!     hangs costs no lease.
-//! K2. The broker is asked for regions only; leases are renewed and released with the nodes themselves.
+//! K2. The broker is asked only for regions and for the pool's size; leases are renewed and released at the
+//!     nodes themselves.
 //!
-//! What to ask and what the answers mean is [`Holder`](crate::Holder)'s to say.
+//! [`Holder`](crate::Holder) decides what to ask and what the answers mean.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,25 +35,25 @@ use crate::stock::Stock;
 
 /// Size of regions unless the nodes say otherwise.
 pub(crate) const DEFAULT_REGION_BYTES: u64 = 64 << 20;
-/// How often leases are looked at.
+/// How often leases are checked.
 pub(crate) const TICK: Duration = Duration::from_millis(100);
-/// How long a broker without nodes is asked for its first: a node registers within a moment of saying that it
-/// is ready.
+/// How long a broker without nodes is asked for its first: a node that was started together with it may not
+/// have registered yet.
 const FIRST_NODE_WITHIN: Duration = Duration::from_secs(3);
-/// How often.
+/// How often it is asked.
 const FIRST_NODE_POLL: Duration = Duration::from_millis(50);
 /// How often the pool's size is asked for.
 const VIEW_INTERVAL: Duration = Duration::from_secs(1);
-/// For asking for regions: the broker may wait for its turn and for several nodes that do not answer, and
-/// what it then grants should not go unused.
+/// Deadline of a request for regions. The request may have to wait for its turn and for several nodes that do
+/// not answer, and what the broker then grants should not go unused.
 pub(crate) const ACQUIRE_DEADLINE: Duration = Duration::from_secs(8);
-/// For any other request; a lease's renewal is asked again several times within its life.
+/// Deadline of any other request. A lease's renewal is repeated several times within its life.
 pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(3);
-/// How long nodes are asked about leases of an earlier process: most of what a lease can have left. A node
-/// that was restarted has none of them.
+/// How long nodes are asked about leases of an earlier process: most of the time that a lease can have left.
+/// A node that was restarted has none of them.
 const ADOPT_WITHIN: Duration = Duration::from_secs(4);
 const ADOPT_PAUSE: Duration = Duration::from_millis(100);
-/// Regions that stay empty for so long go back to the pool: longer than the gap between two queries that
+/// Regions that stay empty for this long go back to the pool: longer than the gap between two queries that
 /// spill.
 const LINGER: Duration = Duration::from_secs(5);
 
@@ -61,8 +63,8 @@ pub(crate) struct View {
     pub(crate) free_regions: u64,
 }
 
-/// Asks the broker, to learn whether it is there. Waits a little for its first node: one that was started
-/// together with the broker may not have registered yet.
+/// Asks the broker for the pool's size, to learn whether it is there. Waits a little for its first node: one
+/// that was started together with the broker may not have registered yet.
 pub(crate) fn first_view(config: &PoolConfig) -> Result<View, PoolError> {
     let runtime = runtime().map_err(PoolError::Start)?;
     runtime.block_on(async {
@@ -80,7 +82,7 @@ pub(crate) fn first_view(config: &PoolConfig) -> Result<View, PoolError> {
     })
 }
 
-/// Renews what an earlier process held, as far as its nodes answer.
+/// Renews the leases of an earlier process, as far as their nodes answer.
 pub(crate) fn adopt(config: &PoolConfig, stock: &Stock, adoption: &mut Adoption) -> Result<(), PoolError> {
     let runtime = runtime().map_err(PoolError::Start)?;
     runtime.block_on(async {
@@ -133,7 +135,8 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
-/// The running keeper. Dropping it gives all leases back, within [`REQUEST_DEADLINE`].
+/// The running keeper. Dropping it gives all leases back, or renews them for a later process that is to take
+/// them over, within [`REQUEST_DEADLINE`].
 pub(crate) struct Keeper {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -156,7 +159,7 @@ impl Keeper {
         Ok(Keeper { stop: Some(stop), thread: Some(thread), runtime: handle })
     }
 
-    /// Runs a request on the keeper's thread; whoever waits may be of any executor. `None`: the keeper has
+    /// Runs a request on the keeper's thread. The caller may wait on any executor. `None`: the keeper has
     /// ended.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
@@ -192,7 +195,7 @@ async fn keep(shared: Arc<Shared>, broker: BrokerClient<Channel>, mut stopped: o
     growing.abort();
     viewing.abort();
     if shared.stock.is_kept() {
-        // A later process takes the leases over: it has the whole time of one to begin.
+        // A later process takes the leases over. From now it has the whole time of a lease to begin.
         let now = shared.stock.now();
         let renewals = shared.stock.with_holder(|holder| holder.last_renewals(now, MAX_LEASES_PER_REQUEST));
         let asked = renewals.into_iter().filter_map(|renewal| {
@@ -207,7 +210,7 @@ async fn keep(shared: Arc<Shared>, broker: BrokerClient<Channel>, mut stopped: o
     }
     let releases = release(&shared, &mut nodes, shared.stock.retire_all());
     for task in releases {
-        let _ = task.await; // it has its own deadline; what is not released runs out by itself
+        let _ = task.await; // it has its own deadline; what is not released expires
     }
 }
 
@@ -226,7 +229,7 @@ fn look_after_leases(shared: &Arc<Shared>, nodes: &mut Nodes) {
     nodes.forget_strangers(shared);
 }
 
-/// Control services of the nodes we hold regions of.
+/// Control services of the nodes on which regions are held.
 struct Nodes {
     tls: Option<Tls>,
     clients: BTreeMap<NodeId, (Arc<NodeState>, NodeClient<Channel>)>,
@@ -275,7 +278,7 @@ async fn renew(shared: Arc<Shared>, mut client: NodeClient<Channel>, renewal: Re
     }
 }
 
-/// Gives regions back to their nodes, one task per node.
+/// Gives regions back to their nodes, one task per request.
 fn release(
     shared: &Arc<Shared>,
     nodes: &mut Nodes,
@@ -326,7 +329,8 @@ async fn grow_when_wanted(shared: Arc<Shared>, mut broker: BrokerClient<Channel>
     }
 }
 
-/// Attempts follow each other as fast as programs write, for as long as the broker is away.
+/// Asks the broker for more regions. Failures are throttled in the log, since attempts follow each other as
+/// fast as programs write for as long as the broker is away.
 async fn grow(
     shared: &Arc<Shared>,
     broker: &mut BrokerClient<Channel>,

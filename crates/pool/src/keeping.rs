@@ -1,5 +1,5 @@
-//! What a successor must find again of leases: which regions are held under which numbers, and where a dead
-//! write may land. Pure but for the journal it writes to.
+//! What a successor must find again about leases: which regions are held under which numbers, and where a
+//! dead process's write may still land. Pure, except for the journal to which it writes.
 //!
 //! ```text
 //! P                      KeptPool
@@ -16,12 +16,12 @@ use farpool_wire::control::Lease;
 use farpool_wire::{AccessKey, Epoch, RegionId};
 use prost::Message;
 
-/// More numbers than regions can have: extents of more could not be told apart in a word.
+/// Upper bound of regions' numbers: the extents of more regions could not be told apart in a word.
 const MAX_NUMBERS: u64 = 1 << 32;
 const GONE: u8 = 0;
 const DOUBT: u8 = 1;
 
-/// Which pool state is of.
+/// The pool to which the state belongs.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct KeptPool {
     #[prost(fixed64, tag = "1")]
@@ -40,7 +40,7 @@ impl KeptPool {
     }
 }
 
-/// Writes down what becomes of regions.
+/// Writes down what happens to regions.
 #[derive(Clone, Debug)]
 pub(crate) struct Keeping {
     journal: Arc<dyn Journal>,
@@ -57,26 +57,27 @@ impl Keeping {
         Keeping { journal }
     }
 
-    /// A region has this number from now on. To be called before an extent of it is taken.
+    /// Records that a region has this number from now on. It must be called before an extent of the region is
+    /// taken.
     pub(crate) fn held(&self, number: u64, lease: &Lease) {
         let key = key_of(number);
         let anew = Change::RemoveAll { prefix: key.clone() };
         self.journal.append(&[anew, Change::Put { key, value: lease.encode_to_vec() }]);
     }
 
-    /// A number stands for nothing.
+    /// Records that a number stands for nothing.
     pub(crate) fn free(&self, number: u64) {
         self.journal.append(&[Change::RemoveAll { prefix: key_of(number) }]);
     }
 
-    /// What lies in a region is lost, whatever its node says.
+    /// Records that what lies in a region is lost, whatever its node says.
     pub(crate) fn gone(&self, number: u64) {
         let mut key = key_of(number);
         key.push(GONE);
         self.journal.append(&[Change::Put { key, value: Vec::new() }]);
     }
 
-    /// A write may still land on this place of a region.
+    /// Records that a write may still land on this place of a region.
     pub(crate) fn doubted(&self, number: u64, place: u32) {
         let mut key = key_of(number);
         key.push(DOUBT);
@@ -92,13 +93,13 @@ pub(crate) struct KeptRegion {
     pub(crate) epoch: Epoch,
     pub(crate) key: AccessKey,
     pub(crate) lease: Lease,
-    /// That process had lost it already.
+    /// That process had lost the region already.
     pub(crate) is_gone: bool,
-    /// Places where a dead write may land.
+    /// Places where a write of that process may still land.
     pub(crate) doubts: BTreeSet<u32>,
 }
 
-/// The regions that state speaks of, by number. What makes no sense is left out.
+/// The regions in the state, by number. Entries that make no sense are left out.
 pub(crate) fn regions_of(kept: &Kept) -> BTreeMap<u64, KeptRegion> {
     let mut regions: BTreeMap<u64, KeptRegion> = BTreeMap::new();
     for (key, value) in kept.under(&[tables::REGION]) {
@@ -109,7 +110,7 @@ pub(crate) fn regions_of(kept: &Kept) -> BTreeMap<u64, KeptRegion> {
                 let region = Lease::decode(value).ok().and_then(region_of);
                 regions.extend(region.map(|region| (number, region)));
             }
-            // Behind the region itself, since its key is the shorter one.
+            // Comes after the entry of the region itself, whose key is shorter.
             Some((&GONE, [])) => {
                 if let Some(region) = regions.get_mut(&number) {
                     region.is_gone = true;

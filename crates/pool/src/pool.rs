@@ -38,14 +38,15 @@ pub struct PoolConfig {
     pub limit_bytes: Option<u64>,
 }
 
-/// A connection to the pool under one owner's name. Clones share it; the last to go gives all leases back.
+/// A connection to the pool as one owner. Clones share it. Dropping the last one gives all leases back,
+/// unless a later process is to take them over ([`connect_keeping`](Self::connect_keeping)).
 #[derive(Clone)]
 pub struct Pool {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    // Dropped in this order: no more looking after nodes, then the leases go back.
+    // Dropped in this order: first the watch over the nodes ends, then the leases go back.
     _watch: Watch,
     keeper: Keeper,
     shared: Arc<Shared>,
@@ -56,21 +57,22 @@ pub(crate) struct Shared {
     pub(crate) config: PoolConfig,
     pub(crate) stock: Arc<Stock>,
     sessions: Mutex<Vec<Weak<Mutex<Confined>>>>,
-    /// The session to ask first for its connection: each in turn.
+    /// Which session is asked first for its connection: each in turn.
     pub(crate) next_lender: AtomicUsize,
 }
 
 impl Pool {
-    /// Connects to the broker; leases are taken when extents are.
+    /// Connects to the broker. Leases are taken when extents are.
     pub fn connect(config: PoolConfig) -> Result<Pool, PoolError> {
         let view = keeper::first_view(&config)?;
         let stock = Self::stock_of(&config, &view, OwnerId(random_id()), None)?;
         Self::start(config, stock)
     }
 
-    /// As [`connect`](Self::connect), and all that is held is written down in a journal. What an earlier
-    /// process has left in one, `kept`, is taken over as far as its leases still run; the caller says of what
-    /// it was in use ([`Stock::adopt_extent`]), and when that is over ([`Stock::adoption_is_over`]).
+    /// Like [`connect`](Self::connect), but all that is held is written down in a journal. What an earlier
+    /// process has left in its journal, `kept`, is taken over as far as its leases still run. The caller says
+    /// which extents were in use ([`Stock::adopt_extent`]), and when it has named them all
+    /// ([`Stock::adoption_is_over`]).
     pub fn connect_keeping(
         config: PoolConfig,
         journal: Arc<dyn Journal>,
@@ -146,7 +148,7 @@ impl Pool {
         Ok(Pool { inner: Arc::new(Inner { _watch: watch, keeper, shared }) })
     }
 
-    /// Under which name this process leases.
+    /// The owner as which this process leases.
     pub fn owner(&self) -> OwnerId {
         self.inner.shared.stock.owner()
     }
@@ -156,8 +158,8 @@ impl Pool {
         &self.inner.shared.stock
     }
 
-    /// A session. Each thread has its own, and any thread may use any. Sessions use each other's connections
-    /// where a node has no place for another one.
+    /// A new session. Usually each thread has its own, but any thread may use any session. Sessions use each
+    /// other's connections where a node has no place for another one.
     pub fn session(&self) -> Session {
         Session::new(self.inner.shared.clone())
     }
@@ -168,7 +170,7 @@ impl Pool {
     }
 
     /// Lets another client into a region, and says for how long. The client counts that from when it asked
-    /// us, by its own clock, and asks us again before it is over.
+    /// this process, by its own clock, and asks again before the time has passed.
     pub async fn add_grant(
         &self,
         region: &Arc<LeasedRegion>,
@@ -180,8 +182,8 @@ impl Pool {
         asked.await.ok_or_else(|| ended(node))?
     }
 
-    /// Shuts a client out. Afterwards nothing of its grant takes effect any more; what it was told is done
-    /// stays.
+    /// Fences a client's grant. Afterwards nothing done under it takes effect any more; what the client was
+    /// told is done stays.
     pub async fn fence_grant(&self, region: &Arc<LeasedRegion>, grant: Epoch) -> Result<(), GrantError> {
         let (shared, region) = (self.inner.shared.clone(), region.clone());
         let node = region.id.node;

@@ -9,13 +9,13 @@ use farpool_wire::{AccessKey, Epoch, RegionId};
 use crate::error::AccessError;
 use crate::giving_up::Hearing;
 
-// Orderings below: the flags and times are only ever raised towards *stop*, they guard no other memory, and
-// an operation that misses one by a moment is refused by the node. Hence `Relaxed` throughout.
+// All orderings below are `Relaxed`: the flags and times guard no other memory. The flags change only once,
+// towards *stop*, and an operation that misses such a change by a moment is refused by the node.
 
-/// One acquaintance with a node: from its first lease until it is given up.
+/// What this process knows of a node, from its first lease until the node is given up.
 #[derive(Debug)]
 pub struct NodeState {
-    /// Where it is reached.
+    /// How the node is reached.
     pub peer: Peer,
     /// Address of its control service.
     pub control: String,
@@ -26,7 +26,7 @@ pub struct NodeState {
 }
 
 impl NodeState {
-    /// A node that was just heard of.
+    /// A node of which this process has just learnt.
     pub fn new(peer: Peer, control: String) -> Self {
         NodeState {
             peer,
@@ -48,17 +48,17 @@ impl NodeState {
         self.peer.shm_socket.is_some()
     }
 
-    /// Notes that an answer of the node was long in coming: until then, who can do without it does.
+    /// Records that an answer of the node was slow: until then, callers that can do without the node do.
     pub fn is_slow_until(&self, until_ms: u64) {
         self.slow_until_ms.fetch_max(until_ms, Ordering::Relaxed);
     }
 
-    /// Whether that was noted of it.
+    /// Whether the node is recorded as slow at `now_ms`.
     pub fn is_slow(&self, now_ms: u64) -> bool {
         now_ms < self.slow_until_ms.load(Ordering::Relaxed)
     }
 
-    /// Gives the node up; true for the first who does.
+    /// Gives the node up; `true` for the first caller.
     pub fn give_up(&self) -> bool {
         !self.lost.swap(true, Ordering::Relaxed)
     }
@@ -67,24 +67,24 @@ impl NodeState {
 /// A region under lease.
 #[derive(Debug)]
 pub struct LeasedRegion {
-    /// Which.
+    /// Its id.
     pub id: RegionId,
-    /// The lending's number.
+    /// The lease's epoch.
     pub epoch: Epoch,
     /// The node.
     pub node: Arc<NodeState>,
-    /// What opens it.
+    /// Opens the region.
     pub key: AccessKey,
     /// By the pool's clock, in milliseconds; zero once the lease is lost.
     usable_until_ms: AtomicU64,
     /// Given back: sessions let go of it.
     retired: AtomicBool,
-    /// It is being taken back.
+    /// The region is being taken back.
     leaving: AtomicBool,
 }
 
 impl LeasedRegion {
-    /// A region of which a lease is held until then.
+    /// A region of which a lease is held until `usable_until_ms`.
     pub fn new(
         id: RegionId,
         epoch: Epoch,
@@ -103,7 +103,8 @@ impl LeasedRegion {
         }
     }
 
-    /// Opens the region on a queue to its node, for those who work on whole regions rather than by sessions.
+    /// Opens the region on a queue to its node, for callers that work on whole regions rather than by
+    /// sessions.
     pub async fn attach(&self, queue: &Queue) -> Result<(), OpError> {
         queue.attach(self.id, self.epoch, self.key).await
     }
@@ -119,7 +120,7 @@ impl LeasedRegion {
         }
     }
 
-    /// The lease goes on.
+    /// Extends the lease.
     pub fn extend(&self, usable_until_ms: u64) {
         // Zero stays zero: a lost lease does not come back.
         let _ = self.usable_until_ms.try_update(Ordering::Relaxed, Ordering::Relaxed, |current| {
@@ -136,8 +137,8 @@ impl LeasedRegion {
         self.leaving.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the region is being taken back: what lies there is lost unless it is moved elsewhere, or
-    /// dropped, soon.
+    /// Whether the region is being taken back. What lies there is lost unless it is soon moved elsewhere or
+    /// dropped.
     pub fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Relaxed)
     }
@@ -151,7 +152,8 @@ impl LeasedRegion {
         self.lose();
     }
 
-    /// Whether the region is lost or given back: sessions let go of it, and what lay there cannot be had.
+    /// Whether the region is lost or given back: sessions let go of it, and its contents cannot be read any
+    /// more.
     pub fn is_over(&self) -> bool {
         self.retired.load(Ordering::Relaxed)
             || self.node.is_lost()

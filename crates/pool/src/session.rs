@@ -2,14 +2,14 @@
 //!
 //! S1. A session reaches a region only after attaching it, and lets go of it once the region is given back or
 //!     lost, idle or not.
-//! S2. After an operation that may still be under way the session reconnects before anything else: what was
-//!     under way is dead then, and doing it again is safe (design, section 3: incarnations).
+//! S2. After an operation that may still be in flight, the session reconnects before anything else. Then what
+//!     was in flight can take no effect any more, and doing it again is safe (`docs/src/fabric.md`).
 //! S3. A write that is dropped half-way, or given up without an answer from a new incarnation, puts its
 //!     extent in doubt.
 //! S4. `giving_up` judges what a failed try says about the node. Operations are tried again until the node is
 //!     given up, and end soon after that, whatever is left of their deadlines.
 //! S5. A session that a node has refused a place uses the connections of its siblings (`borrowing`). By then
-//!     none of its own operations is under way there, since the refusal came from its newest incarnation.
+//!     none of its own operations is in flight there, since the refusal came from its newest incarnation.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ use crate::space::Extent;
 use crate::stock::{LeaseKeeper, Trouble};
 use crate::watch::endpoint;
 
-/// Room for the largest transfer with its blocks completed at both ends, twice.
+/// Room for two transfers of the largest size, each completed to whole blocks at both ends.
 const ARENA_BYTES: usize = 2 * MAX_TRANSFER_BYTES + (128 << 10);
 /// Pause before the third try; each later pause is longer by as much. The second try comes at once: a
 /// connection that was idle may have had to make room for another.
@@ -47,23 +47,24 @@ const SIBLING_PAUSE: Duration = Duration::from_millis(2);
 /// How long a session that was refused a place uses its siblings' connections before it asks again.
 const CROWDED_FOR: Millis = Millis(1_000);
 
-/// The blocking edge of a session. Any thread may use it, one at a time.
+/// The blocking interface of a session. Any thread may use it, one at a time.
 #[derive(Clone)]
 pub struct Session {
     confined: Arc<Mutex<Confined>>,
 }
 
-/// A session that one thread uses now.
+/// A session locked by one thread.
 pub struct SessionGuard<'a> {
     confined: MutexGuard<'a, Confined>,
 }
 
-/// A core that wanders between threads as a whole.
+/// A core that moves between threads as a whole.
 pub(crate) struct Confined(pub(crate) SessionCore);
 
-// SAFETY: a core is made of counted pointers that are not atomic. All of them live inside the core: what its
-// methods hand out (buffers, futures) may not outlive the guard, by the contract of `SessionGuard::core`, and
-// the guard is on one thread. So the whole moves between threads, never a part; the mutex orders the moves.
+// SAFETY: a core is made of reference-counted pointers whose counts are not atomic. All of them live inside
+// the core: what its methods hand out (buffers, futures) may not outlive the guard, by the contract of
+// `SessionGuard::core`, and the guard stays on one thread. So a core moves between threads only as a whole,
+// never a part of it, and the mutex orders the moves.
 unsafe impl Send for Confined {}
 
 impl Session {
@@ -86,7 +87,7 @@ impl SessionGuard<'_> {
     /// The session itself, for `async` code.
     ///
     /// # Safety
-    /// Nothing obtained from it (buffers, queues, endpoints, futures) outlives the guard.
+    /// Nothing obtained from it (buffers, queues, endpoints, futures) may outlive the guard.
     pub unsafe fn core(&self) -> &SessionCore {
         &self.confined.0
     }
@@ -98,7 +99,7 @@ impl SessionGuard<'_> {
 }
 
 impl Confined {
-    /// Lets go of regions that are over. Called when the owner of the session may be idle.
+    /// Lets go of regions that are lost or given back. The watch calls it, since the session may be idle.
     pub(crate) fn let_go(&self) {
         if self.0.has_regions_over() {
             block_on(&self.0.endpoint, self.0.let_go());
@@ -143,8 +144,8 @@ struct Tries {
     until: Millis,
 }
 
-/// A transfer that is being tried. If it ends, or is dropped, while a write of it may still land, the extent
-/// is in doubt.
+/// A transfer in progress. If it ends or is dropped while a write of it may still land, the extent is in
+/// doubt.
 struct UnderWay<'a> {
     extent: &'a Extent,
     may_land: Cell<bool>,
@@ -168,8 +169,8 @@ enum Next {
     Fail(AccessError),
 }
 
-/// What an error of one try means for the operation. That nothing came of this try says nothing about an
-/// earlier one whose fate is in doubt.
+/// What the error of one try means for the operation. That this try had no effect says nothing about an
+/// earlier try whose outcome is in doubt.
 fn settled(error: AccessError, region: RegionId, in_doubt: bool) -> AccessError {
     match error {
         AccessError::Refused(_) if in_doubt => AccessError::LeaseLost { region },
@@ -191,7 +192,7 @@ impl SessionCore {
         SessionCore { siblings: Some(siblings), ..self }
     }
 
-    /// The session's end of the fabric.
+    /// The session's endpoint of the fabric.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
@@ -201,7 +202,7 @@ impl SessionCore {
         self.endpoint.arena().take(bytes)
     }
 
-    /// Fills `buffer` from an extent's bytes at `offset`. The buffer comes back either way.
+    /// Fills `buffer` from an extent's bytes at `offset`. The buffer is returned either way.
     pub async fn read(
         &self,
         from: &Extent,
@@ -301,8 +302,8 @@ impl SessionCore {
         self.unless_lost(queue, transferring).await
     }
 
-    /// Waits for an operation, and ends it soon after the node is given up, which another session may find
-    /// out first.
+    /// Waits for an operation, and ends it soon after the node is given up, which another session may notice
+    /// first.
     async fn unless_lost<F: Future>(&self, queue: &NodeQueue, operation: F) -> F::Output {
         let mut operation = pin!(operation);
         loop {
@@ -314,7 +315,7 @@ impl SessionCore {
         }
     }
 
-    /// The error of an operation that was tried for as long as it may be.
+    /// The error of an operation that was retried for as long as it may be.
     fn out_of_patience(&self, region: &LeasedRegion) -> AccessError {
         let node = region.id.node;
         match self.leases.patience_ended(&region.node) {
@@ -329,14 +330,14 @@ impl SessionCore {
         !crowded.is_empty() && crowded.get(&node).is_some_and(|&until| self.leases.now() < until)
     }
 
-    /// Whether it has a connection to the node that siblings can use.
+    /// Whether this session has a connection to the node that siblings can use.
     pub(crate) fn is_connected(&self, node: &NodeState) -> bool {
         let queues = self.queues.borrow();
         let queue = queues.get(&node.peer.node);
         queue.is_some_and(|queue| queue.queue.is_open() && !queue.attached.borrow().is_empty())
     }
 
-    /// Does a transfer by the connection of a sibling, if one has time.
+    /// Does a transfer through the connection of a sibling, if one has time.
     fn by_sibling(
         &self,
         direction: Direction,
@@ -358,8 +359,8 @@ impl SessionCore {
         }
     }
 
-    /// Asks the node to attach a region, for as long as it says that the memory is just being moved: that
-    /// takes as long as copying a region, and says nothing against the node.
+    /// Asks the node to attach a region, and repeats that while the node says that the memory is being moved:
+    /// moving takes as long as copying a region, and says nothing against the node.
     async fn attach_once_it_stays(&self, queue: &NodeQueue, region: &LeasedRegion) -> Result<(), OpError> {
         let give_up_at = self.leases.now().plus(self.trouble.while_moved);
         loop {
@@ -433,7 +434,7 @@ impl SessionCore {
         Ok(queue)
     }
 
-    /// What to do after a connection could not be begun.
+    /// What to do after a connection could not be started.
     fn not_connected(&self, node: &NodeState, error: &std::io::Error) -> Next {
         let id = node.peer.node;
         match error {
@@ -460,9 +461,9 @@ impl SessionCore {
             }
             OpError::Refused(Refusal::NotAttached | Refusal::Busy)
             | OpError::Unknown { cause: Uncertain::EpochMoved, .. } => {
-                // A sibling reconnected the queue meanwhile, or the region's memory is another since a grant
-                // was fenced, or the lease is over: the node says which when it is asked to attach. Writing
-                // again is safe, since nothing of the lost try takes effect any more.
+                // Another operation has reconnected the queue, or a fence of a grant has moved the region to
+                // other memory, or the lease has ended: the node says which when it is asked to attach.
+                // Writing again is safe, since nothing of the lost try takes effect any more.
                 queue.attached.borrow_mut().remove(&region.id.index);
                 Next::TryAgain
             }
@@ -472,7 +473,7 @@ impl SessionCore {
                 if !may_borrow || !queue.attached.borrow().is_empty() {
                     return Next::Fail(AccessError::Short { node });
                 }
-                // Kept open, it would take one of the places of connections without a key.
+                // If the queue were kept open, it would take one of the places of connections without a key.
                 self.queues.borrow_mut().remove(&node);
                 self.crowded.borrow_mut().insert(node, self.leases.now().plus(CROWDED_FOR));
                 self.leases.node_answered(&queue.node);
@@ -481,7 +482,7 @@ impl SessionCore {
             OpError::Refused(_) => Next::Fail(AccessError::Refused(error)),
             OpError::Unknown { .. } | OpError::NotSent { .. } => {
                 if queue.queue.is_open() {
-                    return Next::TryAgain; // a sibling has reconnected it
+                    return Next::TryAgain; // another operation has reconnected it
                 }
                 let cause = if let OpError::Unknown { cause, .. } = error { Some(cause) } else { None };
                 queue.attached.borrow_mut().clear();
@@ -500,7 +501,7 @@ impl SessionCore {
         })
     }
 
-    /// Closes queues to lost nodes, and detaches regions that are over.
+    /// Closes queues to lost nodes, and detaches regions that are lost or given back.
     pub async fn let_go(&self) {
         self.queues.borrow_mut().retain(|_, queue| !queue.node.is_lost());
         let queues: Vec<_> = self.queues.borrow().values().cloned().collect();

@@ -1,7 +1,6 @@
-//! Letting other clients into regions of ours, and shutting them out.
+//! Lets other clients into regions that this process holds, and fences their grants.
 //!
-//! What is asked and what the answers mean is [`Holder`](crate::Holder)'s to say; the way to the node is
-//! here.
+//! [`Holder`](crate::Holder) decides what is asked and what the answers mean; the way to the node is here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,10 +21,10 @@ use crate::region::LeasedRegion;
 
 /// How often a node is asked to fence a grant while it gives no answer.
 const FENCE_TRIES: u32 = 10;
-/// A fence has been answered by then, or failed: half a minute.
+/// By this time a fence has been answered, or has failed: half a minute.
 pub const FENCE_DEADLINE: Duration = REQUEST_DEADLINE.saturating_mul(FENCE_TRIES);
 
-/// Adds a grant, and says for how long the client may use it (see
+/// Adds a grant, and returns for how long the client may use it (see
 /// [`Holder::usable_for`](crate::Holder::usable_for)).
 pub(crate) async fn add_grant(
     shared: &Arc<Shared>,
@@ -65,9 +64,9 @@ pub(crate) async fn ask_for_grant(
     Ok(asked.map_err(|_| late(node))?.map_err(|status| refused(node, &status))?.into_inner())
 }
 
-/// Asks a node to fence a grant, by what `question` says until the lease is over. Asked again while the node
-/// has not answered: copying a region of many GiB lasts longer than an answer may, and who asks again learns
-/// when it is done.
+/// Asks a node to fence a grant, with the request that `question` makes; it makes none once the lease has
+/// ended. The request is repeated while the node has not answered: copying a region of many GiB takes longer
+/// than an answer may, and a repeated request learns when it is done.
 pub(crate) async fn ask_for_fence(
     mut client: NodeClient<Channel>,
     region: RegionId,
@@ -86,7 +85,7 @@ fn client(shared: &Shared, region: &LeasedRegion) -> Result<NodeClient<Channel>,
     dial_node(region.id.node, &region.node.control, shared.config.tls.as_ref())
 }
 
-/// The way to a node's control service.
+/// A client of a node's control service.
 pub(crate) fn dial_node(
     node: NodeId,
     control: &str,

@@ -1,9 +1,10 @@
 //! Which extents of the leased regions are free.
 //!
 //! A1. An extent is free, or belongs to one [`Extent`] value, or lies in a region that was let go.
-//! A2. Consecutive places go to consecutive nodes, as far as they have room: that is what stripes a file.
-//! A3. Full regions are preferred, so that others run empty and can go back to the pool.
-//! A4. An extent on which a write may still land is not used again: its region goes back with it, or is lost.
+//! A2. Consecutive places go to consecutive nodes, as far as they have room: this stripes a file.
+//! A3. Fuller regions are preferred, so that others run empty and can go back to the pool.
+//! A4. An extent on which a write may still land is not used again: it leaves with its region, which goes
+//!     back or is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,10 +24,10 @@ use crate::region::LeasedRegion;
 /// spill files of a hash join waste little, and that a region of 64 MiB serves 256 of them.
 pub const EXTENT_BYTES: u64 = 256 << 10;
 
-/// Numbers of an earlier process that are used again: more would be there only if state made no sense.
+/// Most numbers of an earlier process that are reused: there would be more only if its state made no sense.
 const MAX_FREE_NUMBERS: usize = 1 << 20;
 
-/// An extent in use. Dropping it makes it free, so it is kept by every operation that touches it.
+/// An extent in use. Dropping it makes it free, so every operation that touches it holds on to it.
 #[derive(Debug)]
 pub struct Extent {
     region: Arc<LeasedRegion>,
@@ -34,7 +35,7 @@ pub struct Extent {
     number: u64,
     space: Weak<Mutex<Space>>,
     in_doubt: AtomicBool,
-    /// Where a doubt is written down: the number of the region.
+    /// Where a doubt is written down, and the number of the region.
     kept: Option<(Keeping, u64)>,
 }
 
@@ -50,21 +51,21 @@ impl Extent {
         RemoteAddr { region: self.region.id, offset: self.place as u64 * EXTENT_BYTES + offset }
     }
 
-    /// Whether a write of which nobody knows may still land here. It stays so: what the extent holds belongs
-    /// elsewhere, and its place is not used again under this lease.
+    /// Whether an in-flight write, whose outcome nobody knows, may still land here. It stays so: what the
+    /// extent holds must be moved elsewhere, and its place is not used again under this lease.
     pub fn is_in_doubt(&self) -> bool {
-        // Acquire: pairs with the release below. Whoever finds the lock of a block given up finds the doubt
-        // as well.
+        // Acquire: pairs with the release half of the swap in `doubt`. A thread that finds a block's lock
+        // given up also sees the doubt.
         self.in_doubt.load(Ordering::Acquire)
     }
 
-    /// An extent that somebody else has taken and keeps, as a guest of his sees it: dropping it gives nothing
-    /// back.
+    /// An extent that another holder has taken and keeps, as a direct client (called *guest* in the code)
+    /// sees it: dropping it gives nothing back.
     pub fn of_guest(region: Arc<LeasedRegion>, place: u32, number: u64) -> Self {
         Extent { region, place, number, space: Weak::new(), in_doubt: AtomicBool::new(false), kept: None }
     }
 
-    /// A write of which nobody knows may still land here.
+    /// Records that an in-flight write, whose outcome nobody knows, may still land here.
     pub fn doubt(&self) {
         let before = self.in_doubt.swap(true, Ordering::AcqRel);
         if !before && let Some((keeping, number)) = &self.kept {
@@ -73,7 +74,7 @@ impl Extent {
     }
 
     /// A small number that no other extent of the process has at the same time: an index for tables kept
-    /// beside.
+    /// beside the extents.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -82,7 +83,7 @@ impl Extent {
 impl Drop for Extent {
     fn drop(&mut self) {
         if self.is_in_doubt() {
-            return; // what may still land must meet nobody else
+            return; // a write that may still land must hit no other taker
         }
         if let Some(space) = self.space.upgrade() {
             space.lock().give_back(&self.region, self.place);
@@ -95,14 +96,14 @@ impl Drop for Extent {
 pub enum Where {
     /// On any.
     Anywhere,
-    /// On none of these: others that must not be lost together with it lie there.
+    /// On none of these: extents that must not be lost together with it lie there.
     NotOn(Vec<NodeId>),
     /// Only on this one.
     On(NodeId),
 }
 
 impl Where {
-    /// Whether a node will do.
+    /// Whether the extent may lie on `node`.
     pub fn allows(&self, node: NodeId) -> bool {
         match self {
             Where::Anywhere => true,
@@ -116,17 +117,18 @@ impl Where {
 #[derive(Debug, Default)]
 pub(crate) struct Space {
     nodes: BTreeMap<NodeId, Vec<RegionSpace>>,
-    /// Numbers of regions let go, to be used again; a region's number times its extents gives their numbers.
+    /// Numbers of regions that were let go, to be reused. A region's number times its extents is the number
+    /// of its first extent.
     free_numbers: Vec<u64>,
     next_number: u64,
     free: u64,
-    /// Where the hand of rotation points when the wanted node has no room.
+    /// Round-robin position, used when the wanted node has no room.
     hand: u64,
-    /// Extents of an earlier process on which a write of it may still land, until somebody has them.
+    /// Extents of an earlier process on which one of its writes may still land, until they are taken.
     doubted: BTreeSet<u64>,
-    /// Regions look empty until those who had extents there have them again.
+    /// Regions look empty until the holders of extents there have taken them again.
     is_adopting: bool,
-    /// Where all this is written down, if it is.
+    /// Where changes are written down; `None`: nowhere.
     keeping: Option<Keeping>,
 }
 
@@ -139,7 +141,7 @@ struct RegionSpace {
     free: Vec<u32>,
     /// Since when it is empty, by the pool's clock.
     empty_since_ms: Option<u64>,
-    /// It is being taken back: nothing new comes here. Its free extents are in no count.
+    /// The region is being taken back: no extent here is taken any more, and its free ones are in no count.
     leaving: bool,
 }
 
@@ -149,7 +151,7 @@ impl Space {
         Space { keeping, ..Space::default() }
     }
 
-    /// Adds a region that was just leased, and says under which number.
+    /// Adds a region that was just leased, and returns its number.
     pub(crate) fn add(
         &mut self,
         region: Arc<LeasedRegion>,
@@ -169,7 +171,7 @@ impl Space {
         number
     }
 
-    /// Adds a region that an earlier process had under this number. Nobody gets these places.
+    /// Adds a region that an earlier process had under this number. The places in `doubts` are not free.
     pub(crate) fn adopt(
         &mut self,
         number: u64,
@@ -179,7 +181,7 @@ impl Space {
         doubts: &BTreeSet<u32>,
     ) {
         let extents = (region_bytes / EXTENT_BYTES) as u32;
-        let doubts = doubts.range(..extents); // others would be those of another region
+        let doubts = doubts.range(..extents); // larger ones would be places of another region
         let doubts: BTreeSet<u32> = doubts.copied().collect();
         let free = (0..extents).rev().filter(|place| !doubts.contains(place)).collect();
         self.insert(number, region, extents, free, now_ms);
@@ -198,7 +200,8 @@ impl Space {
         });
     }
 
-    /// These numbers stand for regions of an earlier process; all others below them are free.
+    /// Begins an adoption: these numbers stand for regions of an earlier process; all others below the last
+    /// are free.
     pub(crate) fn numbers_in_use(&mut self, numbers: impl Iterator<Item = u64>) {
         self.is_adopting = true;
         let numbers: BTreeSet<u64> = numbers.collect();
@@ -207,12 +210,12 @@ impl Space {
         self.free_numbers = free.take(MAX_FREE_NUMBERS).collect();
     }
 
-    /// Whoever had extents in an earlier process has them.
+    /// Ends the adoption: the holders of an earlier process's extents have taken them.
     pub(crate) fn is_adopted(&mut self) {
         self.is_adopting = false;
     }
 
-    /// A number of an earlier process stands for nothing any more.
+    /// Frees a number of an earlier process that stands for nothing any more.
     pub(crate) fn free_number(&mut self, number: u64) {
         self.free_numbers.push(number);
         if let Some(keeping) = &self.keeping {
@@ -220,14 +223,14 @@ impl Space {
         }
     }
 
-    /// What an earlier process had under a number is lost.
+    /// Records that what an earlier process had under a number is lost.
     pub(crate) fn gone(&self, number: u64) {
         if let Some(keeping) = &self.keeping {
             keeping.gone(number);
         }
     }
 
-    /// Takes the extent at a place for whoever had it. One in doubt stays so.
+    /// Takes the extent at a place, for the caller that had it. One in doubt stays so.
     pub(crate) fn take_at(&mut self, region: u64, place: u32, space: &Arc<Mutex<Space>>) -> Option<Extent> {
         let held = self.nodes.values_mut().flatten().find(|held| held.number == region)?;
         let number = region * u64::from(held.extents) + u64::from(place);
@@ -248,8 +251,8 @@ impl Space {
         })
     }
 
-    /// Takes an extent on the node that `place` falls to, or on another that has room; only where `within`
-    /// allows.
+    /// Takes an extent on the node to which `place` falls, or on another that has room, but only where
+    /// `within` allows.
     pub(crate) fn take(&mut self, place: u64, within: &Where, space: &Arc<Mutex<Space>>) -> Option<Extent> {
         if self.free == 0 {
             return None;
@@ -269,7 +272,7 @@ impl Space {
                 return Some(extent);
             }
         }
-        // The hand may have missed a node that has room.
+        // The rotation may have missed a node that has room.
         let mut allowed = self.nodes.iter_mut().filter(|(node, _)| within.allows(**node));
         let extent = allowed.find_map(|(_, regions)| Self::take_from(regions, space, &self.keeping))?;
         self.free -= 1;
@@ -307,8 +310,8 @@ impl Space {
         }
     }
 
-    /// Lets go of the regions that `over` names: their free extents are gone, those in use stay with their
-    /// takers.
+    /// Lets go of the regions for which `over` is true. Their free extents are gone; those in use stay with
+    /// their takers.
     pub(crate) fn remove(&mut self, mut over: impl FnMut(&LeasedRegion) -> bool) -> Vec<Arc<LeasedRegion>> {
         let mut removed = Vec::new();
         for regions in self.nodes.values_mut() {
@@ -316,8 +319,8 @@ impl Space {
                 if !held.leaving {
                     self.free -= held.free.len() as u64;
                 }
-                // A number whose extents are still in use is not used again: tables beside refer to it. Nor
-                // one of which it is not known yet, while it is being taken over.
+                // A number whose extents are still in use is not reused: tables kept beside refer to it. Nor
+                // is any during an adoption, while it is not known yet which extents are in use.
                 let is_unused = !self.is_adopting && held.free.len() == held.extents as usize;
                 if is_unused {
                     self.free_numbers.push(held.number);
@@ -334,7 +337,7 @@ impl Space {
         removed
     }
 
-    /// Hands out nothing of a region any more.
+    /// Takes no extents of a region any more.
     pub(crate) fn leave(&mut self, region: RegionId) {
         let regions = self.nodes.get_mut(&region.node).into_iter().flatten();
         for held in regions.filter(|held| held.region.id == region && !held.leaving) {
@@ -343,8 +346,8 @@ impl Space {
         }
     }
 
-    /// Lets go of regions that were empty for `linger_ms`, or are to be left and empty, but keeps `keep_free`
-    /// free extents.
+    /// Lets go of regions that were empty for `linger_ms`, as long as `keep_free` extents stay free, and of
+    /// empty regions that are being taken back.
     pub(crate) fn shrink(&mut self, now_ms: u64, linger_ms: u64, keep_free: u64) -> Vec<Arc<LeasedRegion>> {
         if self.is_adopting {
             return Vec::new();
@@ -381,7 +384,7 @@ impl Space {
         self.free
     }
 
-    /// Regions held, by number.
+    /// Regions held, with their numbers.
     pub(crate) fn numbered(&self) -> impl Iterator<Item = (u64, &Arc<LeasedRegion>)> {
         self.nodes.values().flatten().map(|held| (held.number, &held.region))
     }

@@ -1,7 +1,7 @@
 //! What one process holds of the pool: leases, regions, nodes and extents, and what becomes of them.
 //!
-//! The clock and the way to a node are given; asking brokers and nodes is a shell's part (`keeper`, or a
-//! simulation's), which brings the answers here.
+//! The clock and the way to a node are given by the caller. A shell (`keeper`, or a simulation's) asks
+//! brokers and nodes, and brings the answers here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,8 +24,8 @@ use crate::keeping::Keeping;
 use crate::region::{LeasedRegion, NodeState};
 use crate::space::{EXTENT_BYTES, Extent, Space, Where};
 
-/// More regions are asked for when fewer free extents than this are left: 32 MiB, some milliseconds of
-/// writing, about as long as asking takes.
+/// The stock asks for more regions when fewer free extents than this are left. They are 32 MiB: some
+/// milliseconds of writing, about as long as asking takes.
 const LOW_WATER_EXTENTS: u64 = 128;
 
 /// Sizes of the pool, for `statfs`.
@@ -33,30 +33,30 @@ const LOW_WATER_EXTENTS: u64 = 128;
 pub struct Capacity {
     /// What this owner holds and could still get.
     pub total_bytes: u64,
-    /// What of it is not in use by this owner.
+    /// The part of it that this owner does not use.
     pub free_bytes: u64,
 }
 
-/// Where a node's data plane is reached from here, by the addresses that came with a lease.
+/// Finds how a node's data plane is reached from here, by the addresses that came with a lease.
 pub type Reach = Box<dyn Fn(&NodeAddress) -> Peer + Send + Sync>;
 
-/// What a stock is made of.
+/// How a stock is set up.
 pub struct StockConfig {
-    /// Under whose name all is leased.
+    /// The owner of all leases.
     pub owner: OwnerId,
     /// Size of the pool's regions, a multiple of [`EXTENT_BYTES`].
     pub region_bytes: u64,
     /// Most regions to lease; `None`: as many as the pool gives.
     pub limit_regions: Option<u64>,
-    /// By which leases are used.
+    /// The clock by which leases are used.
     pub clock: Arc<dyn Clock + Send + Sync>,
     /// How nodes are reached.
     pub reach: Reach,
-    /// Where all that is held is written down for a later process, if it is.
+    /// Where the stock writes down all that it holds, for a later process; `None`: nowhere.
     pub journal: Option<Arc<dyn Journal>>,
 }
 
-/// What one process holds of the pool; its sessions and those who speak for it share it.
+/// What one process holds of the pool. Its sessions and its shell share it.
 pub struct Stock {
     owner: OwnerId,
     region_bytes: u64,
@@ -65,7 +65,7 @@ pub struct Stock {
     reach: Reach,
     pub(crate) space: Arc<Mutex<Space>>,
     ledger: Mutex<Ledger>,
-    /// Where all that is held is written down, if it is.
+    /// Where the stock writes down all that it holds; `None`: nowhere.
     journal: Option<Arc<dyn Journal>>,
     growing: Mutex<Growing>,
     growth_wanted: tokio::sync::Notify,
@@ -82,48 +82,48 @@ struct Ledger {
     nodes: BTreeMap<NodeId, Arc<NodeState>>,
 }
 
-/// Attempts to get more regions, and who waits for the next to end.
+/// Attempts to get more regions, and the tasks that wait for the next one to end.
 #[derive(Default)]
 struct Growing {
     growth: Growth,
     waiting: Vec<Waker>,
 }
 
-/// How long an operation is tried again while its node lives and no connection can be made. Failing sooner
-/// would lose written data to the file.
+/// How long an operation is retried while its node lives and no connection can be made. Failing sooner would
+/// lose data that was written to the file.
 const TRY_WITHIN: Millis = Millis(30_000);
-/// Moving many GiB takes seconds.
+/// How long a session waits for a region that is being moved: moving many GiB takes seconds.
 const MOVE_PATIENCE: Millis = Millis(30_000);
 
-/// Who looks after the leases under which a session works, and hears from it what became of them.
+/// Looks after the leases under which a session works, and hears from the session what became of them.
 pub trait LeaseKeeper: Send + Sync {
     /// The clock by which leases are used.
     fn now(&self) -> Millis;
 
-    /// Notes a failed try with its sign. Returns whether the node is given up, now or before.
+    /// Records a failed try with its sign. Returns whether the node is given up, now or before.
     fn node_failed(&self, node: &NodeState, sign: Sign) -> bool;
 
-    /// Notes that a node's data plane has answered after trouble.
+    /// Records that a node's data plane has answered after trouble.
     fn node_answered(&self, node: &NodeState);
 
-    /// Notes that an operation was tried for as long as it may be. Returns whether the node is given up.
+    /// Records that an operation was retried for as long as it may be. Returns whether the node is given up.
     fn patience_ended(&self, node: &NodeState) -> bool;
 
-    /// A node says that a lease is over.
+    /// Records that a node says that a lease has ended.
     fn lease_lost(&self, region: RegionId, epoch: Epoch);
 
-    /// What its sessions put up with before they give an operation up.
+    /// The retry policy of its sessions.
     fn bears(&self) -> Trouble {
         Trouble { try_within: TRY_WITHIN, while_moved: MOVE_PATIENCE }
     }
 }
 
-/// What a session puts up with before it gives an operation up.
+/// A session's retry policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Trouble {
-    /// How long after its beginning an operation is still tried anew.
+    /// How long after its beginning an operation is still retried.
     pub try_within: Millis,
-    /// How long a region may be moved to other memory.
+    /// How long a region may take to be moved to other memory.
     pub while_moved: Millis,
 }
 
@@ -149,17 +149,18 @@ impl LeaseKeeper for Stock {
     }
 }
 
-/// A region held, and its number: that times the extents of a region is the number of its first extent.
+/// A region held, and its number. That number times the extents of a region is the number of its first
+/// extent.
 #[derive(Clone, Debug)]
 pub struct NumberedRegion {
-    /// Which no other region held has.
+    /// Unique among the regions held.
     pub number: u64,
     /// The region.
     pub region: Arc<LeasedRegion>,
 }
 
 impl Stock {
-    /// Holds nothing yet.
+    /// A stock that holds nothing yet.
     pub fn new(config: StockConfig) -> Self {
         let StockConfig { owner, region_bytes, limit_regions, clock, reach, journal } = config;
         debug_assert!(region_bytes.is_multiple_of(EXTENT_BYTES), "regions are carved into extents");
@@ -180,7 +181,7 @@ impl Stock {
         }
     }
 
-    /// Under whose name all is leased.
+    /// The owner of all leases.
     pub fn owner(&self) -> OwnerId {
         self.owner
     }
@@ -195,7 +196,7 @@ impl Stock {
         Millis(self.clock.now_ns() / 1_000_000)
     }
 
-    /// That clock, for endpoints.
+    /// The same clock, for endpoints.
     pub fn clock(&self) -> Arc<dyn Clock + Send + Sync> {
         self.clock.clone()
     }
@@ -208,21 +209,21 @@ impl Stock {
     /// Takes an extent for the `place`-th stripe of something; consecutive places go to consecutive nodes.
     ///
     /// # Errors
-    /// When there is none and no more regions are to be had.
+    /// When none is free and no more regions can be leased.
     pub async fn take_extent(&self, place: u64) -> Result<Extent, NoSpace> {
         self.take_extent_within(place, &Where::Anywhere).await
     }
 
-    /// As [`take_extent`](Self::take_extent), only on nodes that `within` allows.
+    /// Like [`take_extent`](Self::take_extent), but only on nodes that `within` allows.
     ///
     /// # Errors
-    /// When there is none on such a node and no regions of one are to be had.
+    /// When none is free on such a node, and no regions of such a node can be leased.
     pub async fn take_extent_within(&self, place: u64, within: &Where) -> Result<Extent, NoSpace> {
         let give_up_at = self.now().plus(GROW_PATIENCE);
         loop {
             let attempts = self.growing.lock().growth.attempts();
             let (extent, free) = self.take_now(place, within);
-            let may_grow = self.may_grow(); // asked once: who waits for growth has asked for it
+            let may_grow = self.may_grow(); // asked once: a task that waits for growth has asked for it
             if free < LOW_WATER_EXTENTS && may_grow {
                 self.growth_wanted.notify_one();
             }
@@ -241,7 +242,8 @@ impl Stock {
                 GrowthOutcome::Grown | GrowthOutcome::Unreachable if self.now() < give_up_at => {}
                 GrowthOutcome::Full
                     if may_grow && self.now() < give_up_at && self.is_full_elsewhere(within) => {}
-                // What came since the look above made it full: then there is something to take.
+                // Regions that came since the look above may have made it full: then there is something to
+                // take.
                 _ => {
                     return self.take_now(place, within).0.ok_or(NoSpace);
                 }
@@ -249,12 +251,13 @@ impl Stock {
         }
     }
 
-    /// Whether *full* was said of some nodes only, and whoever asks now would take any.
+    /// Whether the answer *full* was about some nodes only, and this caller would take an extent on any.
     fn is_full_elsewhere(&self, within: &Where) -> bool {
         *within == Where::Anywhere && self.with_holder(|holder| holder.was_limited())
     }
 
-    /// Has the next regions asked for on nodes that `within` allows, however many are free on the others.
+    /// Makes the next request for regions ask for nodes that `within` allows, however many extents are free
+    /// on the others.
     fn want_elsewhere(&self, within: &Where) {
         let unwanted: Vec<NodeId> = match within {
             Where::Anywhere => return,
@@ -267,13 +270,13 @@ impl Stock {
         self.growth_wanted.notify_one();
     }
 
-    /// An extent if one is free, and how many are then.
+    /// Takes an extent if one is free. Also returns how many are free then.
     fn take_now(&self, place: u64, within: &Where) -> (Option<Extent>, u64) {
         let mut space = self.space.lock();
         (space.take(place, within, &self.space), space.free())
     }
 
-    /// Waits for an attempt later than the `attempts`-th, and says what it brought.
+    /// Waits until an attempt later than the `attempts`-th has ended, and returns its outcome.
     async fn growth_after(&self, attempts: u64) -> GrowthOutcome {
         std::future::poll_fn(|context| {
             let mut growing = self.growing.lock();
@@ -286,12 +289,13 @@ impl Stock {
         .await
     }
 
-    /// Waits until somebody wants more regions. One task waits.
+    /// Waits until more regions are wanted. One task waits.
     pub async fn growth_wanted(&self) {
         self.growth_wanted.notified().await;
     }
 
-    /// Ends an attempt to grow and wakes those who wait for it. Returns how long to pause before the next.
+    /// Ends an attempt to grow and wakes the tasks that wait for it. Returns how long to pause before the
+    /// next.
     pub fn growth_ended(&self, outcome: GrowthOutcome) -> Duration {
         let now = self.now();
         let mut growing = self.growing.lock();
@@ -310,15 +314,16 @@ impl Stock {
         Growth::wanted(held, self.limit_regions)
     }
 
-    /// Whether so few extents are free, or none where one is wanted, that more regions should be asked for.
+    /// Whether more regions should be asked for: too few extents are free, or none where one is wanted.
     pub fn is_low(&self) -> bool {
         self.space.lock().free() < LOW_WATER_EXTENTS || self.with_holder(|holder| holder.wants_elsewhere())
     }
 
-    /// How often a lease or a node was lost: whoever keeps redundant data looks at it when the number has
-    /// changed.
+    /// How often a lease or a node was lost. A caller that keeps redundant data checks that data when this
+    /// number has changed.
     pub fn losses(&self) -> u64 {
-        // Acquire: pairs with the release in `note_loss`; whoever finds the number finds the regions over.
+        // Acquire: pairs with the release in `note_loss`. A thread that sees the number also sees the regions
+        // as lost.
         self.losses.load(Ordering::Acquire)
     }
 
@@ -326,7 +331,8 @@ impl Stock {
         self.losses.fetch_add(1, Ordering::Release);
     }
 
-    /// What came of asking the broker at `asked_at`. Returns the leases to give back.
+    /// Records the answer to a request that was sent to the broker at `asked_at`; `None`: there was none.
+    /// Returns the outcome, and the leases to give back.
     pub fn acquisition_answered(
         &self,
         asked_at: Millis,
@@ -347,11 +353,11 @@ impl Stock {
         (outcome, unusable.collect())
     }
 
-    /// Adds a region that was just leased. One lease of a region replaces another.
+    /// Adds a region that was just leased. A newer lease of a region replaces an older one.
     fn add_region(&self, ledger: &mut Ledger, now: Millis, held: HeldLease) {
         let lease = held.lease.clone();
         let leased = self.enter_region(ledger, held);
-        // Still under the ledger's lock: whoever counts this region as held finds its extents.
+        // Still under the ledger's lock: a thread that counts this region as held also finds its extents.
         let mut space = self.space.lock();
         space.remove(|other| other.id == leased.id);
         let _number = space.add(leased, self.region_bytes, now.0, &lease);
@@ -375,11 +381,11 @@ impl Stock {
         (self.reach)(address)
     }
 
-    /// Notes that a region is held, and on which node it lies.
+    /// Records that a region is held, and on which node it lies.
     fn enter_region(&self, ledger: &mut Ledger, held: HeldLease) -> Arc<LeasedRegion> {
-        let address = held.lease.address.unwrap_or_default(); // present: the holder has looked
+        let address = held.lease.address.unwrap_or_default(); // present: the holder has checked that
         let node = NodeState::new((self.reach)(&address), address.control);
-        // A node that was restarted under its name is reached elsewhere.
+        // A node that was restarted under its id is reached elsewhere.
         let same = |known: &&Arc<NodeState>| {
             !known.is_lost() && known.peer == node.peer && known.control == node.control
         };
@@ -396,12 +402,12 @@ impl Stock {
         leased
     }
 
-    /// Asks the rules.
+    /// Calls `ask` with the rules.
     pub fn with_holder<R>(&self, ask: impl FnOnce(&mut Holder) -> R) -> R {
         ask(&mut self.ledger.lock().holder)
     }
 
-    /// A node answered a renewal.
+    /// Records a node's answer to a renewal.
     pub fn renewal_answered(&self, renewal: &Renewal, answer: &RenewResponse) {
         let now = self.now();
         let mut ledger = self.ledger.lock();
@@ -435,7 +441,7 @@ impl Stock {
         }
     }
 
-    /// A lease is over, whatever the reason: what lies there is lost.
+    /// Records that a lease has ended, whatever the reason: what lies there is lost.
     pub fn lease_lost(&self, region: RegionId, epoch: Epoch) {
         let mut ledger = self.ledger.lock();
         ledger.holder.dropped(region, epoch);
@@ -450,8 +456,8 @@ impl Stock {
         self.note_loss();
     }
 
-    /// Notes a failed try with its sign, and gives the node up if that is enough. Returns whether it is given
-    /// up.
+    /// Records a failed try with its sign, and gives the node up if that is enough. Returns whether it is
+    /// given up.
     pub fn node_failed(&self, node: &NodeState, sign: Sign) -> bool {
         let now = self.now();
         let heard = node.hearing.trouble(now);
@@ -485,19 +491,19 @@ impl Stock {
         self.note_loss();
     }
 
-    /// Forgets nodes on which nothing of ours lies any more.
+    /// Forgets nodes on which this stock holds nothing any more.
     pub fn forget_idle_nodes(&self) {
         let mut ledger = self.ledger.lock();
         let Ledger { regions, nodes, .. } = &mut *ledger;
         nodes.retain(|id, _| regions.keys().any(|region| region.node == *id));
     }
 
-    /// Nodes that hold something of ours.
+    /// Nodes on which this stock holds something.
     pub fn nodes(&self) -> Vec<Arc<NodeState>> {
         self.ledger.lock().nodes.values().cloned().collect()
     }
 
-    /// The regions in which extents lie, by number.
+    /// The regions in which extents lie, with their numbers.
     pub fn numbered_regions(&self) -> Vec<NumberedRegion> {
         self.space
             .lock()
@@ -515,7 +521,7 @@ impl Stock {
     pub fn shrink(&self, linger: Duration) -> Vec<Arc<LeasedRegion>> {
         let idle = {
             let mut space = self.space.lock();
-            // What is in use will want to grow; what is not needs nothing.
+            // A stock in use will want to grow; an unused one needs nothing.
             let keep_free = if space.is_unused() { 0 } else { 2 * LOW_WATER_EXTENTS };
             space.shrink(self.now().0, linger.as_millis() as u64, keep_free)
         };
@@ -523,12 +529,12 @@ impl Stock {
         idle
     }
 
-    /// Whether a later process is to find again what this one holds.
+    /// Whether a later process is to find what this one holds.
     pub fn is_kept(&self) -> bool {
         self.journal.as_ref().is_some_and(|journal| journal.is_whole())
     }
 
-    /// Where all that is held is written down, if it is.
+    /// Where the stock writes down all that it holds; `None`: nowhere.
     pub fn journal(&self) -> Option<&Arc<dyn Journal>> {
         self.journal.as_ref()
     }
@@ -541,7 +547,7 @@ impl Stock {
         all
     }
 
-    /// What tells a node that regions of it, of which this stock has let go, are given back.
+    /// The request that gives regions back to their node, after this stock has let go of them.
     pub fn release_request(&self, regions: &[Arc<LeasedRegion>]) -> ReleaseRequest {
         let leases = regions.iter().map(|held| (held.id.index, held.epoch, &held.key));
         self.with_holder(|holder| holder.release(leases))
@@ -558,14 +564,14 @@ impl Stock {
         }
     }
 
-    /// Notes how many regions the pool could still lend.
+    /// Records how many regions the pool could still lend.
     pub fn pool_has_free(&self, regions: u64) {
         self.pool_free_regions.store(regions, Ordering::Relaxed); // a statistic: pairs with nothing
     }
 
-    /// Notes that regions which the pool could lend are ours now.
+    /// Records that this stock now holds `regions` regions that the pool could lend.
     pub fn pool_has_lent(&self, regions: u64) {
-        // Relaxed: see above.
+        // Relaxed: a statistic, which pairs with nothing.
         let less = |free: u64| Some(free.saturating_sub(regions));
         let _always = self.pool_free_regions.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }

@@ -1,6 +1,6 @@
-//! The thread that looks after the nodes' lives, and makes idle sessions let go of regions.
+//! The thread that checks whether the nodes live, and makes idle sessions let go of regions.
 //!
-//! A client learns of a node's death from its own operations; but memory that is mapped here outlives the
+//! A client learns of a node's death from its own operations. But memory that is mapped here outlives the
 //! node, and an idle mount has no operations. So each node is pinged over the fabric.
 
 use std::io;
@@ -43,7 +43,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed); // looked at every interval; guards nothing
+        self.stop.store(true, Ordering::Relaxed); // read once an interval; guards no other memory
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -63,7 +63,7 @@ pub(crate) fn endpoint(shared: &Arc<Shared>, arena_bytes: usize, deadline: Durat
     })
 }
 
-/// The stock's clock, as endpoints keep it.
+/// The stock's clock, in the form that endpoints take.
 struct StockClock(Arc<dyn Clock + Send + Sync>);
 
 impl Clock for StockClock {
@@ -76,7 +76,7 @@ async fn watch_all(shared: &Shared, endpoint: &Endpoint, stopped: &AtomicBool) {
     let sessions = async {
         while !stopped.load(Ordering::Relaxed) {
             for session in shared.sessions() {
-                // A session that is busy will let go by itself soon, or at the next look.
+                // A busy session lets go by itself soon, or at the next look.
                 if let Some(session) = session.try_lock() {
                     session.let_go();
                 }
@@ -88,7 +88,7 @@ async fn watch_all(shared: &Shared, endpoint: &Endpoint, stopped: &AtomicBool) {
     futures_util::future::select(std::pin::pin!(sessions), std::pin::pin!(nodes)).await;
 }
 
-/// Pings all nodes that hold something, and gives up those that do not answer. Does not end.
+/// Pings all nodes on which the stock holds something, and gives up those that do not answer. Does not end.
 pub async fn watch_nodes(stock: &Stock, endpoint: &Endpoint) {
     let mut watched: Vec<Arc<NodeState>> = Vec::new();
     let mut watches = FuturesUnordered::new();
@@ -122,7 +122,7 @@ async fn watch_node(stock: &Stock, endpoint: &Endpoint, node: Arc<NodeState>) {
                 tracing::debug!(node = %node.peer.node, ?sign, "ping failed");
                 stock.node_failed(&node, sign);
             }
-            // Says nothing of the node; who uses it finds out by himself meanwhile.
+            // This says nothing about the node. Sessions that use the node find out by themselves meanwhile.
             Err(Blind::Short(error)) => {
                 if !said {
                     tracing::warn!(node = %node.peer.node, %error, "cannot look after the node for now; trying on");
@@ -149,9 +149,9 @@ enum Seen {
 }
 
 enum Blind {
-    /// It did not answer.
+    /// The node did not answer.
     Sign(Sign),
-    /// This process is short of something.
+    /// This process is short of a resource.
     Short(io::Error),
 }
 
@@ -196,7 +196,7 @@ impl Eye<'_> {
     }
 }
 
-/// Asks the node something that it answers at once: to attach one of our regions, or a ping.
+/// Asks the node for something that it answers at once: to attach a region of this process, or a ping.
 async fn ask(
     endpoint: &Endpoint,
     queue: &Queue,
@@ -217,7 +217,7 @@ async fn ask(
     Ok(Seen::Answer)
 }
 
-/// Whether something of ours still lies on the node.
+/// Whether the stock still holds something on the node.
 fn is_known(stock: &Stock, node: &Arc<NodeState>) -> bool {
     stock.nodes().iter().any(|known| Arc::ptr_eq(known, node))
 }

@@ -13,7 +13,7 @@
 //! reached *T* after *T* had begun, hence after the publication of the cut *C* from which it began; the
 //! publisher read that word for its own cut, which is therefore later than *C* and sees at least as much as
 //! *C* (O2). A vector that is read without a publisher has no such order: a READ is not atomic, and two of
-//! them may cross (design, section 9).
+//! them may cross (`docs/src/txn.md`).
 
 mod board;
 mod fetching;

@@ -3,7 +3,7 @@
 /// Bytes of data that one [`BlockWord`] stands for: the page size of PostgreSQL, and a multiple of 4 KiB.
 pub const BLOCK_BYTES: usize = 8192;
 
-/// Lock, generation and checksum of a block in one atomic word (design, section 5).
+/// Lock, generation and checksum of a block in one atomic word (`docs/src/files.md`).
 ///
 /// ```text
 ///  63     62     61    60   59 ........ 48 47 ........................ 0

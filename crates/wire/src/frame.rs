@@ -1,4 +1,4 @@
-//! Frames of the data plane, version 3. `docs/wire.md` has the tables.
+//! Frames of the data plane, version 3. `docs/src/wire.md` has the tables.
 //!
 //! A connection starts with a [`Hello`] and its [`HelloReply`]; then requests flow one way and responses the
 //! other, each a fixed header and a payload, matched by `token`. The same frames run over TCP and over the

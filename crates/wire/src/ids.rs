@@ -78,7 +78,7 @@ impl fmt::Display for RemoteAddr {
 /// the epoch of its first grant, the owner's.
 ///
 /// The upper half is the node's incarnation, the lower half a counter, so that no epoch comes back when a
-/// node restarts under its old id (design, section 4). Zero is never granted.
+/// node restarts under its old id (`docs/src/leases.md`). Zero is never granted.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Epoch(pub u64);
 

@@ -2,7 +2,7 @@
 //! data plane's frames; the control plane's messages; the words of a file's block and of a record.
 //!
 //! W1. Decoding never panics: malformed bytes give a [`FrameError`].
-//! W2. Every layout is little-endian, versioned and pinned by a golden test; `docs/wire.md` describes it.
+//! W2. Every layout is little-endian, versioned and pinned by a golden test; `docs/src/wire.md` describes it.
 //! W3. Keys are compared in constant time and never printed.
 //! Not here: sockets, files, clocks, randomness.
 

@@ -1,4 +1,5 @@
-//! What the `verbs` transport sends besides the frames of [`crate::frame`]: `docs/verbs.md` has the tables.
+//! What the `verbs` transport sends besides the frames of [`crate::frame`]: `docs/src/verbs.md` has the
+//! tables.
 
 use crate::frame::{Decoded, FrameError, HELLO_BYTES, HelloReply};
 

@@ -241,7 +241,7 @@ mod tests {
                 // What is compared with another than the first volume is as fast as that here.
                 let expected = match plain.figure {
                     Figure::Damon2 => (0, 2),
-                    Figure::Damon3 => (2, 4),
+                    Figure::Damon3 => (2, 5),
                     Figure::Interposer => (1, 1),
                     _ => (0, 0),
                 };

@@ -1,5 +1,5 @@
-//! The table against a model that remembers every lending ever made and what lies in each region, under
-//! random interleavings; and the table broken on purpose, to see that the model notices.
+//! Checks the table against a model, under random interleavings. The model remembers every grant ever made
+//! and what lies in each region. The table is also broken on purpose, to see that the model notices.
 
 use farpool_wire::{AccessKey, Epoch, GrantMode, OwnerId, Refusal};
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ use crate::{LeaseClass, Millis};
 const REGIONS: u32 = 3;
 const TTL: Millis = Millis(100);
 const MAX_STEPS: usize = 60;
-/// A broken table must be noticed within so many histories.
+/// The model must notice a broken table within this many histories.
 const MUTANT_HISTORIES: usize = 1_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,7 +22,7 @@ enum Credentials {
     WrongOwner,
 }
 
-/// One thing that happens to a table. `pick` chooses among all lendings so far, ended ones too.
+/// One thing that happens to a table. `pick` chooses among all grants so far, ended ones too.
 #[derive(Clone, Debug)]
 enum Step {
     Advance(u64),
@@ -39,7 +39,7 @@ enum Step {
     Restart,
 }
 
-/// A fault in the table, made by reaching into it at the right moment.
+/// A fault that is put into the table at the right moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mutation {
     None,
@@ -59,17 +59,17 @@ enum Mutation {
     PinnedRevoked,
 }
 
-/// A grant as the model remembers it: the owner's own stands for its lease.
+/// A grant as the model remembers it. The owner's own stands for its lease.
 struct Past {
     lending: Lending,
-    /// The lease that it belongs to: itself, for the owner's own.
+    /// Index of the lease that it belongs to; its own index, for the owner's own.
     lease: usize,
     owner: OwnerId,
     class: LeaseClass,
     key: AccessKey,
-    /// Until when the lease was promised; of the owner's own only.
+    /// Until when the lease was promised; used for the owner's own only.
     until: Millis,
-    /// No answer may promise more than that; of the owner's own only.
+    /// The latest end that an answer may promise; used for the owner's own only.
     end: Option<Millis>,
     fenced: bool,
 }
@@ -81,9 +81,9 @@ struct Model {
     incarnation: u32,
     keys_made: u64,
     history: Vec<Past>,
-    /// Per region: which lending wrote there last; `None` when all zeros.
+    /// Per region: the epoch under which it was written last; `None` when all zeros.
     written_by: [Option<Epoch>; REGIONS as usize],
-    /// Per region: the lending whose bytes are being overwritten.
+    /// Per region: the epoch whose bytes are being overwritten.
     scrubbing: [Option<Epoch>; REGIONS as usize],
 }
 
@@ -184,7 +184,7 @@ impl Model {
         Ok(())
     }
 
-    /// The lending's owner and key, or wrong ones.
+    /// The grant's owner and key, or wrong ones.
     fn present(&mut self, at: usize, credentials: Credentials) -> (OwnerId, AccessKey) {
         let past = &self.history[at];
         let wrong_key = AccessKey::from_bytes([0xFF; 16]);
@@ -249,7 +249,7 @@ impl Model {
             Ok(_) if !may => violated("a grant fenced by a stranger, or a lease by a fence", lease),
             Ok(_) => {
                 if self.history[grant].lease != at {
-                    return Ok(()); // of another lease, or over long ago: nothing to end
+                    return Ok(()); // a grant of another lease, or one that ended long ago: nothing to end
                 }
                 if self.mutation == Mutation::GrantSurvivesItsFence
                     && let State::Held(tenancy) = &mut self.table.regions[lease.region as usize].state
@@ -436,7 +436,7 @@ impl Model {
         Ok(())
     }
 
-    /// The node comes back with fresh memory; no lease outlives it.
+    /// The node restarts with fresh memory; no lease survives that.
     fn restart(&mut self) {
         if self.mutation != Mutation::EpochReusedAfterRestart {
             self.incarnation += 1;
@@ -503,7 +503,7 @@ proptest! {
     }
 }
 
-/// Whether some history makes the model say `claim` of the broken table.
+/// Whether some history makes the model report `claim` about the broken table.
 fn caught(mutation: Mutation, claim: &str) -> bool {
     let mut runner = TestRunner::deterministic();
     (0..MUTANT_HISTORIES).any(|_| {

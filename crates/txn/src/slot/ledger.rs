@@ -4,7 +4,7 @@
 //! S1. Each commit gets a count of its own; counts only grow, also where clients of the slot come and go.
 //! S2. A slot is said to have come as far as its commits are over *without a gap*: a later one that is over
 //!     already is seen only with all before it. One that fails counts as over once nothing of it is left
-//!     (design, section 9).
+//!     (`docs/src/txn.md`).
 //! S3. One thread at a time has the *turn*: it alone says how far the slot is shown. It finds all that was
 //!     over before it took the turn.
 //! S4. Who is about to sleep says so in the word of the turn, and then looks once more. That word's changes

@@ -49,8 +49,8 @@ impl Way {
         match self {
             Self::Tmpfs => "tmpfs",
             Self::Interposed => "interposer, shm",
-            Self::AcceleratedMount => "the same mount (--accelerate) by the kernel",
-            Self::PlainMount => "a mount without --accelerate",
+            Self::AcceleratedMount => "mount --accelerate, by the kernel",
+            Self::PlainMount => "mount without --accelerate",
             Self::Disk => "the machine's disk",
         }
     }
