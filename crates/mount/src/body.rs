@@ -30,6 +30,8 @@ pub(crate) struct Body {
     pub(crate) doors: Doors,
     /// Whether the kernel or direct clients extend the file.
     pub(crate) growth: Growth,
+    /// Some direct client has asked for its layout since it was first opened.
+    pub(crate) wanted_by_guests: AtomicBool,
     /// Pages that the kernel may still hold from before direct clients worked on the file.
     pub(crate) pages: Pages,
     /// Held while the kernel is told the size.
@@ -83,6 +85,7 @@ impl Body {
             writers: AtomicU32::new(0),
             doors: Doors::default(),
             growth: Growth::default(),
+            wanted_by_guests: AtomicBool::new(false),
             pages: Pages::default(),
             telling: Mutex::default(),
         }

@@ -22,6 +22,7 @@ mod server;
 mod undertaker;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use fuser::{Errno, INodeNo, ReplyIoctl};
@@ -53,9 +54,6 @@ pub(crate) struct Openings {
     registered: u32,
     /// The file is open to direct clients.
     is_open: bool,
-    /// Some direct client has asked for the file's layout since the first of its handles was opened. Until
-    /// then, opening the file to direct clients would help no process.
-    is_wanted: bool,
     /// Counts all handles ever opened, so that a new one is noticed.
     made: u64,
 }
@@ -65,11 +63,12 @@ impl Openings {
     fn all_registered(&self) -> bool {
         self.all > 0 && self.registered == self.all
     }
+}
 
-    /// Whether the file is to be opened to direct clients.
-    fn lacks_opening(&self) -> bool {
-        self.all_registered() && self.is_wanted && !self.is_open
-    }
+/// Whether a file is to be opened to direct clients: one has asked for its layout, and all handles are registered.
+fn wants_opening(body: &Body, doors: &Openings) -> bool {
+    // Relaxed: a client that asks after this look has the opener look at the doors once more.
+    doors.all_registered() && !doors.is_open && body.wanted_by_guests.load(Ordering::Relaxed)
 }
 
 /// The open handles of a file, as its body keeps them.
@@ -104,8 +103,8 @@ impl FarFs {
             // An error is ignored: no request depends here on direct clients having finished. What they may
             // still work on is kept for them.
             let _ = self.close_to_guests(body, &mut doors);
-            doors.is_wanted = false;
-        } else if doors.lacks_opening() {
+            body.wanted_by_guests.store(false, Ordering::Relaxed);
+        } else if wants_opening(body, &doors) {
             hall.wants_open(ino, body);
         }
     }
@@ -194,7 +193,7 @@ impl FarFs {
             Some(Standing::Registered) => {}
             Some(Standing::Barred) | None => return Err(Errno::EPERM.into()),
         }
-        if doors.lacks_opening() {
+        if wants_opening(&handle.body, &doors) {
             hall.wants_open(handle.ino, &handle.body);
         }
         let socket = hall.name().to_owned();

@@ -2,6 +2,7 @@
 //! and files that are to be opened to direct clients.
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -104,12 +105,10 @@ impl Hall {
             let (_, ino, body) = tickets.remove(place)?;
             (ino, body.upgrade()?)
         };
-        let mut doors = body.doors.lock();
-        doors.is_wanted = true;
-        if doors.lacks_opening() {
-            self.wants_open(ino, &body);
-        }
-        drop(doors);
+        // Without the lock of the doors: an `open` may hold it while it waits for a direct client's operation,
+        // which may need an answer of this thread. The opener looks at the doors.
+        body.wanted_by_guests.store(true, Ordering::Relaxed); // the queue's lock orders it before the opener's look
+        self.wants_open(ino, &body);
         Some(body)
     }
 
