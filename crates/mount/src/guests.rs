@@ -65,7 +65,8 @@ impl Openings {
     }
 }
 
-/// Whether a file is to be opened to direct clients: one has asked for its layout, and all handles are registered.
+/// Whether a file is to be opened to direct clients: one has asked for its layout, and all handles are
+/// registered.
 fn wants_opening(body: &Body, doors: &Openings) -> bool {
     // Relaxed: a client that asks after this look has the opener look at the doors once more.
     doors.all_registered() && !doors.is_open && body.wanted_by_guests.load(Ordering::Relaxed)

@@ -9,7 +9,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
 
 use farpool_file::guest::{Given, GuestFile, GuestSession, Host, Room};
 use farpool_wire::{REGISTER, Registered, UNREGISTER};
@@ -247,6 +248,51 @@ fn an_opening_that_is_not_registered_ends_the_work_on_a_file_until_it_is_closed(
     assert_eq!(again.raw_os_error(), Some(libc::EPERM), "for good");
 }
 
+/// An `open` waits for the operation of a direct client, which needs regions and connections from the thread
+/// that redeems tickets.
+#[test]
+fn tickets_redeemed_during_an_open_delay_nobody() {
+    let mount = TestMount::with_guests(64 * MIB);
+    let path = mount.path().join("redeemed");
+    let kept = Direct::open(&path);
+    kept.file.write_all_at(&vec![1; 8 * MIB as usize], 0).unwrap(); // on several regions
+    let redeemer = Host::join(&register(&kept.file).unwrap().socket).unwrap();
+    fn timed(work: impl FnOnce()) {
+        let start = Instant::now();
+        work();
+        assert!(start.elapsed() < Duration::from_secs(1), "took {:?}", start.elapsed());
+    }
+    for _ in 0..100 {
+        kept.until_open();
+        let tickets: [_; 32] = std::array::from_fn(|_| register(&kept.file).unwrap().ticket);
+        // It knows no region and has no connection yet.
+        let host = Host::join(&register(&kept.file).unwrap().socket).unwrap();
+        let guest = host.open(&register(&kept.file).unwrap().ticket).unwrap();
+        let start = Barrier::new(3);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                let session = host.session().unwrap();
+                let mut bytes = vec![0; BLOCK];
+                start.wait();
+                for at in 0..8 {
+                    timed(|| {
+                        let _unless_closed =
+                            guest.read_at(&session, at * MIB, &[bytes.as_mut_slice().into()]);
+                    });
+                }
+            });
+            threads.spawn(|| {
+                start.wait();
+                for ticket in &tickets {
+                    timed(|| drop(redeemer.open(ticket).unwrap()));
+                }
+            });
+            start.wait();
+            timed(|| drop(open(&path)));
+        });
+    }
+}
+
 #[test]
 fn a_mapping_made_after_the_work_on_a_file_shows_what_was_written_directly() {
     let mount = TestMount::with_guests(64 * MIB);
@@ -310,7 +356,7 @@ fn writers_that_are_killed_leave_whole_files_that_others_read_and_write() {
     open(&path).write_all_at(&[1; 32 * BLOCK], 0).unwrap();
     for round in 0..20 {
         let mut writer = start_writer(&path);
-        std::thread::sleep(std::time::Duration::from_millis(round)); // at any point of its work
+        std::thread::sleep(Duration::from_millis(round)); // at any point of its work
         writer.kill().unwrap();
         writer.wait().unwrap();
         let plain = open(&path);

@@ -105,9 +105,10 @@ impl Hall {
             let (_, ino, body) = tickets.remove(place)?;
             (ino, body.upgrade()?)
         };
-        // Without the lock of the doors: an `open` may hold it while it waits for a direct client's operation,
-        // which may need an answer of this thread. The opener looks at the doors.
-        body.wanted_by_guests.store(true, Ordering::Relaxed); // the queue's lock orders it before the opener's look
+        // The doors are not locked here: an `open` may hold that lock while it waits for a direct client's
+        // operation, and the operation may need an answer of this thread. The opener looks at the doors.
+        // Relaxed: the queue's lock orders the store before the opener's look.
+        body.wanted_by_guests.store(true, Ordering::Relaxed);
         self.wants_open(ino, &body);
         Some(body)
     }
