@@ -16,15 +16,16 @@ mod making;
 mod tombs;
 
 use farpool_txn::hash::{Index, IndexLayout, IndexShape};
+use farpool_txn::layout::{NAME_BYTES, ROW_BYTES};
 use farpool_txn::slab::SlabLayout;
 use farpool_txn::{
-    Cut, KeyError, KeyedTable, ReadError, RecordId, RecordLayout, Shipped, Table, Transaction,
+    Cut, DatabaseAt, KeyError, KeyedTable, ReadError, RecordId, RecordLayout, Rules, Table, Transaction,
 };
 use farpool_wire::Slot;
 use prost::Message;
 
-use crate::database::Shared;
-use crate::plan::{MOST_NAMES, NAME_BYTES, Plan, ROW_BYTES};
+use crate::environment::Environment;
+use crate::member::MemberCore;
 pub(crate) use making::{create, drop_table};
 
 /// Pieces of a table at most: so many places a row of the catalog has room for.
@@ -138,37 +139,32 @@ impl TableRow {
     }
 
     /// The table, as a thread works with it. `None`: no compute server has written such a row.
-    pub(crate) fn keyed(&self, shared: &Shared) -> Option<KeyedTable<Shipped>> {
-        let mut table = self.table(shared)?;
+    pub(crate) fn keyed<E: Environment>(&self, member: &MemberCore<E>) -> Option<KeyedTable> {
+        let (at, mut table) = (member.at(), self.table(member.at())?);
         if let Some(slab) = self.layouts()?.slab {
-            let unit = shared.plan.unit_bytes();
-            let piece = |row: &PieceRow| shared.at().piece(row.region as usize, u64::from(row.slab) * unit);
-            let pieces = self.pieces.iter().map(piece).collect();
-            table = table.with_slab(shared.slab(self.first_record, slab, pieces)?)?;
+            let pieces = self.pieces.iter().map(|row| at.unit(row.region, row.slab)).collect();
+            table = table.with_slab(member.slab(self.first_record, slab, pieces)?)?;
         }
-        let (index, unit) = (self.layouts()?.index, shared.plan.unit_bytes());
-        let piece = |row: &PieceRow| shared.at().piece(row.region as usize, u64::from(row.index) * unit);
-        let pieces = self.pieces.iter().map(piece).collect();
-        let spares = shared.spares(self.first_record, &index);
+        let index = self.layouts()?.index;
+        let pieces = self.pieces.iter().map(|row| at.unit(row.region, row.index)).collect();
+        let spares = member.spares(self.first_record, &index);
         KeyedTable::new(table, Index::sharing(index, pieces, spares)?)
     }
 
     /// Its records. `None`: as above.
-    pub(crate) fn table(&self, shared: &Shared) -> Option<Table> {
+    pub(crate) fn table(&self, at: DatabaseAt<'_>) -> Option<Table> {
         let layouts = self.layouts()?;
-        let (records, unit) = (layouts.records, shared.plan.unit_bytes());
+        let (records, unit) = (layouts.records, at.layout.unit_bytes());
         let fits = |piece: &PieceRow| {
             let firsts = [piece.records, piece.index, piece.slab];
             let ends =
                 firsts.into_iter().zip(layouts.bytes()).map(|(first, bytes)| u64::from(first) * unit + bytes);
-            (piece.region as usize) < shared.grants.len()
-                && ends.max() <= Some(shared.plan.shape.region_bytes)
+            (piece.region as usize) < at.grants.len() && ends.max() <= Some(at.layout.shape.region_bytes)
         };
         if !self.pieces.iter().all(fits) {
             return None;
         }
-        let piece = |row: &PieceRow| shared.at().piece(row.region as usize, u64::from(row.records) * unit);
-        let pieces = self.pieces.iter().map(piece).collect();
+        let pieces = self.pieces.iter().map(|row| at.unit(row.region, row.records)).collect();
         Some(Table::new(RecordId(self.first_record), records, pieces))
     }
 
@@ -195,9 +191,9 @@ impl TableRow {
     }
 }
 
-/// The catalog, as one thread works with it.
+/// The catalog, as one client works with it.
 pub(crate) struct Catalog {
-    names: KeyedTable<Shipped>,
+    names: KeyedTable,
     rows: Table,
     tombs: Table,
     maps: Table,
@@ -207,22 +203,22 @@ pub(crate) struct Catalog {
 }
 
 impl Catalog {
-    pub(crate) fn new(shared: &Shared) -> Catalog {
-        let (plan, at) = (&shared.plan, shared.at());
-        let table = |first, (start, layout)| Table::new(first, layout, vec![at.piece(0, start)]);
-        let rows = table(Plan::catalog_records(), plan.catalog);
-        let index = Index::new(plan.names.1, vec![at.piece(0, plan.names.0)]).expect("it has one piece");
-        let names = KeyedTable::new(rows.clone(), index).expect("as many records as the index has numbers");
-        let tombs = table(Plan::tomb_records(), plan.tombs);
-        let maps = table(Plan::map_records(), plan.maps);
-        let counter = table(Plan::counter_record(), plan.counter);
-        Catalog { names, rows, tombs, maps, counter, slot: plan.catalog_slot() }
+    pub(crate) fn new(at: DatabaseAt<'_>) -> Catalog {
+        let names = KeyedTable::new(at.catalog(), at.names());
+        Catalog {
+            names: names.expect("as many records as the index has numbers"),
+            rows: at.catalog(),
+            tombs: at.tombs(),
+            maps: at.maps(),
+            counter: at.counter(),
+            slot: at.layout.catalog_slot(),
+        }
     }
 
     /// A table's row, if the snapshot has that table.
-    pub(crate) async fn find(
+    pub(crate) async fn find<R: Rules>(
         &self,
-        transaction: &Transaction<'_, Shipped>,
+        transaction: &Transaction<'_, R>,
         name: &str,
     ) -> Result<Option<TableRow>, KeyError> {
         let Some(key) = key_of(name) else { return Ok(None) };
@@ -232,9 +228,9 @@ impl Catalog {
     }
 
     /// All tables that a snapshot has, in the order of their names.
-    pub(crate) async fn all(
+    pub(crate) async fn all<R: Rules>(
         &self,
-        transaction: &Transaction<'_, Shipped>,
+        transaction: &Transaction<'_, R>,
     ) -> Result<Vec<TableInfo>, KeyError> {
         let rows = self.rows(transaction).await?;
         let mut found: Vec<_> = rows.iter().filter_map(TableRow::info).collect();
@@ -243,12 +239,12 @@ impl Catalog {
     }
 
     /// The rows of all tables that a snapshot has.
-    pub(crate) async fn rows(
+    pub(crate) async fn rows<R: Rules>(
         &self,
-        transaction: &Transaction<'_, Shipped>,
+        transaction: &Transaction<'_, R>,
     ) -> Result<Vec<TableRow>, ReadError> {
         let mut found = Vec::new();
-        for number in 0..MOST_NAMES {
+        for number in 0..self.rows.records() {
             let row = transaction.read(&self.rows, number).await?;
             found.extend(row.data.and_then(|data| TableRow::decode_row(&data)));
         }

@@ -1,55 +1,32 @@
-//! A process's seat among the compute servers of a database.
-//!
-//! D1. The process works under grants of its own. Once it has a seat, others fence them before they undo what
-//!     it left.
-//! D2. It says that it lives, on a thread that does nothing long; when it was shut out, nothing that it does
-//!     takes effect, and it says so.
-//! D3. It gives its seat back only when nothing of it is under way: else the others look after it, as after
-//!     one that has died.
+//! A process's seat among the compute servers of a database: a [member](MemberCore) with a thread for each of
+//! its parts.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farpool_control::{ControlError, Tls, locate};
-use farpool_fabric::{Endpoint, OpError, Transports, block_on};
+use farpool_fabric::{Peer, Transports, block_on};
 use farpool_pool::{ClientGrant, GrantError, JointError, JointLeases, PoolConfig};
-use farpool_txn::hash::{IndexLayout, IndexSpares};
-use farpool_txn::horizon::HorizonAt;
-use farpool_txn::log::LogAt;
-use farpool_txn::membership::{Duties, MembersAt, Seat, wait_for_seat};
+use farpool_txn::layout::MOST_SLOTS;
 use farpool_txn::oracle::Fetched;
-use farpool_txn::recovery::recover;
-use farpool_txn::slab::{Slab, SlabLayout};
-use farpool_txn::{Memory, MemoryError, Oracle, Piece, SharedSlot, Shipped};
-use farpool_wire::{Epoch, Refusal, RegionId, Slot};
-use futures_util::future::join_all;
-use parking_lot::{Condvar, Mutex};
+use farpool_txn::{DatabaseLayout, DatabaseShape, LayoutError, Limits, Shipped};
+use farpool_wire::{Epoch, RegionId};
 
-use crate::client::Client;
+use crate::client::{Client, ClientCore};
+use crate::environment::{Environment, News, Timing};
 use crate::error::{DatabaseError, Ended};
 use crate::file::DatabaseFile;
-use crate::plan::{MOST_SLOTS, Plan, Shape};
-use crate::service;
-use crate::workers::Workers;
+use crate::member::{DutyKind, MemberCore, MemberInfo};
+use crate::threads;
 
-/// For a thread's transfers: the largest commit's intents and versions several times over.
+/// For the transfers of a client: the largest commit's intents and versions several times over. The parts of
+/// a member need less.
 const ARENA_BYTES: usize = 4 << 20;
-/// For who joins, and the service threads: one transfer, and what recovery reads.
-const SERVICE_ARENA_BYTES: usize = 4 << 20;
-/// How long a region is waited for whose memory moves while it is attached.
-const ATTACH_PATIENCE: Duration = Duration::from_secs(20);
-const ATTACH_PAUSE: Duration = Duration::from_millis(1);
-
-/// Between two looks at whether a seat is free.
-const SEAT_PAUSE: Duration = Duration::from_millis(20);
-
 /// A thread that waits for its processor is not dead.
 const LEAST_PATIENCE: Duration = Duration::from_millis(200);
-/// What the dead have locked stays so for that long, and others wait for it.
+/// The records that a dead member has locked stay so for that long, and others wait for them.
 const MOST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a process reaches the memory.
@@ -120,44 +97,14 @@ impl Default for CreateOptions {
 
 /// A seat among the compute servers of a database. Dropping it gives the seat back.
 pub struct Database {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) core: Arc<MemberCore<Process>>,
     file: DatabaseFile,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Tries to get grants of all regions. Each may leave one of a region behind, of which nobody knows.
-const GRANT_TRIES: u32 = 3;
-
-/// Tables of which a process remembers what it has taken of their indexes, though no thread has them open.
-const MOST_SPARES: usize = 1_024;
-
-/// What all threads of the process share.
-pub(crate) struct Shared {
+/// A process, as the surroundings of a member.
+pub struct Process {
     pub(crate) leases: JointLeases,
-    pub(crate) plan: Plan,
-    pub(crate) grants: Vec<ClientGrant>,
-    pub(crate) seat: Seat,
-    pub(crate) slot: Arc<SharedSlot>,
-    pub(crate) patience: Duration,
-    /// Threads that run transactions.
-    pub(crate) workers: Arc<Workers>,
-    /// What it does for all.
-    pub(crate) duties: Duties,
-    /// What the fetch thread has read, if there is one.
-    pub(crate) fetched: Option<Arc<Fetched>>,
-    /// Slabs of tables, by the table's first record: what the process knows of its chunks is known to all its
-    /// threads, for as long as it is a compute server.
-    slabs: Mutex<BTreeMap<u64, Arc<Slab>>>,
-    /// What the process has taken of tables' indexes, likewise.
-    spares: Mutex<BTreeMap<u64, Arc<IndexSpares>>>,
-    /// One thread at a time changes tables.
-    pub(crate) catalog: Mutex<()>,
-    ended: Mutex<Option<Ended>>,
-    /// Told when that is there.
-    over: Condvar,
-    is_over: AtomicBool,
-    /// The seat was given back.
-    has_left: AtomicBool,
 }
 
 impl Database {
@@ -183,11 +130,10 @@ impl Database {
         }
         let region_bytes = JointLeases::region_bytes_of(pool)?.max(1);
         let regions = options.bytes.div_ceil(region_bytes).max(1);
-        let regions = u32::try_from(regions)
-            .map_err(|_| DatabaseError::TooManyRegions { most: crate::plan::MOST_REGIONS })?;
+        let regions = u32::try_from(regions).map_err(|_| LayoutError::TooManyRegions)?;
         let leases = JointLeases::acquire(pool, regions)?;
         let made = || {
-            let shape = Shape {
+            let shape = DatabaseShape {
                 slots: options.servers.clamp(1, MOST_SLOTS),
                 partitions: options.partitions,
                 log_bytes: options.log_bytes.next_multiple_of(8),
@@ -196,7 +142,7 @@ impl Database {
             let patience = options.patience.clamp(LEAST_PATIENCE, MOST_PATIENCE);
             let written = DatabaseFile::new(shape, patience, leases.keys().clone());
             let regions = leases.keys().regions().ok_or_else(place)?;
-            Plan::new(shape, &regions)?;
+            DatabaseLayout::new(shape, Limits::SHIPPED, regions)?;
             written.save(file)?;
             Ok(written)
         };
@@ -236,73 +182,40 @@ impl Database {
         let damaged = || DatabaseError::NotADatabase(path.to_owned());
         let shape = file.shape().ok_or_else(damaged)?;
         let regions = leases.keys().regions().ok_or_else(damaged)?;
-        let plan = Plan::new(shape, &regions)?;
-        let endpoint = leases.endpoint(SERVICE_ARENA_BYTES);
-        let grants = block_on(&endpoint, add_grants_or_again(&endpoint, &leases, &regions))?;
-        let seated = attach_all(endpoint.clone(), &leases, &grants).and_then(|memory| {
-            let epochs: Vec<Epoch> = grants.iter().map(|grant| grant.epoch).collect();
-            let (at, waits) = (At { plan: &plan, grants: &grants }, (file.patience(), SEAT_PAUSE));
-            let members = at.members();
-            let seat = block_on(&endpoint, wait_for_seat::<Shipped>(&memory, &members, &epochs, waits))?;
-            Ok((seat, memory))
-        });
-        let (seat, memory) = match seated {
-            Ok((Some(seat), memory)) => (seat, memory),
-            no_seat => {
-                block_on(&endpoint, fence_all(&leases, &grants));
-                return Err(no_seat.err().unwrap_or(DatabaseError::NoSeat(shape.slots)));
-            }
-        };
-        // From here on others look after the seat, if this fails.
-        let at = At { plan: &plan, grants: &grants };
-        let log = at.log(seat.slot);
-        let recovered = block_on(&endpoint, recover(&memory, &at.oracle(), &log, seat.slot))?;
-        let shared = Arc::new(Shared {
-            slot: Arc::new(SharedSlot::after(seat.slot, log, recovered.last)),
-            leases,
-            plan,
-            grants,
-            seat,
-            patience: file.patience(),
-            workers: Arc::default(),
-            duties: Duties::default(),
-            fetched,
-            slabs: Mutex::default(),
-            spares: Mutex::default(),
-            catalog: Mutex::new(()),
-            ended: Mutex::new(None),
-            over: Condvar::new(),
-            is_over: AtomicBool::new(false),
-            has_left: AtomicBool::new(false),
-        });
-        drop(memory);
-        let threads = service::start(&shared).inspect_err(|_| shared.end(Ended::Closed))?;
-        Ok(Database { shared, file, threads })
+        let layout = DatabaseLayout::new(shape, Limits::SHIPPED, regions)?;
+        let endpoint = leases.endpoint(ARENA_BYTES);
+        let joining =
+            MemberCore::join(Process { leases }, layout, file.patience(), fetched, endpoint.clone());
+        let core = Arc::new(block_on(&endpoint, joining)?);
+        let threads = start_parts(&core).inspect_err(|_| core.end(Ended::Closed))?;
+        Ok(Database { core, file, threads })
     }
 
-    /// A thread's way to the database: it may be used by the thread that made it alone.
+    /// Another client, for the thread that calls this.
     ///
     /// # Errors
     /// When the memory cannot be reached.
     pub fn client(&self) -> Result<Client, DatabaseError> {
-        self.check()?;
-        Client::new(self.shared.clone())
+        let endpoint = self.core.environment().endpoint();
+        let core = block_on(&endpoint, ClientCore::join(self.core.clone(), endpoint.clone()))?;
+        Ok(Client::new(core))
     }
 
-    /// Whether this process is one of the compute servers still.
+    /// Whether this process is still one of the compute servers.
     ///
     /// # Errors
     /// Why not.
     pub fn check(&self) -> Result<(), Ended> {
-        self.shared.check()
+        self.core.check()
     }
 
     /// The compute servers, and what they do for all.
     ///
     /// # Errors
     /// When the memory cannot be reached.
-    pub fn members(&self) -> Result<Vec<service::MemberInfo>, DatabaseError> {
-        service::members(&self.shared)
+    pub fn members(&self) -> Result<Vec<MemberInfo>, DatabaseError> {
+        let endpoint = self.core.environment().endpoint();
+        block_on(&endpoint, self.core.members(endpoint.clone()))
     }
 
     /// What the file of this database says.
@@ -311,201 +224,94 @@ impl Database {
     }
 }
 
+/// Starts a thread for each part of a member. They run until the member has ended.
+fn start_parts(core: &Arc<MemberCore<Process>>) -> Result<Vec<JoinHandle<()>>, DatabaseError> {
+    let fetcher = core.fetched().map(|_| DutyKind::Fetcher);
+    // All duties begin before any thread can notice that the member has ended.
+    let begun: Vec<_> = DutyKind::ALL.into_iter().chain(fetcher).map(|kind| core.begin(kind)).collect();
+    let mut started = vec![threads::start(core, "members", |core| {
+        let endpoint = core.environment().endpoint();
+        block_on(&endpoint, core.take_part(endpoint.clone()));
+    })?];
+    for begun in begun {
+        started.push(threads::start(core, begun.kind().name(), move |core| {
+            let endpoint = core.environment().endpoint();
+            block_on(&endpoint, core.serve(begun, endpoint.clone()));
+        })?);
+    }
+    Ok(started)
+}
+
 impl Drop for Database {
     fn drop(&mut self) {
-        self.shared.end(Ended::Closed);
+        self.core.end(Ended::Closed);
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a service thread of a database panicked");
             }
         }
-        if self.shared.has_left.load(Ordering::Acquire) {
-            // A region has so many grants at most. Nobody else knows of these any more, and nothing is
-            // attached under them.
-            let endpoint = self.shared.leases.endpoint(SERVICE_ARENA_BYTES);
-            block_on(&endpoint, fence_all(&self.shared.leases, &self.shared.grants));
+        if self.core.has_left() {
+            let endpoint = self.core.environment().endpoint();
+            block_on(&endpoint, self.core.fence_own_grants());
         }
     }
 }
 
-impl Shared {
-    /// A thread's way to all regions.
-    pub(crate) fn memory(&self) -> Result<Memory, DatabaseError> {
-        attach_all(self.leases.endpoint(ARENA_BYTES), &self.leases, &self.grants)
-    }
-
-    pub(crate) fn at(&self) -> At<'_> {
-        At { plan: &self.plan, grants: &self.grants }
-    }
-
-    /// The slab of a table that has that first record. `None`: no table has such a one.
-    pub(crate) fn slab(
-        &self,
-        first_record: u64,
-        layout: SlabLayout,
-        pieces: Vec<Piece>,
-    ) -> Option<Arc<Slab>> {
-        let mut slabs = self.slabs.lock();
-        if let Some(slab) = slabs.get(&first_record) {
-            return Some(slab.clone());
-        }
-        let slab = Slab::new(pieces, layout, self.at().members(), self.seat.claim)?;
-        slabs.insert(first_record, slab.clone());
-        Some(slab)
-    }
-
-    /// What the process has taken of the index of a table that has that first record.
-    pub(crate) fn spares(&self, first_record: u64, layout: &IndexLayout) -> Arc<IndexSpares> {
-        let mut spares = self.spares.lock();
-        if spares.len() > MOST_SPARES {
-            // Of tables that no thread has open; some numbers of those that are still there are lost.
-            spares.retain(|_, of_table| Arc::strong_count(of_table) > 1);
-        }
-        spares.entry(first_record).or_insert_with(|| Arc::new(IndexSpares::new(layout))).clone()
-    }
-
-    /// Whether the process is one of the compute servers still.
-    pub(crate) fn check(&self) -> Result<(), Ended> {
-        // Acquire: pairs with the release in `end`.
-        if !self.is_over.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        Err(self.ended())
-    }
-
-    /// Why it is over.
-    pub(crate) fn ended(&self) -> Ended {
-        self.ended.lock().clone().unwrap_or(Ended::Closed)
-    }
-
-    pub(crate) fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Acquire)
-    }
-
-    /// The seat was given back, and nothing is done under the grants any more.
-    pub(crate) fn mark_left(&self) {
-        self.has_left.store(true, Ordering::Release); // pairs with the acquire where the database is dropped
-    }
-
-    /// Ends this member's part, for that reason. The first reason counts.
-    pub(crate) fn end(&self, why: Ended) {
-        let mut ended = self.ended.lock();
-        ended.get_or_insert(why);
-        self.is_over.store(true, Ordering::Release);
-        self.over.notify_all();
-    }
-
-    /// Waits until this member's part has ended, for so long at most.
-    pub(crate) fn wait_for_end(&self, long: Duration) {
-        let until = Instant::now() + long;
-        let mut ended = self.ended.lock();
-        while ended.is_none() && !self.over.wait_until(&mut ended, until).timed_out() {}
+impl Process {
+    /// An endpoint for the calling thread.
+    pub(crate) fn endpoint(&self) -> farpool_fabric::Endpoint {
+        self.leases.endpoint(ARENA_BYTES)
     }
 }
 
-/// Where things lie, for one compute server.
-pub(crate) struct At<'a> {
-    pub(crate) plan: &'a Plan,
-    pub(crate) grants: &'a [ClientGrant],
-}
+impl Environment for Process {
+    type Rules = Shipped;
 
-impl At<'_> {
-    /// A place of a region.
-    pub(crate) fn piece(&self, region: usize, start: u64) -> Piece {
-        let grant = &self.grants[region];
-        Piece { region: grant.region, epoch: grant.epoch, start }
+    fn peer(&self, region: RegionId) -> Option<&Peer> {
+        self.leases.peer(region)
     }
 
-    pub(crate) fn members(&self) -> MembersAt {
-        MembersAt { piece: self.piece(0, 0), layout: self.plan.members }
+    async fn add_grant(&self, region: RegionId) -> Result<ClientGrant, GrantError> {
+        self.leases.add_grant(region).await
     }
 
-    pub(crate) fn oracle(&self) -> Oracle {
-        let parts = self.plan.parts.iter().map(|&(region, start)| self.piece(region, start));
-        let oracle = Oracle::split(self.plan.shape.slots + 1, &parts.collect::<Vec<_>>());
-        oracle.expect("the plan has no more parts than slots")
+    async fn fence_grant(&self, region: RegionId, grant: Epoch) -> Result<(), GrantError> {
+        self.leases.fence_grant(region, grant).await
     }
 
-    pub(crate) fn horizon(&self) -> HorizonAt {
-        HorizonAt { piece: self.piece(0, self.plan.horizon.0), layout: self.plan.horizon.1 }
+    fn lost_region(&self) -> Option<RegionId> {
+        self.leases.lost().first().copied()
     }
 
-    pub(crate) fn log(&self, slot: Slot) -> LogAt {
-        let copies = self.plan.log(slot).map(|(region, start)| self.piece(region, start));
-        LogAt { copies, layout: self.plan.log }
+    fn nodes_answer(&self) -> bool {
+        self.leases.are_answered()
     }
-}
 
-/// Opens all regions on a thread.
-pub(crate) fn attach_all(
-    endpoint: Endpoint,
-    leases: &JointLeases,
-    grants: &[ClientGrant],
-) -> Result<Memory, DatabaseError> {
-    let mut memory = Memory::new(endpoint.clone());
-    block_on(&endpoint, async {
-        let give_up_at = endpoint.now_ns() + ATTACH_PATIENCE.as_nanos() as u64;
-        for grant in grants {
-            let no_lease = GrantError::LeaseLost { region: grant.region };
-            let peer = leases.peer(grant.region).ok_or(no_lease)?;
-            loop {
-                match memory.attach(peer, grant.region, grant.epoch, grant.key).await {
-                    Ok(()) => break,
-                    Err(MemoryError::Failed(OpError::Refused(Refusal::Busy)))
-                        if endpoint.now_ns() < give_up_at =>
-                    {
-                        endpoint.sleep(ATTACH_PAUSE).await;
-                    }
-                    Err(error) => return Err(DatabaseError::from(error)),
-                }
+    fn random(&self) -> u64 {
+        getrandom::u64().unwrap_or(1)
+    }
+
+    fn timing(&self) -> &Timing {
+        &Timing::SHIPPED
+    }
+
+    fn tell(&self, news: News<'_>) {
+        match news {
+            News::Stuck(part) => {
+                tracing::error!(%part, "no progress: the other compute servers will shut this one out");
             }
-        }
-        Ok(())
-    })?;
-    Ok(memory)
-}
-
-/// A grant of each region. A node that is too busy to answer is asked again.
-async fn add_grants_or_again(
-    endpoint: &Endpoint,
-    leases: &JointLeases,
-    regions: &[RegionId],
-) -> Result<Vec<ClientGrant>, GrantError> {
-    for _ in 1..GRANT_TRIES {
-        match add_grants(leases, regions).await {
-            Err(GrantError::NoAnswer { node, reason }) => {
-                tracing::debug!(%node, reason, "no answer about a grant; trying again");
-                endpoint.sleep(SEAT_PAUSE).await;
+            News::Moving => tracing::warn!("all parts of this compute server make progress again"),
+            News::Recovered(slot, undone) => {
+                let slot = slot.index();
+                tracing::warn!(slot, undone, "a compute server was silent for too long and was shut out");
             }
-            told => return told,
-        }
-    }
-    add_grants(leases, regions).await
-}
-
-/// A grant of each region, or none of any.
-pub(crate) async fn add_grants(
-    leases: &JointLeases,
-    regions: &[RegionId],
-) -> Result<Vec<ClientGrant>, GrantError> {
-    let asked = join_all(regions.iter().map(|&region| leases.add_grant(region))).await;
-    let (mut added, mut failure) = (Vec::new(), None);
-    for answer in asked {
-        match answer {
-            Ok(grant) => added.push(grant),
-            Err(error) => failure = Some(error),
-        }
-    }
-    let Some(error) = failure else { return Ok(added) };
-    fence_all(leases, &added).await;
-    Err(error)
-}
-
-/// Ends grants that nobody will use; what is not fenced ends with the leases.
-async fn fence_all(leases: &JointLeases, grants: &[ClientGrant]) {
-    for grant in grants {
-        if let Err(error) = leases.fence_grant(grant.region, grant.epoch).await {
-            tracing::debug!(%error, "a grant is left over");
+            News::NotRecovered(slot, error) => {
+                let slot = slot.index();
+                tracing::error!(slot, %error, "cannot shut out a silent compute server yet; trying again");
+            }
+            News::CatalogUnreadable(error) => {
+                tracing::error!(%error, "the catalog cannot be read: tables have no overflow regions for now");
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use farpool_control::ControlError;
 use farpool_pool::{GrantError, JointError};
 use farpool_txn::hash::IndexError;
 use farpool_txn::recovery::RecoveryError;
-use farpool_txn::{BeginError, CommitError, KeyError, MemoryError, ReadError};
+use farpool_txn::{BeginError, CommitError, KeyError, LayoutError, MemoryError, ReadError};
 use farpool_wire::{RegionId, Version};
 
 /// Why a database cannot be made, opened or worked on.
@@ -43,34 +43,9 @@ pub enum DatabaseError {
     /// Name the file that `farpool db up` has written.
     #[error("{} is not the file of a database, or was damaged", .0.display())]
     NotADatabase(PathBuf),
-    /// Ask for other numbers.
-    #[error(
-        "a database has 1 to {most_slots} compute servers; 1 to {most_partitions} parts of the oracle, and not more than compute servers and one; logs \
-         of whole words; and regions that are a multiple of 4096 bytes"
-    )]
-    BadShape {
-        /// So many.
-        most_slots: u16,
-        /// So many parts of the oracle.
-        most_partitions: u16,
-    },
-    /// Lend larger regions.
-    #[error(
-        "regions of {region_bytes} bytes are too small: what every database has takes {needed}; start the nodes with a larger \
-         --region-size, or ask for fewer compute servers"
-    )]
-    RegionsTooSmall {
-        /// What there is.
-        region_bytes: u64,
-        /// What the largest part needs.
-        needed: u64,
-    },
-    /// Lend larger regions.
-    #[error("more than {most} regions: start the nodes with a larger --region-size")]
-    TooManyRegions {
-        /// So many.
-        most: usize,
-    },
+    /// Ask for other numbers, or lend larger regions.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
     /// Try again when a compute server has gone.
     #[error("all {0} seats for compute servers are taken")]
     NoSeat(u16),

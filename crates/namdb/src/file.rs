@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use crc_fast::{CrcAlgorithm, checksum};
 use farpool_pool::JointKeys;
+use farpool_txn::DatabaseShape;
 use prost::Message;
 
 use crate::error::DatabaseError;
-use crate::plan::Shape;
 
 /// First in each file: what it is, and of which version.
 const MAGIC: &[u8; 16] = b"farpool-namdb 2\n";
@@ -40,7 +40,7 @@ pub struct DatabaseFile {
 }
 
 impl DatabaseFile {
-    pub(crate) fn new(shape: Shape, patience: Duration, keys: JointKeys) -> DatabaseFile {
+    pub(crate) fn new(shape: DatabaseShape, patience: Duration, keys: JointKeys) -> DatabaseFile {
         DatabaseFile {
             slots: shape.slots.into(),
             partitions: shape.partitions.into(),
@@ -50,11 +50,11 @@ impl DatabaseFile {
         }
     }
 
-    pub(crate) fn shape(&self) -> Option<Shape> {
+    pub(crate) fn shape(&self) -> Option<DatabaseShape> {
         let slots = u16::try_from(self.slots).ok()?;
         let partitions = u16::try_from(self.partitions).ok()?;
         let region_bytes = self.keys()?.region_bytes();
-        Some(Shape { slots, partitions, log_bytes: self.log_bytes, region_bytes })
+        Some(DatabaseShape { slots, partitions, log_bytes: self.log_bytes, region_bytes })
     }
 
     pub(crate) fn patience(&self) -> Duration {
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     fn file() -> DatabaseFile {
-        let shape = Shape { slots: 3, partitions: 1, log_bytes: 64, region_bytes: 0 };
+        let shape = DatabaseShape { slots: 3, partitions: 1, log_bytes: 64, region_bytes: 0 };
         DatabaseFile::new(shape, Duration::from_secs(2), JointKeys::default())
     }
 

@@ -6,33 +6,38 @@
 //! - A [`Client`] is a thread that runs transactions, a [`Session`] one of several users of it.
 //! - A [`Table`] has keys and rows of types that the program chooses; a [`Tx`] reads and writes them.
 //!
+//! Without threads, these are a [`MemberCore`] and a [`ClientCore`] in an [`Environment`]; simulations run
+//! them in one of their own.
+//!
 //! `docs/src/namdb.md` tells how to use it, and `docs/src/txn.md` why it is right. Here are threads, files
 //! and the catalog; the engine is crate `txn`.
 
 mod catalog;
 mod client;
-mod collecting;
 mod database;
+mod environment;
 mod error;
 mod file;
 mod maps;
-mod plan;
-mod service;
+mod member;
+mod rules;
 mod table;
 #[cfg(test)]
 mod tests;
+mod threads;
 mod transacting;
-mod trouble;
 pub mod work;
 mod workers;
 
 pub use catalog::TableInfo;
-pub use client::{Client, Session};
-pub use database::{CreateOptions, Credentials, Database, Reach};
+pub use client::{Client, ClientCore, Open, Session};
+pub use database::{CreateOptions, Credentials, Database, Process, Reach};
+pub use environment::{Environment, News, Timing};
 pub use error::{DatabaseError, Ended, TxError};
 pub use farpool_txn::recovery::Fate;
 pub use farpool_wire::Version;
 pub use file::DatabaseFile;
-pub use service::MemberInfo;
+pub use member::{Begun, DutyKind, MemberCore, MemberInfo};
+pub use rules::MemberRules;
 pub use table::{Key, Table, TableOptions};
 pub use transacting::Tx;

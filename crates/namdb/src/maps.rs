@@ -1,8 +1,7 @@
 //! Which units of a region tables have taken. Pure.
 
+use farpool_txn::layout::{MAP_BYTES, UNITS};
 use farpool_wire::NodeId;
-
-use crate::plan::{MAP_BYTES, UNITS};
 
 const WORD_BITS: u64 = u64::BITS as u64;
 

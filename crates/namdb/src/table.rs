@@ -3,14 +3,15 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 
+use farpool_txn::KeyedTable;
 use farpool_txn::slab::{Class, LEAST_DATA_BYTES, SlabLayout};
-use farpool_txn::{KeyedTable, Shipped};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::catalog::TableRow;
-use crate::database::Shared;
+use crate::environment::Environment;
 use crate::error::TxError;
+use crate::member::MemberCore;
 
 /// What a key is made of: bytes, as many for each key of the type.
 pub trait Key {
@@ -156,7 +157,7 @@ pub struct Table<K, V> {
     row_bytes: usize,
     /// Rows are of any length up to that; else all are padded.
     has_slab: bool,
-    keyed: KeyedTable<Shipped>,
+    keyed: KeyedTable,
     /// How often tables had been made and dropped when it was found...
     known_since: u64,
     /// ...and when it was last seen to be there.
@@ -165,13 +166,18 @@ pub struct Table<K, V> {
 }
 
 impl<K: Key, V> Table<K, V> {
-    pub(crate) fn new(shared: &Shared, name: &str, row: TableRow, schema: u64) -> Result<Self, TxError> {
+    pub(crate) fn new<E: Environment>(
+        member: &MemberCore<E>,
+        name: &str,
+        row: TableRow,
+        schema: u64,
+    ) -> Result<Self, TxError> {
         if row.key_bytes as usize != K::BYTES {
             let what = format!("keys of {} bytes, not {}", row.key_bytes, K::BYTES);
             return Err(TxError::OtherShape { table: name.to_owned(), what });
         }
         let damaged = || TxError::Damaged(format!("table {name}: its row in the catalog makes no sense"));
-        let keyed = row.keyed(shared).ok_or_else(damaged)?;
+        let keyed = row.keyed(member).ok_or_else(damaged)?;
         Ok(Table {
             name: name.to_owned(),
             first_record: row.first_record,
@@ -196,11 +202,17 @@ impl<K, V> Table<K, V> {
         self.has_slab.then_some(self.row_bytes)
     }
 
-    pub(crate) fn keyed(&self) -> &KeyedTable<Shipped> {
+    /// Its records.
+    pub fn records(&self) -> &farpool_txn::Table {
+        self.keyed.table()
+    }
+
+    pub(crate) fn keyed(&self) -> &KeyedTable {
         &self.keyed
     }
 
-    pub(crate) fn first_record(&self) -> u64 {
+    /// The number of its first record, which no other table of the database ever has.
+    pub fn first_record(&self) -> u64 {
         self.first_record
     }
 

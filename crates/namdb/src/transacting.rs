@@ -8,24 +8,25 @@ use serde::de::DeserializeOwned;
 
 use crate::catalog::{Catalog, TableInfo, TableRow};
 use crate::error::{Stop, TxError, of_key};
+use crate::rules::MemberRules;
 use crate::table::{Key, Table};
 
 /// A transaction under way: it reads one snapshot, and its own writes. What it has written takes effect when
 /// its body returns.
-pub struct Tx<'a> {
-    transaction: Transaction<'a, Shipped>,
+pub struct Tx<'a, R: MemberRules = Shipped> {
+    transaction: Transaction<'a, R>,
     catalog: &'a Catalog,
     /// Somebody else was first: whatever the body makes of it, it is run again.
     is_again: bool,
 }
 
-impl<'a> Tx<'a> {
-    pub(crate) fn new(transaction: Transaction<'a, Shipped>, catalog: &'a Catalog) -> Self {
+impl<'a, R: MemberRules> Tx<'a, R> {
+    pub(crate) fn new(transaction: Transaction<'a, R>, catalog: &'a Catalog) -> Self {
         Tx { transaction, catalog, is_again: false }
     }
 
     /// To be committed; `None`: begin again.
-    pub(crate) fn into_inner(self) -> Option<Transaction<'a, Shipped>> {
+    pub(crate) fn into_inner(self) -> Option<Transaction<'a, R>> {
         (!self.is_again).then_some(self.transaction)
     }
 
@@ -104,7 +105,7 @@ impl<'a> Tx<'a> {
     /// this was known.
     async fn check<K: Key, V>(&mut self, table: &Table<K, V>) -> Result<(), TxError> {
         let schema = self.schema();
-        if table.checked_at() == schema {
+        if table.checked_at() == schema || !R::looks_at_the_catalog() {
             return Ok(());
         }
         if schema < table.known_since() {

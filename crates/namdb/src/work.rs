@@ -14,19 +14,15 @@ use std::rc::Rc;
 use farpool_fabric::block_on;
 pub use farpool_txn::Step;
 use farpool_txn::judge::{Outcome, Read, Transaction as Judged, Violation, Write, judge};
-use farpool_txn::{
-    CommitError, Cut, KeyError, KeyedTable, Row, Rules, Session, Shipped, Transaction, Worker,
-};
+use farpool_txn::{CommitError, Cut, KeyError, KeyedTable, Row, Rules, Session, Transaction, Worker};
 use farpool_wire::{Slot, Version};
 pub use rustix::process::Signal;
 use rustix::process::{getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
-use crate::client::{Client, announced, has_left};
+use crate::client::Client;
 use crate::error::{DatabaseError, Stop, TxError, of_key};
-use crate::plan::MOST_WORKERS;
 use crate::table::{Key, Table, TableOptions};
-use crate::trouble::failed;
 use crate::workers::Place;
 
 /// The table that the work is done on.
@@ -67,7 +63,7 @@ pub struct Work<'a> {
     client: &'a Client,
     worker: Rc<Worker<Striking>>,
     place: Option<Place>,
-    keyed: &'a KeyedTable<Shipped>,
+    keyed: &'a KeyedTable,
     /// Of a row, if rows are of any length.
     longest: Option<usize>,
     rows: u64,
@@ -175,19 +171,26 @@ impl<'a> Work<'a> {
         log: &'a mut dyn std::io::Write,
         strike: Option<Strike>,
     ) -> Result<Work<'a>, DatabaseError> {
-        let shared = client.shared();
+        let member = client.core().member();
         let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         let name = getrandom::u64().unwrap_or(seed) as u32;
-        let place = shared.workers.take().ok_or(DatabaseError::TooManyClients(MOST_WORKERS))?;
-        let memory = shared.memory().map_err(|error| shared.explained_here(error))?;
-        let worker = Worker::sharing(memory, shared.at().oracle(), shared.slot.clone());
-        let worker = worker.ok_or(DatabaseError::NoSeat(shared.plan.shape.slots))?;
-        let worker = match announced(shared, worker, &place) {
+        let place = member.take_place()?;
+        let endpoint = member.environment().endpoint();
+        let worker = block_on(&endpoint, async {
+            let memory = match member.memory(endpoint.clone()).await {
+                Ok(memory) => memory,
+                Err(error) => return Err(member.explained(&endpoint, error).await),
+            };
+            let worker = Worker::sharing(memory, member.at().oracle(), member.slot().clone());
+            let worker = worker.expect("the oracle has a slot for each member");
+            Ok(member.announced(worker, place.number()).await)
+        })?;
+        let worker = match worker {
             Ok(worker) => Rc::new(worker),
             Err(error) => {
-                // Its word may be there, or come.
+                // Its word may be there, or still land.
                 place.keep();
-                return Err(failed(shared, error));
+                return Err(member.fails(error.into()));
             }
         };
         STRIKE.set(strike);
@@ -210,7 +213,7 @@ impl<'a> Work<'a> {
     pub fn run_one(&mut self) -> Result<bool, WorkError> {
         let endpoint = self.worker.memory().endpoint().clone();
         block_on(&endpoint, self.transact()).map_err(|error| match error {
-            WorkError::Database(error) => self.client.block_on(self.client.explained(error)).into(),
+            WorkError::Database(error) => self.client.block_on(self.client.core().explained(error)).into(),
             other => other,
         })
     }
@@ -233,7 +236,7 @@ impl<'a> Work<'a> {
         is_only_reading: bool,
         plan: &[(u64, u64, u64)],
     ) -> Result<bool, WorkError> {
-        self.client.shared().check().map_err(TxError::Ended)?;
+        self.client.core().member().check().map_err(TxError::Ended)?;
         let worker = self.worker.clone();
         let mut transaction = worker.begin(session).await.map_err(TxError::from)?;
         let mut seen = Seen::default();
@@ -258,7 +261,7 @@ impl<'a> Work<'a> {
             }
             Err(CommitError::Busy) => return Ok(false),
             Err(CommitError::Stuck) => {
-                self.client.shared().check().map_err(TxError::Ended)?;
+                self.client.core().member().check().map_err(TxError::Ended)?;
                 let why = "an earlier commit of this compute server is in doubt".to_owned();
                 return Err(TxError::Ended(crate::Ended::Failed(why)).into());
             }
@@ -367,7 +370,8 @@ impl Drop for Work<'_> {
     fn drop(&mut self) {
         let Some(place) = self.place.take() else { return };
         let endpoint = self.worker.memory().endpoint().clone();
-        has_left(self.client.shared(), place, block_on(&endpoint, self.worker.leave()));
+        let left = block_on(&endpoint, self.worker.leave());
+        self.client.core().member().has_left_place(place, left);
     }
 }
 

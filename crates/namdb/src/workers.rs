@@ -7,20 +7,17 @@
 mod place;
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use farpool_txn::{Shipped, Worker};
+use farpool_txn::{BeginError, LeaveError, Rules, Worker};
 
-use crate::error::{Ended, TxError};
-use crate::plan::MOST_WORKERS;
+use crate::environment::Environment;
+use crate::error::{DatabaseError, TxError};
+use crate::member::MemberCore;
 use place::{Event, PlaceWord, State};
-
-/// Between two looks at whether the service has taken the word away.
-const PAUSE: Duration = Duration::from_micros(50);
 
 /// The places of a process.
 pub(crate) struct Workers {
-    places: [PlaceWord; MOST_WORKERS as usize],
+    places: Box<[PlaceWord]>,
 }
 
 /// A client's place. After it is dropped, the next client gets it once nothing changes its word any more; the
@@ -38,13 +35,12 @@ pub(crate) struct Idle<'a> {
     number: u16,
 }
 
-impl Default for Workers {
-    fn default() -> Self {
-        Workers { places: std::array::from_fn(|_| PlaceWord::default()) }
-    }
-}
-
 impl Workers {
+    /// So many places, all free.
+    pub(crate) fn new(places: u16) -> Workers {
+        Workers { places: (0..places).map(|_| PlaceWord::default()).collect() }
+    }
+
     /// A place for another client, which is busy; `None`: there is none.
     pub(crate) fn take(self: &Arc<Self>) -> Option<Place> {
         let taken = self.places.iter().position(|place| place.happens(Event::Taken).1.is_some());
@@ -59,9 +55,42 @@ impl Workers {
 
     /// The clients that have had nothing to do since the last time this was asked.
     pub(crate) fn idle(&self) -> Vec<Idle<'_>> {
-        let looks = (0..).zip(&self.places).map(|(number, place)| (number, place.happens(Event::LookedAt).1));
+        let looks =
+            (0..).zip(&*self.places).map(|(number, place)| (number, place.happens(Event::LookedAt).1));
         let idle = looks.filter(|&(_, state)| state == Some(State::Forgetting));
         idle.map(|(number, _)| Idle { workers: self, number }).collect()
+    }
+}
+
+impl<E: Environment> MemberCore<E> {
+    /// A place for another client, which is busy. The seat is not given back before the place is free again.
+    pub(crate) fn take_place(&self) -> Result<Place, DatabaseError> {
+        let most = self.layout().limits.clients;
+        let place = self.workers.take().ok_or(DatabaseError::TooManyClients(most))?;
+        // Only now: before, the seat may have been given back.
+        self.check()?;
+        Ok(place)
+    }
+
+    /// The worker of a client, which announces its snapshots in the place of this number from now on.
+    pub(crate) async fn announced<R: Rules>(
+        &self,
+        worker: Worker<R>,
+        number: u16,
+    ) -> Result<Worker<R>, BeginError> {
+        let word = self.layout().clients(self.seat().slot).start + number;
+        let announced = worker.announcing(self.at().horizon(), word).await?;
+        Ok(announced.expect("the layout has a word for each place"))
+    }
+
+    /// A client has left, or has failed to. If its word may still be there, what its snapshots needed is kept
+    /// until the others have recovered the seat: so they must.
+    pub(crate) fn has_left_place(&self, place: Place, left: Result<(), LeaveError>) {
+        let Err(error) = left else { return };
+        place.keep();
+        if let LeaveError::Memory(error) = error {
+            self.fails(error.into());
+        }
     }
 }
 
@@ -87,13 +116,12 @@ impl Place {
         &self.workers.places[usize::from(self.number)]
     }
 
-    /// Called when the client begins something. Announces it again if its word was cleared meanwhile. `check`
-    /// says whether this process's part in the database has ended, since the service may then never finish
-    /// clearing.
-    pub(crate) async fn wake(
+    /// Called when the client begins something. Announces it again if its word was cleared meanwhile. Fails
+    /// if the member has ended, since it may then never finish clearing the word.
+    pub(crate) async fn wake<E: Environment>(
         &self,
-        worker: &Worker<Shipped>,
-        check: impl Fn() -> Result<(), Ended>,
+        worker: &Worker<E::Rules>,
+        member: &MemberCore<E>,
     ) -> Result<(), TxError> {
         loop {
             match self.word().happens(Event::Begins) {
@@ -105,8 +133,8 @@ impl Place {
                 }
                 (_, Some(_)) => return Ok(()),
                 (_, None) => {
-                    check().map_err(TxError::Ended)?;
-                    worker.memory().endpoint().sleep(PAUSE).await;
+                    member.check().map_err(TxError::Ended)?;
+                    worker.memory().endpoint().sleep(member.timing().wake_pause).await;
                 }
             }
         }
@@ -150,9 +178,11 @@ impl Drop for Waking<'_> {
 mod tests {
     use super::*;
 
+    const MOST: u16 = 64;
+
     #[test]
     fn a_client_is_forgotten_once_it_has_had_nothing_to_do_from_one_look_to_the_next() {
-        let workers = Arc::new(Workers::default());
+        let workers = Arc::new(Workers::new(MOST));
         let place = workers.take().unwrap();
         let begin = || place.word().happens(Event::Begins);
         assert!(workers.idle().is_empty() && workers.idle().is_empty(), "it is busy");
@@ -174,8 +204,8 @@ mod tests {
 
     #[test]
     fn places_are_given_again_unless_they_are_kept() {
-        let workers = Arc::new(Workers::default());
-        let places: Vec<Place> = (0..MOST_WORKERS).map(|_| workers.take().unwrap()).collect();
+        let workers = Arc::new(Workers::new(MOST));
+        let places: Vec<Place> = (0..MOST).map(|_| workers.take().unwrap()).collect();
         assert!(workers.take().is_none());
         let mut places = places.into_iter();
         drop(places.next());
@@ -187,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_place_that_is_left_while_its_word_is_taken_away_is_given_again_only_behind_that() {
-        let workers = Arc::new(Workers::default());
+        let workers = Arc::new(Workers::new(MOST));
         let place = workers.take().unwrap();
         place.rest();
         assert!(workers.idle().is_empty());
@@ -202,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_place_whose_word_may_still_be_taken_away_is_nobody_elses() {
-        let workers = Arc::new(Workers::default());
+        let workers = Arc::new(Workers::new(MOST));
         let place = workers.take().unwrap();
         place.rest();
         assert!(workers.idle().is_empty());

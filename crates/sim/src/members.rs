@@ -3,15 +3,17 @@
 //! cut off, leave, and are declared dead while they live. A recoverer may die as well.
 
 mod auditor;
+mod bank;
 mod broken;
-mod catalog;
 mod client;
-mod layout;
 mod member;
 mod nemesis;
 mod observer;
+mod surroundings;
+mod tables;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,17 +21,19 @@ use std::time::Duration;
 use farpool_fabric::sim::{
     Executor, Faults, HostId, Network, Path, ProcessId, Random, Service, Span, Tasks, World, WorldConfig,
 };
-use farpool_fabric::{Endpoint, EndpointConfig, OpError, Peer};
+use farpool_fabric::{Endpoint, EndpointConfig, Peer};
+use farpool_namdb::{Ended, TxError};
+use farpool_pool::GrantError;
 use farpool_txn::judge::judge;
-use farpool_txn::{Memory, MemoryError};
-use farpool_wire::{AccessKey, Epoch, GrantMode, NodeId, Refusal, SessionId};
+use farpool_txn::{DatabaseLayout, DatabaseShape, Limits};
+use farpool_wire::{AccessKey, Epoch, NodeId, RegionId, SessionId};
 use parking_lot::Mutex;
 
 use crate::lending::LendingHost;
 use crate::runner::{RunReport, Scenario, run_to_end};
 use crate::staying::Left;
 use crate::transacting::Ledger;
-use layout::{Plan, REGION_BYTES};
+use bank::Bank;
 use member::Member;
 use nemesis::Kinds;
 use observer::{Observer, Watched};
@@ -38,7 +42,7 @@ use observer::{Observer, Watched};
 pub const MEMBERS: Scenario = Scenario { name: "members", mutations: broken::MUTATIONS, run };
 
 /// Far longer than any run takes: a task that has not ended by then hangs.
-const RUN_NS: u64 = 60_000_000;
+const RUN_NS: u64 = 500_000_000;
 /// From the posting of an operation until its outcome counts as *unknown*: no operation here takes so long.
 const DEADLINE: Duration = Duration::from_millis(20);
 /// The same where connections break: some operations of members take longer.
@@ -55,8 +59,13 @@ const MOST_MOVE_NS: u64 = 40_000;
 const FENCES_LOST_PERMILLE: u32 = 40;
 /// Pause between two checks whether a grant is fenced.
 const FENCE_PAUSE: Duration = Duration::from_micros(2);
-/// Pause before an operation refused as busy is tried again.
-const BUSY_PAUSE: Duration = Duration::from_micros(20);
+/// Limits so small that runs reach them: names for all tables of a run, and one tombstone less than members
+/// that change the catalog.
+const LIMITS: Limits = Limits { clients: 6, names: 8, tombs: 2, overflow: 4 };
+const REGION_BYTES: u64 = 512 << 10;
+const OLD_VERSIONS: [usize; 3] = [2, 4, 8];
+/// Bytes for the intents of a slot.
+const LOG_BYTES: u64 = 8 << 10;
 const ARENA_BYTES: usize = 32 * 4096;
 /// The grant of the lessee of the regions. No process of a run has it.
 const OWNER: Epoch = Epoch(7);
@@ -69,16 +78,20 @@ struct Run {
     /// A process for actions that belong to no process of the run.
     nowhere: ProcessId,
     nodes: Vec<Node>,
-    plan: Plan,
+    layout: DatabaseLayout,
     patience: Duration,
+    /// Versions that the ring of a record has room for.
+    old_versions: usize,
     faults: Kinds,
     observer: Arc<Mutex<Observer>>,
     /// All members that have had a seat.
     members: RefCell<Vec<Rc<Member>>>,
     /// Drivers and mishaps that have not ended.
     left: Left,
-    /// The number of network cuts between members and nodes at present.
-    cuts: Cell<u32>,
+    /// The hosts of members that are cut off from nodes at present: from how many.
+    cuts: RefCell<BTreeMap<HostId, u32>>,
+    /// What the sessions of the bank did.
+    bank: Bank,
     /// No more faults occur.
     is_quiet: Cell<bool>,
     /// The auditor has finished.
@@ -94,42 +107,48 @@ struct Node {
     is_whole: bool,
 }
 
-/// A grant was not fenced.
-#[derive(Debug)]
-struct FenceLost;
-
-impl std::fmt::Display for FenceLost {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("the fence was lost")
-    }
-}
-
-impl std::error::Error for FenceLost {}
-
 impl Run {
-    /// Opens grants of all regions for one process, one after the other.
-    async fn grants(&self, random: &mut Random) -> Vec<Epoch> {
-        let mut grants = Vec::new();
-        for region in &self.plan.regions {
-            self.world.sleep(Duration::from_nanos(random.below(3_000))).await;
-            let grant = Epoch(100 + self.ledger.next_name());
-            let regions = &self.nodes[region.node.0 as usize - 1].memory.regions;
-            regions.open_grant(region.index, grant, key_of(grant), GrantMode::ReadWrite);
-            grants.push(grant);
+    /// The place of a region among those of the layout.
+    fn place_of(&self, region: RegionId) -> usize {
+        self.layout.regions.iter().position(|known| *known == region).expect("a region of this database")
+    }
+
+    fn node_of(&self, region: RegionId) -> &Node {
+        &self.nodes[region.node.0 as usize - 1]
+    }
+
+    /// Draws the number of a judged record.
+    fn draw_record(&self, random: &mut Random, records: &farpool_txn::Table) -> u64 {
+        let numbers: Vec<u64> = tables::numbers(records).collect();
+        numbers[random.index(numbers.len())]
+    }
+
+    /// A client of a member ends because of an error.
+    fn cannot_go_on(&self, member: &Member, why: &TxError) {
+        self.world.note("a client of member {} ends", &[member.claim().0]);
+        if !self.faults.are_any() {
+            self.ledger.complain(format!("a client of member {} cannot go on: {why}", member.claim()));
         }
-        self.observer.lock().is_given(&grants);
-        grants
+    }
+
+    /// Whether a host is cut off from a node.
+    fn is_cut_off(&self, host: HostId) -> bool {
+        self.cuts.borrow().get(&host).is_some_and(|&nodes| nodes > 0)
+    }
+
+    fn are_any_cut_off(&self) -> bool {
+        self.cuts.borrow().values().any(|&nodes| nodes > 0)
     }
 
     /// Fences a grant: once this returns without an error, no operation under the grant takes effect. The
     /// fence is executed even if the process that asked for it dies.
     async fn fence(
         self: &Rc<Self>,
-        region: usize,
+        region: RegionId,
         grant: Epoch,
         random: &mut Random,
-    ) -> Result<(), FenceLost> {
-        let is_done: Rc<Cell<Option<Result<(), FenceLost>>>> = Rc::default();
+    ) -> Result<(), GrantError> {
+        let is_done: Rc<Cell<Option<Result<(), GrantError>>>> = Rc::default();
         let (run, done, mut random) = (self.clone(), is_done.clone(), Random::new(random.bits(), 1));
         self.tasks.spawn(self.nowhere, async move {
             done.set(Some(run.carry_out_fence(region, grant, &mut random).await));
@@ -144,10 +163,10 @@ impl Run {
 
     async fn carry_out_fence(
         &self,
-        region: usize,
+        region: RegionId,
         grant: Epoch,
         random: &mut Random,
-    ) -> Result<(), FenceLost> {
+    ) -> Result<(), GrantError> {
         // The fence comes before recently sent operations arrive, or long after.
         let apart_ns = match random.below(10) {
             0..=3 => 100,
@@ -156,10 +175,9 @@ impl Run {
         };
         self.world.sleep(Duration::from_nanos(random.below(apart_ns))).await;
         if self.faults.are_any() && !self.is_quiet.get() && random.chance(FENCES_LOST_PERMILLE) {
-            return Err(FenceLost);
+            return Err(GrantError::NoAnswer { node: region.node, reason: "the fence was lost".to_owned() });
         }
-        let region = self.plan.regions[region];
-        let node = &self.nodes[region.node.0 as usize - 1];
+        let node = self.node_of(region);
         let takes_time = self.faults.moves_take_time && node.is_whole && random.chance(300);
         if takes_time {
             node.memory.begin_move(region.index);
@@ -174,13 +192,8 @@ impl Run {
         Ok(())
     }
 
-    /// A task's access to all memory.
-    async fn memory(
-        self: &Rc<Self>,
-        process: ProcessId,
-        (host, path): (HostId, Path),
-        grants: &[Epoch],
-    ) -> Result<Memory, MemoryError> {
+    /// An endpoint of a process.
+    fn endpoint(&self, process: ProcessId, (host, path): (HostId, Path)) -> Endpoint {
         let ledger = self.ledger.clone();
         let endpoint = Endpoint::new(EndpointConfig {
             transport: self.world.transport(process, path),
@@ -190,17 +203,7 @@ impl Run {
             deadline: if self.faults.cuts && !self.is_quiet.get() { SHORT_DEADLINE } else { DEADLINE },
         });
         self.tasks.adopt(process, endpoint.clone());
-        let mut memory = Memory::new(endpoint);
-        for (region, &grant) in self.plan.regions.iter().zip(grants) {
-            let peer = &self.nodes[region.node.0 as usize - 1].peer;
-            while let Err(error) = memory.attach(peer, *region, grant, key_of(grant)).await {
-                if !matches!(error, MemoryError::Failed(OpError::Refused(Refusal::Busy))) {
-                    return Err(error);
-                }
-                self.world.sleep(BUSY_PAUSE).await;
-            }
-        }
-        Ok(memory)
+        endpoint
     }
 
     /// Draws where a process lives: with the memory of a single node mapped, or across the network.
@@ -233,6 +236,11 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     auditor::start(&run);
     let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.left.get());
     trouble.into_iter().for_each(|what| run.ledger.complain(what));
+    if !faults.are_any() {
+        let ended = run.members.borrow().iter().map(|member| member.core.ended()).collect::<Vec<_>>();
+        let failed = ended.into_iter().filter(|why| *why != Ended::Closed);
+        failed.for_each(|why| run.ledger.complain(format!("a member ends where nothing fails: {why}")));
+    }
     // Members and the run refer to each other. Without this no member would ever be dropped, and the
     // descriptors of the world's memory would stay open.
     drop(run.members.take());
@@ -268,8 +276,8 @@ fn world_of(seed: u64, trace: bool, kinds: Kinds, random: &mut Random) -> World 
 /// One or two nodes with a database that no process has opened yet.
 fn setting(world: World, tasks: Tasks, seed: u64, faults: Kinds, random: &mut Random) -> Run {
     let count = 1 + random.below(2);
-    let plan = Plan::draw(count, random);
-    let regions = plan.regions_each();
+    let layout = draw_layout(count, random);
+    let regions = layout.regions.iter().map(|region| region.index + 1).max().expect("there is a root");
     let memories: Vec<Arc<LendingHost>> = (1..=count)
         .map(|node| {
             let memory = Arc::new(LendingHost::new(NodeId(node), regions, REGION_BYTES));
@@ -277,7 +285,7 @@ fn setting(world: World, tasks: Tasks, seed: u64, faults: Kinds, random: &mut Ra
             memory
         })
         .collect();
-    let observer = Arc::new(Mutex::new(Observer::new(plan.clone(), memories.clone())));
+    let observer = Arc::new(Mutex::new(Observer::new(layout.clone(), memories.clone())));
     let nodes = memories.into_iter().map(|memory| {
         let host = world.add_host(1_000_000);
         let is_whole = random.chance(400);
@@ -294,14 +302,26 @@ fn setting(world: World, tasks: Tasks, seed: u64, faults: Kinds, random: &mut Ra
         world,
         tasks,
         nodes,
-        plan,
+        layout,
         patience,
+        old_versions: OLD_VERSIONS[random.index(OLD_VERSIONS.len())],
         faults,
         observer,
         members: RefCell::default(),
         left: Left::default(),
-        cuts: Cell::new(0),
+        cuts: RefCell::default(),
+        bank: Bank::default(),
         is_quiet: Cell::new(false),
         is_over: Cell::new(false),
     }
+}
+
+/// The root on the first node, and one to three other regions on all of them.
+fn draw_layout(nodes: u64, random: &mut Random) -> DatabaseLayout {
+    let others = 1 + random.below(3);
+    let region = |number: u64| RegionId { node: NodeId(1 + number % nodes), index: (number / nodes) as u32 };
+    let regions = (0..=others).map(region).collect();
+    let (slots, partitions) = (2 + random.below(3) as u16, 1 + random.below(2) as u16);
+    let shape = DatabaseShape { slots, partitions, log_bytes: LOG_BYTES, region_bytes: REGION_BYTES };
+    DatabaseLayout::new(shape, LIMITS, regions).expect("regions that are large enough")
 }

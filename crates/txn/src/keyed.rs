@@ -41,6 +41,11 @@ impl<I: IndexRules> KeyedTable<I> {
         (table.records() == index.layout().records()).then_some(KeyedTable { table, index })
     }
 
+    /// Its records.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
     /// Reads the record of a key.
     ///
     /// # Errors

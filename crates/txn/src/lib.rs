@@ -10,6 +10,7 @@
 //! - [`log`] holds what commits are about to replace; with it, [`recovery`] undoes what a client has left
 //!   that died.
 //! - [`membership`] says who works on a database, and who looks after the slot of one that has died.
+//! - A [`DatabaseLayout`] says where all this lies in a database's regions.
 //! - A [`slab::Slab`] has payloads that do not fit their records.
 //! - A [`hash::Index`] says which record has which key; a [`KeyedTable`] is a table with one.
 //! - A [`SharedSlot`] numbers the commits of one slot, by one thread or several of a compute server, and
@@ -25,6 +26,7 @@ pub mod hash;
 pub mod horizon;
 pub mod judge;
 mod keyed;
+pub mod layout;
 pub mod log;
 pub mod membership;
 mod memory;
@@ -43,6 +45,7 @@ mod worker;
 pub use cut::Cut;
 pub use error::{BeginError, CommitError, LeaveError, ReadError};
 pub use keyed::{KeyError, KeyedTable};
+pub use layout::{DatabaseAt, DatabaseLayout, DatabaseShape, LayoutError, Limits};
 pub use memory::{Memory, MemoryError, Piece, Traffic};
 pub use oracle::{Fetched, Oracle, OracleAt};
 pub use overflow::Entry;

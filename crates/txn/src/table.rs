@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use farpool_wire::RegionId;
+
 use crate::memory::Piece;
 use crate::record::{RecordId, RecordLayout};
 use crate::slab::{Held, LEAST_DATA_BYTES, Slab};
@@ -65,6 +67,15 @@ impl Table {
     pub(crate) fn pieces(&self) -> impl Iterator<Item = (RecordId, Piece)> + '_ {
         let firsts = (self.first.0..).step_by(self.layout.records() as usize);
         firsts.map(RecordId).zip(self.pieces.iter().copied())
+    }
+
+    /// Where the headers of its records lie, for checkers: a region, and where there.
+    pub fn headers(&self) -> impl Iterator<Item = (RegionId, u64)> + '_ {
+        let of_piece = move |piece: &Piece| {
+            let Piece { region, start, .. } = *piece;
+            (0..self.layout.records()).map(move |index| (region, start + self.layout.current(index).start))
+        };
+        self.pieces.iter().flat_map(of_piece)
     }
 
     /// The numbers of `numbers` in runs that lie in one piece each, with a current version for each in

@@ -1,112 +1,139 @@
 //! Transactions that change the catalog (C1, C2).
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use farpool_fabric::block_on;
+use farpool_fabric::Endpoint;
 use farpool_txn::membership::{Role, give_up_role, take_role};
 use farpool_txn::recovery::recover;
-use farpool_txn::{CommitError, Memory, MemoryError, Session, SharedSlot, Shipped, Transaction, Worker};
+use farpool_txn::{CommitError, LeaveError, Memory, MemoryError, Session, SharedSlot, Transaction, Worker};
 
 use super::Catalog;
-use crate::client::has_left;
-use crate::database::Shared;
+use crate::environment::Environment;
 use crate::error::{Ended, Stop, TxError};
-use crate::plan::MOST_WORKERS;
-use crate::trouble::{failed, told};
+use crate::member::{MemberCore, told};
 use crate::workers::Place;
 
-/// How long somebody else's change is waited for: longer than it takes until he is taken for dead, usually.
-const ROLE_PATIENCE: Duration = Duration::from_secs(20);
-const ROLE_PAUSE: Duration = Duration::from_millis(2);
-/// Tries of a change. Nobody else writes there; only the log may be full for a moment.
+/// Tries of a change. No other client writes there; only the log may be full for a moment.
 const TRIES: u32 = 100;
 
-/// Who changes the catalog, in the slot that is for that.
-pub(super) struct Change {
-    worker: Worker<Shipped>,
+/// A client that changes the catalog, in the slot for that.
+pub(super) struct Change<'a, E: Environment> {
+    pub(super) member: &'a MemberCore<E>,
+    worker: Worker<E::Rules>,
     catalog: Catalog,
 }
 
-/// Changes the catalog, while nobody else does.
-pub(super) fn change<T>(
-    shared: &Shared,
-    task: impl AsyncFnOnce(&Change) -> Result<T, TxError>,
+/// What came of a change, and of its client's leaving.
+type Changed<T> = (Result<T, TxError>, Result<(), LeaveError>);
+
+/// Changes the catalog, while no other client does.
+pub(super) async fn change<T, E: Environment>(
+    member: &MemberCore<E>,
+    endpoint: &Endpoint,
+    task: impl AsyncFnOnce(&Change<'_, E>) -> Result<T, TxError>,
 ) -> Result<T, TxError> {
-    let _one_thread = shared.catalog.lock();
-    shared.check().map_err(TxError::Ended)?;
-    let memory = shared.memory().map_err(|error| told(shared.explained_here(error)))?;
-    let endpoint = memory.endpoint().clone();
-    let at = shared.at().members();
-    let place = shared.workers.take().ok_or(TxError::TooManyClients(MOST_WORKERS))?;
-    // Once more: from here on the seat is not given back, but it may have been.
-    shared.check().map_err(TxError::Ended)?;
-    let number = shared.plan.workers(shared.seat.slot).start + place.number();
-    let place = Taken { shared, place: Some(place) };
-    // Others wait for the member that has the role: if its thread stands still, this process's part ends.
-    let _held = shared.slot.held_by(&endpoint);
-    let done = block_on(&endpoint, async {
-        let give_up_at = endpoint.now_ns() + ROLE_PATIENCE.as_nanos() as u64;
-        while !take_role(&memory, &at, Role::Catalog, shared.seat.claim).await.map_err(TxError::Memory)? {
-            if let Err(ended) = shared.check() {
-                return Ok((Err(TxError::Ended(ended)), Ok(())));
-            }
-            if endpoint.now_ns() > give_up_at {
-                return Ok((Err(TxError::CatalogBusy), Ok(())));
-            }
-            endpoint.sleep(ROLE_PAUSE).await;
-        }
-        let slot = shared.plan.catalog_slot();
-        let (oracle, log) = (shared.at().oracle(), shared.at().log(slot));
-        let recovered = recover(&memory, &oracle, &log, slot).await.map_err(|error| told(error.into()))?;
-        let slot = Arc::new(SharedSlot::after(slot, log, recovered.last));
-        let worker: Worker<Shipped> =
-            Worker::sharing(memory, oracle, slot).expect("the oracle has a slot for it");
-        let worker =
-            worker.announcing(shared.at().horizon(), number).await?.expect("the plan has a place for each");
-        let change = Change { worker, catalog: Catalog::new(shared) };
-        let changed = task(&change).await;
-        let left = change.worker.leave().await;
-        // Not only commits: zeros for the memory of a dropped table may be under way as well.
-        if let Err(error @ (TxError::Unknown(_) | TxError::Memory(MemoryError::Failed(_)))) = changed {
-            return Err(error);
-        }
-        let given_up = give_up_role(change.memory(), &at, Role::Catalog, shared.seat.claim).await;
-        if let Err(error) = given_up {
-            // What was changed is changed all the same.
-            failed(shared, error.into());
-        }
-        Ok((changed, left))
-    });
-    match done {
+    let _turn = Turn::wait_for(member, endpoint).await?;
+    let memory = match member.memory(endpoint.clone()).await {
+        Ok(memory) => memory,
+        Err(error) => return Err(told(member.explained(endpoint, error).await)),
+    };
+    let place = member.take_place().map_err(told)?;
+    let number = place.number();
+    let place = Taken { member, place: Some(place) };
+    // Other members wait for the one that has the role: if its thread stands still, this member ends.
+    let _held = member.slot().held_by(endpoint);
+    match change_in_role(member, memory, number, task).await {
         Ok((changed, left)) => {
-            has_left(shared, place.back(), left);
+            member.has_left_place(place.back(), left);
             changed
         }
         Err(error) => {
-            // What was sent may still land: nobody changes anything until this process was shut out.
+            // What was sent may still land: no client changes anything until this member was shut out.
             place.keep();
-            let error = block_on(&endpoint, async {
-                if let TxError::Unknown(_) = error {
-                    shared.learns_why(&endpoint).await;
-                }
-                shared.explained_tx(&endpoint, error).await
-            });
-            shared.end(Ended::Failed(error.to_string()));
+            if let TxError::Unknown(_) = error {
+                member.learns_why(endpoint).await;
+            }
+            let error = member.explained_tx(endpoint, error).await;
+            member.end(Ended::Failed(error.to_string()));
             Err(error)
         }
     }
 }
 
+/// Takes the role for it, recovers the slot, and does the task. Fails if it is unknown what is in flight.
+async fn change_in_role<T, E: Environment>(
+    member: &MemberCore<E>,
+    memory: Memory,
+    number: u16,
+    task: impl AsyncFnOnce(&Change<'_, E>) -> Result<T, TxError>,
+) -> Result<Changed<T>, TxError> {
+    let (at, claim, timing) = (member.at(), member.seat().claim, member.timing());
+    let endpoint = memory.endpoint().clone();
+    let give_up_at = endpoint.now_ns() + timing.catalog_patience.as_nanos() as u64;
+    while !take_role(&memory, &at.members(), Role::Catalog, claim).await.map_err(TxError::Memory)? {
+        if let Err(ended) = member.check() {
+            return Ok((Err(TxError::Ended(ended)), Ok(())));
+        }
+        if endpoint.now_ns() > give_up_at {
+            return Ok((Err(TxError::CatalogBusy), Ok(())));
+        }
+        endpoint.sleep(timing.catalog_pause).await;
+    }
+    let slot = at.layout.catalog_slot();
+    let (oracle, log) = (at.oracle(), at.log(slot));
+    let recovered = recover(&memory, &oracle, &log, slot).await.map_err(|error| told(error.into()))?;
+    let slot = Arc::new(SharedSlot::after(slot, log, recovered.last));
+    let worker = Worker::sharing(memory, oracle, slot).expect("the oracle has a slot for it");
+    let worker = member.announced(worker, number).await?;
+    let change = Change { member, worker, catalog: Catalog::new(at) };
+    let changed = task(&change).await;
+    let left = change.worker.leave().await;
+    // Not only commits: zeros for the memory of a dropped table may be in flight as well.
+    if let Err(error @ (TxError::Unknown(_) | TxError::Memory(MemoryError::Failed(_)))) = changed {
+        return Err(error);
+    }
+    if let Err(error) = give_up_role(change.memory(), &at.members(), Role::Catalog, claim).await {
+        // What was changed is changed all the same.
+        member.fails(error.into());
+    }
+    Ok((changed, left))
+}
+
+/// The right to change the catalog, which one client of a member has at a time.
+struct Turn<'a>(&'a AtomicBool);
+
+impl<'a> Turn<'a> {
+    async fn wait_for<E: Environment>(
+        member: &'a MemberCore<E>,
+        endpoint: &Endpoint,
+    ) -> Result<Turn<'a>, TxError> {
+        // Acquire: pairs with the release of the client that has changed the catalog before.
+        while member.changes_catalog.swap(true, Ordering::Acquire) {
+            member.check().map_err(TxError::Ended)?;
+            endpoint.sleep(member.timing().catalog_pause).await;
+        }
+        let turn = Turn(&member.changes_catalog);
+        member.check().map_err(TxError::Ended)?;
+        Ok(turn)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
 /// The place of the client that changes the catalog. If it is dropped without being given [back](Self::back),
-/// by a panic for instance, the process's part in the database ends: the role passes to another member only
-/// once this process is shut out.
-struct Taken<'a> {
-    shared: &'a Shared,
+/// by a panic for instance, the member ends: the role passes to another member only once this one is shut
+/// out.
+struct Taken<'a, E: Environment> {
+    member: &'a MemberCore<E>,
     place: Option<Place>,
 }
 
-impl Taken<'_> {
+impl<E: Environment> Taken<'_, E> {
     /// Gives the place back: nothing is in flight any more.
     fn back(mut self) -> Place {
         self.place.take().expect("it was not given back")
@@ -118,24 +145,24 @@ impl Taken<'_> {
     }
 }
 
-impl Drop for Taken<'_> {
+impl<E: Environment> Drop for Taken<'_, E> {
     fn drop(&mut self) {
         let Some(place) = self.place.take() else { return };
         place.keep();
-        self.shared.end(Ended::Failed(
+        self.member.end(Ended::Failed(
             "a change of tables was interrupted half-way: open the database again".to_owned(),
         ));
     }
 }
 
-impl Change {
-    /// Its way to far memory.
+impl<E: Environment> Change<'_, E> {
+    /// Its access to far memory.
     pub(super) fn memory(&self) -> &Memory {
         self.worker.memory()
     }
 
-    /// Between two steps of long work, while no transaction is open: it needs no old snapshot, and shows that
-    /// its thread runs.
+    /// Called between two steps of long work, while no transaction is open: it needs no old snapshot, and
+    /// shows that its thread runs.
     pub(super) async fn keep_up(&self) -> Result<(), TxError> {
         self.memory().endpoint().yield_now().await;
         Ok(self.worker.keep_up().await?)
@@ -144,7 +171,7 @@ impl Change {
     /// Runs a transaction.
     pub(super) async fn transact<T>(
         &self,
-        body: impl AsyncFn(&mut Transaction<'_, Shipped>, &Catalog) -> Result<T, Stop>,
+        body: impl AsyncFn(&mut Transaction<'_, E::Rules>, &Catalog) -> Result<T, Stop>,
     ) -> Result<T, TxError> {
         let (worker, mut session) = (&self.worker, Session::new());
         let mut last = TxError::CatalogBusy;
@@ -156,14 +183,14 @@ impl Change {
                 Err(Stop::Again(error)) => {
                     last = error;
                     drop(transaction);
-                    worker.memory().endpoint().sleep(ROLE_PAUSE).await;
+                    self.memory().endpoint().sleep(self.member.timing().catalog_pause).await;
                     continue;
                 }
             };
             match transaction.commit().await {
                 Ok(_) => {
-                    // Until a snapshot has it, so that whoever is told of the table finds it. If none comes,
-                    // it is committed all the same.
+                    // Waits until a snapshot has it, so that whoever is told of the table finds it. If none
+                    // comes, it is committed all the same.
                     let _ = worker.begin(&mut session).await;
                     return Ok(done);
                 }

@@ -1,16 +1,18 @@
 //! Making tables and dropping them.
 
+use farpool_fabric::Endpoint;
 use farpool_txn::hash::MOST_KEY_BYTES;
+use farpool_txn::layout::FIRST_RECORD;
 use farpool_txn::slab::MOST_PAYLOAD_BYTES;
-use farpool_txn::{Shipped, Transaction};
+use farpool_txn::{DatabaseAt, Rules, Transaction};
 
 use super::changing::change;
 use super::tombs::open_tombs;
 use super::{Catalog, MOST_PIECES, PieceRow, TABLES, TableRow, key_of};
-use crate::database::Shared;
+use crate::environment::Environment;
 use crate::error::{Stop, TxError, of_key, of_read};
 use crate::maps::{Map, Placed, place};
-use crate::plan::{FIRST_RECORD, MOST_TOMBS};
+use crate::member::MemberCore;
 use crate::table::TableOptions;
 
 /// Rows of each piece beyond what is asked for: a process keeps some numbers at hand, and takes them along
@@ -18,8 +20,9 @@ use crate::table::TableOptions;
 const SPARE_ROWS: u64 = 32;
 
 /// Makes a table.
-pub(crate) fn create(
-    shared: &Shared,
+pub(crate) async fn create<E: Environment>(
+    member: &MemberCore<E>,
+    endpoint: &Endpoint,
     name: &str,
     key_bytes: usize,
     options: &TableOptions,
@@ -40,22 +43,22 @@ pub(crate) fn create(
         old_versions: u32::try_from(options.old_versions).unwrap_or(u32::MAX), // refused as too many
         longest: longest as u32,
         key_bytes: key_bytes as u32,
-        seed: getrandom::u64().map_err(|error| TxError::Damaged(error.to_string()))?,
+        seed: member.environment().random(),
         ..TableRow::default()
     };
-    change(shared, async |change| {
-        let is_there = async |transaction: &mut Transaction<'_, Shipped>, catalog: &Catalog| {
+    change(member, endpoint, async |change| {
+        let is_there = async |transaction: &mut Transaction<'_, E::Rules>, catalog: &Catalog| {
             Ok(catalog.find(transaction, name).await.map_err(|error| of_key(error, TABLES))?.is_some())
         };
         // First of all: it may take long to get memory.
         if change.transact(is_there).await? {
             return Err(TxError::TableExists(name.to_owned()));
         }
-        open_tombs(shared, change).await?;
-        let make = async |transaction: &mut Transaction<'_, Shipped>, catalog: &Catalog| {
+        open_tombs(change).await?;
+        let make = async |transaction: &mut Transaction<'_, E::Rules>, catalog: &Catalog| {
             let mut row = empty.clone();
             row.first_record = next_record(transaction, catalog, options.rows).await?;
-            take_memory(shared, transaction, catalog, &mut row, options).await?;
+            take_memory(member.at(), transaction, catalog, &mut row, options).await?;
             let row = row.encode_row().ok_or_else(|| TxError::NoSpace("too many pieces".to_owned()))?;
             let made = catalog.names.insert(transaction, &key, &row).await;
             match made.map_err(|error| of_key(error, TABLES)) {
@@ -67,12 +70,17 @@ pub(crate) fn create(
         };
         change.transact(make).await
     })
+    .await
 }
 
 /// Drops a table. Its memory is not given to another while it may be that somebody still reads it (C4).
-pub(crate) fn drop_table(shared: &Shared, name: &str) -> Result<(), TxError> {
+pub(crate) async fn drop_table<E: Environment>(
+    member: &MemberCore<E>,
+    endpoint: &Endpoint,
+    name: &str,
+) -> Result<(), TxError> {
     let key = key_of(name).ok_or_else(|| TxError::BadName(name.to_owned()))?;
-    let bury = async |transaction: &mut Transaction<'_, Shipped>, catalog: &Catalog| {
+    let bury = async |transaction: &mut Transaction<'_, E::Rules>, catalog: &Catalog| {
         let gone = catalog.names.delete(transaction, &key).await;
         let row = match gone.map_err(|error| of_key(error, TABLES)) {
             Ok(row) => row.data.unwrap_or_default(),
@@ -80,7 +88,7 @@ pub(crate) fn drop_table(shared: &Shared, name: &str) -> Result<(), TxError> {
             Err(other) => return Err(other),
         };
         let stop = |error| of_read(error, TABLES);
-        for tomb in 0..MOST_TOMBS {
+        for tomb in 0..catalog.tombs.records() {
             if transaction.read(&catalog.tombs, tomb).await.map_err(stop)?.data.is_none() {
                 transaction.write(&catalog.tombs, tomb, Some(&row)).await.map_err(stop)?;
                 return Ok(());
@@ -89,13 +97,13 @@ pub(crate) fn drop_table(shared: &Shared, name: &str) -> Result<(), TxError> {
         Err(TxError::NoSpace("too many tables were dropped; make one, and their memory is free again".into())
             .into())
     };
-    change(shared, async |change| change.transact(bury).await)
+    change(member, endpoint, async |change| change.transact(bury).await).await
 }
 
 /// Numbers for the records of a new table: no other ever has them, so that what is found in its memory is
 /// never taken for another's.
-async fn next_record(
-    transaction: &mut Transaction<'_, Shipped>,
+async fn next_record<R: Rules>(
+    transaction: &mut Transaction<'_, R>,
     catalog: &Catalog,
     rows: u64,
 ) -> Result<u64, Stop> {
@@ -113,15 +121,15 @@ async fn next_record(
 }
 
 /// Takes memory for a table, spread over all nodes, in as few pieces as fit.
-async fn take_memory(
-    shared: &Shared,
-    transaction: &mut Transaction<'_, Shipped>,
+async fn take_memory<R: Rules>(
+    at: DatabaseAt<'_>,
+    transaction: &mut Transaction<'_, R>,
     catalog: &Catalog,
     row: &mut TableRow,
     options: &TableOptions,
 ) -> Result<(), Stop> {
-    let maps = read_maps(shared, transaction, catalog).await?;
-    let (placed, taken) = choose(shared, &maps, row, options)?;
+    let maps = read_maps(at, transaction, catalog).await?;
+    let (placed, taken) = choose(at, &maps, row, options)?;
     write_maps(transaction, catalog, &maps, &taken).await?;
     row.pieces = placed
         .into_iter()
@@ -136,24 +144,24 @@ async fn take_memory(
 }
 
 /// Which units of each region are taken.
-pub(super) async fn read_maps(
-    shared: &Shared,
-    transaction: &Transaction<'_, Shipped>,
+pub(super) async fn read_maps<R: Rules>(
+    at: DatabaseAt<'_>,
+    transaction: &Transaction<'_, R>,
     catalog: &Catalog,
 ) -> Result<Vec<Map>, Stop> {
     let mut maps = Vec::new();
-    for region in 0..shared.grants.len() {
+    for region in 0..at.grants.len() {
         let found = transaction.read(&catalog.maps, region as u64).await;
         let found = found.map_err(|error| of_read(error, TABLES))?;
-        let map = Map::decode(found.data.as_deref(), shared.plan.first_unit(region));
+        let map = Map::decode(found.data.as_deref(), at.layout.first_unit(region));
         maps.push(map.ok_or_else(|| TxError::Damaged("a region's map makes no sense".to_owned()))?);
     }
     Ok(maps)
 }
 
 /// Writes those that have changed.
-pub(super) async fn write_maps(
-    transaction: &mut Transaction<'_, Shipped>,
+pub(super) async fn write_maps<R: Rules>(
+    transaction: &mut Transaction<'_, R>,
     catalog: &Catalog,
     before: &[Map],
     after: &[Map],
@@ -169,12 +177,12 @@ pub(super) async fn write_maps(
 
 /// In how many pieces a table fits, and where: at first one for each node, then twice as many, and so on.
 fn choose(
-    shared: &Shared,
+    at: DatabaseAt<'_>,
     maps: &[Map],
     row: &mut TableRow,
     options: &TableOptions,
 ) -> Result<(Vec<Placed>, Vec<Map>), TxError> {
-    let nodes: Vec<_> = shared.grants.iter().map(|grant| grant.region.node).collect();
+    let nodes: Vec<_> = at.layout.regions.iter().map(|region| region.node).collect();
     let mut distinct = nodes.clone();
     distinct.sort_unstable();
     distinct.dedup();
@@ -194,7 +202,7 @@ fn choose(
             ))
         };
         let layouts = row.layouts().ok_or_else(shape)?;
-        let units = |bytes: u64| bytes.div_ceil(shared.plan.unit_bytes());
+        let units = |bytes: u64| bytes.div_ceil(at.layout.unit_bytes());
         let mut taken = maps.to_vec();
         if let Some(placed) = place(&mut taken, &nodes, pieces, layouts.bytes().map(units)) {
             return Ok((placed, taken));
@@ -202,7 +210,7 @@ fn choose(
         if pieces == MOST_PIECES {
             let free: u64 = maps.iter().map(Map::units_free).sum();
             let needed = layouts.bytes().iter().sum::<u64>() * pieces as u64;
-            let free = free * shared.plan.unit_bytes();
+            let free = free * at.layout.unit_bytes();
             return Err(TxError::NoSpace(format!(
                 "the table needs {needed} bytes, and {free} are free, in parts"
             )));

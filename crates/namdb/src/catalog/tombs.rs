@@ -4,15 +4,15 @@
 //! meanwhile. Who dies over it leaves the tomb, and the next one clears the memory again.
 
 use farpool_txn::horizon::horizon;
-use farpool_txn::{Cut, Shipped, Transaction};
+use farpool_txn::{Cut, Transaction};
 use farpool_wire::Version;
 
 use super::changing::Change;
 use super::making::{read_maps, write_maps};
 use super::{Catalog, Layouts, PieceRow, TABLES, TableRow};
-use crate::database::Shared;
+use crate::environment::Environment;
 use crate::error::{Stop, TxError, of_read};
-use crate::plan::MOST_TOMBS;
+use crate::rules::MemberRules;
 
 /// Bytes that are cleared from one announcement to the next.
 const CLEARED_AT_ONCE: u64 = 4 << 20;
@@ -50,10 +50,11 @@ impl Gone {
 }
 
 /// Gives the memory of tables back that were dropped, and that no snapshot has any more.
-pub(super) async fn open_tombs(shared: &Shared, change: &Change) -> Result<(), TxError> {
-    let found = horizon(change.memory(), &shared.at().horizon()).await;
+pub(super) async fn open_tombs<E: Environment>(change: &Change<'_, E>) -> Result<(), TxError> {
+    let at = change.member.at();
+    let found = horizon(change.memory(), &at.horizon()).await;
     let Some(horizon) = found.map_err(TxError::Memory)? else { return Ok(()) };
-    let look = async |transaction: &mut Transaction<'_, Shipped>, catalog: &Catalog| {
+    let look = async |transaction: &mut Transaction<'_, E::Rules>, catalog: &Catalog| {
         tables_gone(transaction, catalog, &horizon).await
     };
     let gone = change.transact(look).await?;
@@ -61,10 +62,10 @@ pub(super) async fn open_tombs(shared: &Shared, change: &Change) -> Result<(), T
         return Ok(());
     }
     for table in &gone {
-        clear(shared, change, table).await?;
+        clear(change, table).await?;
     }
-    let give_back = async |transaction: &mut Transaction<'_, Shipped>, catalog: &Catalog| {
-        let maps = read_maps(shared, transaction, catalog).await?;
+    let give_back = async |transaction: &mut Transaction<'_, E::Rules>, catalog: &Catalog| {
+        let maps = read_maps(at, transaction, catalog).await?;
         let mut free = maps.clone();
         for table in &gone {
             let found = transaction.read(&catalog.tombs, table.tomb).await;
@@ -74,7 +75,7 @@ pub(super) async fn open_tombs(shared: &Shared, change: &Change) -> Result<(), T
             }
             for Part { region, first_unit, bytes } in table.parts() {
                 if let Some(map) = free.get_mut(region) {
-                    map.free(first_unit, bytes.div_ceil(shared.plan.unit_bytes()));
+                    map.free(first_unit, bytes.div_ceil(at.layout.unit_bytes()));
                 }
             }
             let emptied = transaction.write(&catalog.tombs, table.tomb, None).await;
@@ -86,26 +87,30 @@ pub(super) async fn open_tombs(shared: &Shared, change: &Change) -> Result<(), T
 }
 
 /// The tables in tombs that a horizon does not have any more.
-async fn tables_gone(
-    transaction: &Transaction<'_, Shipped>,
+async fn tables_gone<R: MemberRules>(
+    transaction: &Transaction<'_, R>,
     catalog: &Catalog,
     horizon: &Cut,
 ) -> Result<Vec<Gone>, Stop> {
     let mut gone = Vec::new();
-    for tomb in 0..MOST_TOMBS {
+    for tomb in 0..catalog.tombs.records() {
         let found = transaction.read(&catalog.tombs, tomb).await.map_err(|error| of_read(error, TABLES))?;
         let row = found.data.and_then(|data| TableRow::decode_row(&data));
         let Some((layouts, row)) = row.and_then(|row| Some((row.layouts()?, row))) else { continue };
-        if horizon.sees(found.version) {
+        if horizon.sees(found.version) || !R::keeps_memory_for_snapshots() {
             gone.push(Gone { tomb, since: found.version, row, layouts });
         }
     }
     Ok(gone)
 }
 
-async fn clear(shared: &Shared, change: &Change, table: &Gone) -> Result<(), TxError> {
-    for Part { region, first_unit, bytes } in table.parts().filter(|part| part.region < shared.grants.len()) {
-        let at = shared.at().piece(region, first_unit * shared.plan.unit_bytes());
+async fn clear<E: Environment>(change: &Change<'_, E>, table: &Gone) -> Result<(), TxError> {
+    if !E::Rules::clears_memory() {
+        return Ok(());
+    }
+    let at = change.member.at();
+    for Part { region, first_unit, bytes } in table.parts().filter(|part| part.region < at.grants.len()) {
+        let at = at.piece(region, first_unit * at.layout.unit_bytes());
         for start in (0..bytes).step_by(CLEARED_AT_ONCE as usize) {
             let end = bytes.min(start + CLEARED_AT_ONCE);
             change.memory().clear(&at, start..end).await.map_err(TxError::Memory)?;

@@ -54,11 +54,11 @@ impl Caring {
 
     fn is_looked_after(&self) -> bool {
         let carer = self.onlooker.seat_of(self.dead.claim).and_then(|seat| seat.carer);
-        carer == Some(self.carer.shared.seat.claim)
+        carer == Some(self.carer.core.seat().claim)
     }
 
     fn beats(&self) -> u64 {
-        self.onlooker.seat_of(self.carer.shared.seat.claim).expect("it has its seat").beat
+        self.onlooker.seat_of(self.carer.core.seat().claim).expect("it has its seat").beat
     }
 }
 
@@ -76,7 +76,7 @@ fn a_carer_says_that_it_lives_while_its_fence_is_not_answered() {
 #[test]
 fn a_carer_that_leaves_while_its_fence_is_not_answered_gives_its_seat_back() {
     let Caring { carer, dead, onlooker, proxy, _died, _rig } = Caring::new();
-    let (claim, began) = (carer.shared.seat.claim, Instant::now());
+    let (claim, began) = (carer.core.seat().claim, Instant::now());
     let (left, has_left) = mpsc::channel();
     let leaving = std::thread::spawn(move || {
         drop(carer);

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use farpool_broker::BrokerConfig;
 use farpool_fabric::{Endpoint, TransportChoice, block_on};
 use farpool_node::NodeConfig;
-use farpool_pool::{ClientGrant, JointLeases, PoolConfig};
+use farpool_pool::{JointLeases, PoolConfig};
 use farpool_txn::membership::{MembersAt, Seat, SeatWords, read_seats, wait_for_seat};
-use farpool_txn::{Memory, Shipped};
+use farpool_txn::{DatabaseAt, DatabaseLayout, Limits, Memory, Shipped};
 use farpool_wire::control::NodeAddress;
 use farpool_wire::{Epoch, NodeId};
 use tokio::runtime::Runtime;
 
-use crate::database::{At, add_grants, attach_all};
+use crate::database::Process;
 use crate::file::DatabaseFile;
-use crate::plan::Plan;
+use crate::member::{add_grants, attach_all};
 use crate::{CreateOptions, Credentials, Database, Reach};
 
 const REGION_BYTES: u64 = 4 << 20;
@@ -26,7 +26,6 @@ const NODES: u32 = 2;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// For what comes within milliseconds, also on a machine that is busy.
 pub const SOON: Duration = Duration::from_secs(20);
-const ARENA_BYTES: usize = 1 << 20;
 
 /// Ended when dropped.
 pub struct Rig {
@@ -127,9 +126,9 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// Reads a database's memory without being one of its members.
 pub struct Onlooker {
-    leases: JointLeases,
-    plan: Plan,
-    grants: Vec<ClientGrant>,
+    process: Process,
+    layout: DatabaseLayout,
+    grants: Vec<Epoch>,
     memory: Memory,
 }
 
@@ -138,15 +137,17 @@ impl Onlooker {
         let found = DatabaseFile::load(file).unwrap();
         let leases = JointLeases::join(found.keys().unwrap().clone(), transport.into(), None).unwrap();
         let regions = leases.keys().regions().unwrap();
-        let plan = Plan::new(found.shape().unwrap(), &regions).unwrap();
-        let endpoint = leases.endpoint(ARENA_BYTES);
-        let grants = block_on(&endpoint, add_grants(&leases, &regions)).unwrap();
-        let memory = attach_all(endpoint, &leases, &grants).unwrap();
-        Onlooker { leases, plan, grants, memory }
+        let layout = DatabaseLayout::new(found.shape().unwrap(), Limits::SHIPPED, regions).unwrap();
+        let process = Process { leases };
+        let endpoint = process.endpoint();
+        let grants = block_on(&endpoint, add_grants(&process, &layout.regions)).unwrap();
+        let memory = block_on(&endpoint, attach_all(&process, endpoint.clone(), &grants)).unwrap();
+        let grants = grants.iter().map(|grant| grant.epoch).collect();
+        Onlooker { process, layout, grants, memory }
     }
 
-    fn at(&self) -> At<'_> {
-        At { plan: &self.plan, grants: &self.grants }
+    fn at(&self) -> DatabaseAt<'_> {
+        DatabaseAt { layout: &self.layout, grants: &self.grants }
     }
 
     fn endpoint(&self) -> &Endpoint {
@@ -168,23 +169,22 @@ impl Onlooker {
 
     /// Takes a seat, and never says that it lives.
     pub fn takes_seat(&self) -> Seat {
-        let epochs: Vec<Epoch> = self.grants.iter().map(|grant| grant.epoch).collect();
         let waits = (Duration::ZERO, Duration::ZERO);
         let members = self.members();
-        let taken = wait_for_seat::<Shipped>(&self.memory, &members, &epochs, waits);
+        let taken = wait_for_seat::<Shipped>(&self.memory, &members, &self.grants, waits);
         block_on(self.endpoint(), taken).unwrap().expect("there is one")
     }
 
     /// The node that has the seats, and another.
     pub fn nodes(&self) -> [NodeId; 2] {
-        let root = self.grants[0].region.node;
-        let other = self.grants.iter().map(|grant| grant.region.node).find(|&node| node != root);
+        let root = self.layout.regions[0].node;
+        let other = self.layout.regions.iter().map(|region| region.node).find(|&node| node != root);
         [root, other.expect("regions of two nodes")]
     }
 
     /// Where a node is reached.
     pub fn address(&self, node: NodeId) -> NodeAddress {
-        let mut addresses = self.leases.keys().addresses();
+        let mut addresses = self.process.leases.keys().addresses();
         addresses.find(|address| address.node == node.0).expect("one of the database's").clone()
     }
 }

@@ -3,13 +3,13 @@
 use farpool_fabric::{TransportChoice, block_on};
 
 use super::rig::Rig;
-use crate::{Client, Database, Ended, Table, TableOptions, TxError};
+use crate::{Client, Database, Ended, Environment, Table, TableOptions, TxError};
 
 /// Fences all grants of a member, as a carer does. Its seat is not looked after, though.
 fn shut_out(by: &Database, of: &Database) {
-    let endpoint = by.shared.leases.endpoint(64 << 10);
-    for grant in &of.shared.grants {
-        block_on(&endpoint, by.shared.leases.fence_grant(grant.region, grant.epoch)).unwrap();
+    let process = by.core.environment();
+    for grant in of.core.grants() {
+        block_on(&process.endpoint(), process.fence_grant(grant.region, grant.epoch)).unwrap();
     }
 }
 

@@ -12,7 +12,7 @@ use farpool_txn::oracle::fetch;
 use farpool_txn::{Fetched, Session, Shipped};
 
 use super::rig::{Rig, SOON};
-use crate::{Client, Credentials, Database, Reach, Table, TableOptions, TxError};
+use crate::{Client, ClientCore, Credentials, Database, Reach, Table, TableOptions, TxError};
 
 /// Polls of what waits for a thread that stands still: far more than what does not wait takes to end.
 const POLLS: u32 = 10_000;
@@ -26,26 +26,30 @@ fn a_table_that_was_made_is_found_though_the_fetch_thread_has_not_come_so_far() 
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let memory = of.shared.memory().unwrap();
+            let endpoint = of.core.environment().endpoint();
+            let memory = block_on(&endpoint, of.core.memory(endpoint.clone())).unwrap();
             let next_round = || {
                 while stands_still.load(Ordering::Acquire) && !goes_on.load(Ordering::Acquire) {
                     std::thread::yield_now();
                 }
                 is_over.load(Ordering::Acquire)
             };
-            let oracle = of.shared.at().oracle();
+            let oracle = of.core.at().oracle();
             let fetching = fetch::<Shipped>(&memory, &oracle, &fetched, Duration::ZERO, next_round);
             block_on(memory.endpoint(), fetching).unwrap();
         });
         // Whatever fails, the thread ends.
         let _ends = Ends(&goes_on, &is_over);
-        let client = Client::beginning_from(of.shared.clone(), Some(fetched.clone())).unwrap();
+        let endpoint = of.core.environment().endpoint();
+        let fetched = Some(fetched.clone());
+        let beginning = ClientCore::beginning_from(of.core.clone(), endpoint.clone(), fetched);
+        let client = Client::new(block_on(&endpoint, beginning).unwrap());
         client.transact(async |_| Ok(())).unwrap();
         stands_still.store(true, Ordering::Release);
         let options = TableOptions::rows(4);
         maker.client().unwrap().create_table::<u64, u64>("new", &options).unwrap();
         let mut session = Session::new();
-        let mut opening = pin!(client.open_table_in::<u64, u64>(&mut session, "new"));
+        let mut opening = pin!(client.core().open_table::<u64, u64>(&mut session, "new"));
         let mut polls = 0;
         client.block_on(poll_fn(|context| {
             polls += 1;
@@ -61,6 +65,21 @@ fn a_table_that_was_made_is_found_though_the_fetch_thread_has_not_come_so_far() 
         goes_on.store(true, Ordering::Release);
         client.block_on(opening).unwrap();
     });
+}
+
+/// A client pins everything when it joins, since it may begin from any snapshot that is published by then.
+#[test]
+fn a_client_that_never_begins_anything_keeps_no_versions_alive() {
+    let rig = Rig::new();
+    let database = rig.create(TransportChoice::Shm);
+    let client = database.client().unwrap();
+    let options = TableOptions::rows(1).old_versions(1).overflow(1);
+    let rows: Table<u64, u64> = client.create_table("rows", &options).unwrap();
+    client.transact(async |tx| tx.insert(&rows, 1, 0).await).unwrap();
+    let _idle = database.client().unwrap();
+    for value in 1..20 {
+        client.transact(async |tx| tx.update(&rows, 1, value).await).unwrap();
+    }
 }
 
 struct Ends<'a>(&'a AtomicBool, &'a AtomicBool);

@@ -4,15 +4,16 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use farpool_txn::membership::{Premises, Role};
+use farpool_namdb::{DatabaseError, Ended, TxError};
+use farpool_txn::Session;
+use farpool_txn::membership::Role;
 use farpool_txn::recovery::RecoveryError;
-use farpool_txn::{Session, Worker};
-use farpool_wire::Epoch;
+use farpool_wire::{Epoch, Slot};
 
-use super::broken::Engine;
-use super::client::{announced, leaves, takes_place};
-use super::member::{Member, Wanted};
-use super::{Run, catalog, member};
+use super::bank::Banker;
+use super::client::{self, Client};
+use super::member::{self, Member, Wanted};
+use super::{Run, tables};
 use crate::transacting::Transactor;
 use crate::transacting::fates::{Asked, Asking};
 
@@ -37,6 +38,7 @@ pub(super) fn start(run: &Rc<Run>) {
             here.ledger.complain(format!("the auditor finds that {why}"));
         }
         here.is_over.set(true);
+        here.members.borrow().iter().for_each(|member| member.core.end(Ended::Closed));
     });
 }
 
@@ -81,7 +83,7 @@ async fn comes_right(run: &Rc<Run>) -> Result<Option<Rc<Member>>, String> {
 /// Whether the database is lost: it lasts as long as one member lives, since a process without a seat
 /// recovers no member.
 fn is_lost(run: &Run) -> bool {
-    let seats = run.observer.lock().look().seats(&run.plan);
+    let seats = run.observer.lock().look().seats(&run.layout);
     !run.members.borrow().iter().any(|member| member.lives()) && seats.iter().all(|seat| seat.claim.is_some())
 }
 
@@ -89,10 +91,10 @@ fn is_lost(run: &Run) -> bool {
 async fn join_in(run: &Rc<Run>) -> Option<Rc<Member>> {
     let living: Vec<Rc<Member>> =
         run.members.borrow().iter().filter(|member| member.lives()).cloned().collect();
-    if living.len() >= usize::from(run.plan.slots) {
-        living[0].is_over.set(true);
+    if living.len() >= usize::from(run.layout.shape.slots) {
+        living[0].core.end(Ended::Closed);
     }
-    let wanted = Wanted { workers: 0, changes_catalog: false };
+    let wanted = Wanted { clients: 0, changes_catalog: false };
     let auditor = member::start(run, wanted, &mut run.ledger.random());
     while auditor.member.borrow().is_none() && !auditor.has_ended.get() {
         run.world.sleep(PAUSE).await;
@@ -104,62 +106,96 @@ async fn join_in(run: &Rc<Run>) -> Option<Rc<Member>> {
 fn is_right(run: &Run) -> Result<(), String> {
     let root = run.observer.lock().look();
     let lives =
-        |claim: Epoch| run.members.borrow().iter().any(|member| member.seat.claim == claim && member.lives());
-    for (slot, seat) in root.seats(&run.plan).iter().enumerate() {
+        |claim: Epoch| run.members.borrow().iter().any(|member| member.claim() == claim && member.lives());
+    for (slot, seat) in root.seats(&run.layout).iter().enumerate() {
         if let Some(claim) = seat.claim.filter(|claim| !lives(*claim)) {
             return Err(format!("seat {slot} is still that of member {claim}, who does not live"));
         }
     }
     for role in [Role::Publisher, Role::Collector] {
-        if !root.role(&run.plan, role).is_some_and(lives) {
+        if !root.role(&run.layout, role).is_some_and(lives) {
             return Err(format!("nobody is {role:?}"));
         }
     }
-    match root.role(&run.plan, Role::Catalog).filter(|claim| !lives(*claim)) {
+    match root.role(&run.layout, Role::Catalog).filter(|claim| !lives(*claim)) {
         Some(claim) => Err(format!("the catalog is still member {claim}'s, who does not live")),
         None => Ok(()),
     }
 }
 
-/// Asks for the outcomes of all commits, writes all records, and reads them.
+/// Asks for the outcomes of all commits, and does all that clients do.
 async fn examine(auditor: &Rc<Member>) -> Result<(), String> {
-    // The member that changed the catalog last may have died.
-    catalog::change(auditor).await?;
+    let part = auditor.add_client();
+    let mut client = client::join(auditor, part).await.map_err(|error| error.to_string())?;
+    let examined = examine_as(auditor, &client).await;
+    client.leave().await;
+    examined
+}
+
+async fn examine_as(auditor: &Rc<Member>, client: &Client) -> Result<(), String> {
+    let (run, told) = (&auditor.run, |error: TxError| error.to_string());
     ask(auditor).await.map_err(|error| error.to_string())?;
-    let (run, memory) = (&auditor.run, auditor.memory().await.map_err(|error| error.to_string())?);
-    if !takes_place(auditor) {
-        return Ok(());
+    // The member that changed the catalog last may have died.
+    for name in tables::SCRATCH {
+        tables::change(run, client, name).await.map_err(told)?;
     }
-    let worker = Worker::<Engine>::sharing(memory, auditor.oracle(), auditor.slot.clone());
-    let worker = announced(auditor, worker.expect("the oracle has the slot"), 0).await?;
-    let mut transactor = Transactor::new(&run.ledger, auditor.at().table());
+    let rows = tables::open_rows(run, client).await.map_err(told)?;
+    let mut transactor = Transactor::new(&run.ledger, rows.records().clone());
+    let numbers: Vec<u64> = tables::numbers(rows.records()).collect();
     let mut session = Session::new();
-    for record in 0..transactor.table.records() {
-        let mut is_written = false;
-        for _ in 0..TRIES {
-            let tried = transactor.transact(&worker, &mut session, &[(record, true)]).await;
-            is_written = tried.map_err(|stopped| stopped.to_string())?;
-            if is_written {
-                break;
-            }
-            run.world.sleep(PAUSE).await;
-        }
-        if !is_written {
-            return Err(format!("record {record} stays locked"));
-        }
+    for &record in &numbers {
+        write(run, client, &mut transactor, &mut session, record).await?;
     }
-    let all: Vec<_> = (0..transactor.table.records()).map(|record| (record, false)).collect();
-    let read = transactor.transact(&worker, &mut session, &all).await;
-    read.map_err(|stopped| stopped.to_string())?;
-    worker.leave().await.map_err(|error| error.to_string())?;
-    leaves(auditor);
-    Ok(())
+    let all: Vec<_> = numbers.iter().map(|&record| (record, false)).collect();
+    client::transact(client, &mut transactor, &mut session, &all).await.map_err(told)?;
+    Banker::new(run, client).await.map_err(told)?.audit().await.map_err(told)?;
+    hold_a_snapshot(run, client, &mut transactor, numbers[0]).await
+}
+
+async fn write(
+    run: &Run,
+    client: &Client,
+    transactor: &mut Transactor,
+    session: &mut Session,
+    record: u64,
+) -> Result<(), String> {
+    for _ in 0..TRIES {
+        let tried = client::transact(client, transactor, session, &[(record, true)]).await;
+        if tried.map_err(|error| error.to_string())? {
+            return Ok(());
+        }
+        run.world.sleep(PAUSE).await;
+    }
+    Err(format!("record {record} stays locked"))
+}
+
+/// While a snapshot is open, a record is written once more often than its ring has room for: the collector
+/// moves old versions to the overflow region of the table.
+async fn hold_a_snapshot(
+    run: &Run,
+    client: &Client,
+    transactor: &mut Transactor,
+    record: u64,
+) -> Result<(), String> {
+    let _open = client.begins().await.map_err(|error| error.to_string())?;
+    let (mut holding, mut writing) = (Session::new(), Session::new());
+    let snapshot = client.worker().begin(&mut holding).await.map_err(|error| error.to_string())?;
+    for _ in 0..=run.old_versions {
+        let written = write(run, client, transactor, &mut writing, record).await;
+        written.map_err(|why| format!("beside an open snapshot {why}"))?;
+    }
+    snapshot.read(&transactor.table, record).await.map_err(|error| error.to_string()).map(drop)
 }
 
 async fn ask(auditor: &Rc<Member>) -> Result<(), RecoveryError> {
-    let memory = auditor.memory().await?;
-    let oracle = auditor.oracle();
-    let log_of = |slot| auditor.at().log(slot);
+    let (core, endpoint) = (&auditor.core, auditor.endpoint(auditor.process));
+    let memory = match core.memory(endpoint).await {
+        Ok(memory) => memory,
+        Err(DatabaseError::Memory(error)) => return Err(error.into()),
+        Err(_) => return Ok(()), // the auditor was declared dead: another one asks
+    };
+    let oracle = core.at().oracle();
+    let log_of = |slot| core.at().log(Slot::new(slot).expect("a few slots"));
     let asking = Asking { ledger: &auditor.run.ledger, memory: &memory, oracle: &oracle, log_of };
     asking.learn_fates(|_| true).await?;
     asking.ask_again(Asked::Each, |_| true).await

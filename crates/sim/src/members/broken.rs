@@ -1,6 +1,7 @@
-//! Membership rules that are wrong on purpose, one in each run. A thread-local value selects the rule, as in
+//! Rules of members that are wrong on purpose, one in each run. A thread-local value selects the rule, as in
 //! `sim txn`, whose engine this scenario uses.
 
+use farpool_namdb::MemberRules;
 use farpool_txn::Shipped;
 use farpool_txn::membership::SeatRules;
 
@@ -10,7 +11,7 @@ pub(super) use crate::txn::broken::{Chosen as Engine, is, set};
 pub(super) const LISTED_LATE: &str = "list-after-other-grants";
 /// A member recovers a seat that another living member is already recovering.
 pub(super) const CARER_IGNORED: &str = "carer-not-checked";
-/// A member that replaces an unresponsive recoverer (called *carer* in the code) does not evict it first.
+/// A member that replaces an unresponsive recoverer does not evict it first.
 pub(super) const CARER_NOT_OUT: &str = "silent-carer-not-shut-out";
 /// A recoverer that has fenced a member does not check that the seat still belongs to that member.
 pub(super) const BLIND_BEHIND_FENCE: &str = "seat-not-looked-at-behind-the-fence";
@@ -30,6 +31,17 @@ pub(super) const BEATS_WITHOUT_DUTIES: &str = "beats-while-a-duty-stands-still";
 /// A member sends heartbeats while one of its threads stands still in the middle of a commit.
 pub(super) const BEATS_WITHOUT_COMMITS: &str = "beats-while-a-commit-stands-still";
 
+/// The memory of a dropped table is given on while snapshots may have the table.
+pub(super) const TOMB_EARLY: &str = "tomb-opened-early";
+/// Memory is given on without being cleared.
+pub(super) const NOT_CLEARED: &str = "memory-given-on-uncleared";
+/// The word of a client is cleared while it is busy.
+pub(super) const BUSY_FORGOTTEN: &str = "busy-client-forgotten";
+/// A transaction uses a table without a look whether the catalog has changed.
+pub(super) const CATALOG_BLIND: &str = "catalog-version-not-looked-at";
+/// The collector does not learn of tables.
+pub(super) const NO_TABLES: &str = "tables-missing-from-collector";
+
 pub(super) const MUTATIONS: &[&str] = &[
     LISTED_LATE,
     CARER_IGNORED,
@@ -42,12 +54,36 @@ pub(super) const MUTATIONS: &[&str] = &[
     SEAT_BEFORE_FORGETTING,
     BEATS_WITHOUT_DUTIES,
     BEATS_WITHOUT_COMMITS,
+    TOMB_EARLY,
+    NOT_CLEARED,
+    BUSY_FORGOTTEN,
+    CATALOG_BLIND,
+    NO_TABLES,
 ];
 
-/// The rules of a run: the shipped ones, except for the selected mutation.
-pub(super) enum Chosen {}
+impl MemberRules for Engine {
+    fn keeps_memory_for_snapshots() -> bool {
+        !is(TOMB_EARLY) && Shipped::keeps_memory_for_snapshots()
+    }
 
-impl SeatRules for Chosen {
+    fn clears_memory() -> bool {
+        !is(NOT_CLEARED) && Shipped::clears_memory()
+    }
+
+    fn spares_busy_clients() -> bool {
+        !is(BUSY_FORGOTTEN) && Shipped::spares_busy_clients()
+    }
+
+    fn looks_at_the_catalog() -> bool {
+        !is(CATALOG_BLIND) && Shipped::looks_at_the_catalog()
+    }
+
+    fn collects_tables() -> bool {
+        !is(NO_TABLES) && Shipped::collects_tables()
+    }
+}
+
+impl SeatRules for Engine {
     fn lists_grants_first() -> bool {
         !is(LISTED_LATE) && Shipped::lists_grants_first()
     }

@@ -1,26 +1,31 @@
-//! A member's workers, and what their sessions do.
+//! A member's clients, and what their sessions do: they read and write records, whose history is judged
+//! ([`Transactor`]), and the accounts of a [bank](super::bank), and look at [tables](super::tables) that come
+//! and go.
 
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-use farpool_fabric::sim::ProcessId;
-use farpool_txn::membership::Premises;
-use farpool_txn::{Session, Worker};
+use farpool_namdb::{ClientCore, Ended, TxError};
+use farpool_txn::{ReadError, Session};
 use futures_util::future::{Either, join_all, select};
 
-use super::broken::Engine;
-use super::layout::PLACES;
+use super::bank::Banker;
 use super::member::Member;
-use crate::transacting::Transactor;
+use super::surroundings::Surroundings;
+use super::{Run, tables};
+use crate::transacting::{Stopped, Transactor};
+
+/// A client, as it ships.
+pub(super) type Client = ClientCore<Surroundings>;
 
 /// Transactions of each session.
 const ROUNDS: u64 = 6;
 /// Records that a transaction touches at most.
 const MOST_RECORDS: u64 = 4;
 /// Rounds, in thousandths, before which a session idles, and for how long at most.
-const IDLES_PERMILLE: u32 = 150;
-const MOST_IDLE_NS: u64 = 100_000;
+const IDLES_PERMILLE: u32 = 200;
+const MOST_IDLE_NS: u64 = 200_000;
 /// Where sessions abandon transactions: how many, in thousandths, and after how long at most.
 const GIVEN_UP_PERMILLE: u32 = 40;
 const MOST_PATIENCE_NS: u64 = 80_000;
@@ -34,97 +39,114 @@ impl Drop for Busy {
     }
 }
 
-/// Starts a worker with one or two sessions.
-pub(super) fn start(member: &Rc<Member>, number: u16) {
+/// Starts a client with a few sessions.
+pub(super) fn start(member: &Rc<Member>) {
     let (here, busy, part) = (member.clone(), Busy(member.clone()), member.add_client());
     member.run.tasks.spawn(part, async move {
-        if let Err(why) = work(&here, part, number).await {
-            here.ends(&why);
+        if let Err(why) = work(&here, part).await {
+            here.run.cannot_go_on(&here, &why);
         }
         drop(busy);
     });
 }
 
-/// Registers a worker of a member: until it [leaves], the member does not give its seat back. False: the
-/// member has already ended.
-pub(super) fn takes_place(member: &Member) -> bool {
-    let comes = !member.is_over();
-    member.workers.set(member.workers.get() + u32::from(comes));
-    comes
+/// A client of a member that runs in this process of the world.
+pub(super) async fn join(
+    member: &Rc<Member>,
+    part: farpool_fabric::sim::ProcessId,
+) -> Result<Client, TxError> {
+    let endpoint = member.endpoint(part);
+    member.keeps_turning(part, &endpoint);
+    Client::join(member.core.clone(), endpoint).await.map_err(|error| match error {
+        farpool_namdb::DatabaseError::Ended(ended) => TxError::Ended(ended),
+        error => TxError::roll_back(error),
+    })
 }
 
-/// Announces a worker in one of its member's places.
-pub(super) async fn announced(
-    member: &Member,
-    worker: Worker<Engine>,
-    number: u16,
-) -> Result<Worker<Engine>, String> {
-    let place = member.seat.slot.index() as u16 * PLACES + number;
-    let announced = worker.announcing(member.horizon(), place).await;
-    Ok(announced.map_err(|error| error.to_string())?.expect("there is a place for each"))
+async fn work(member: &Rc<Member>, part: farpool_fabric::sim::ProcessId) -> Result<(), TxError> {
+    let mut client = join(member, part).await?;
+    let done = work_as(member, &client).await;
+    client.leave().await;
+    done
 }
 
-/// Records that a worker has left. A worker that failed to leave is not recorded: its word may still be
-/// there, and the seat is not given back.
-pub(super) fn leaves(member: &Member) {
-    member.workers.set(member.workers.get() - 1);
-}
-
-async fn work(member: &Rc<Member>, part: ProcessId, number: u16) -> Result<(), String> {
-    if !takes_place(member) {
-        return Ok(());
-    }
-    let memory = member.memory_of(part).await.map_err(|error| error.to_string())?;
-    member.keeps_turning(part, memory.endpoint());
-    let worker = Worker::sharing(memory, member.oracle(), member.slot.clone());
-    let worker = announced(member, worker.expect("the oracle has the slot"), number).await?;
-    let mut random = member.run.ledger.random();
-    let sessions = (0..1 + random.below(2)).map(|_| {
-        let transactor = Transactor::new(&member.run.ledger, member.at().table());
-        live(member, &worker, transactor)
+async fn work_as(member: &Member, client: &Client) -> Result<(), TxError> {
+    let run = &member.run;
+    let rows = tables::open_rows(run, client).await?;
+    let mut random = run.ledger.random();
+    let judged = (0..1 + random.below(2)).map(|_| {
+        let transactor = Transactor::new(&run.ledger, rows.records().clone());
+        live(run, client, transactor)
     });
-    let sessions: Vec<_> = sessions.collect();
-    let done: Result<Vec<()>, String> = join_all(sessions).await.into_iter().collect();
-    worker.leave().await.map_err(|error| error.to_string())?;
-    leaves(member);
-    done.map(drop)
+    let judged = join_all(judged.collect::<Vec<_>>());
+    let banking = async {
+        if random.chance(500) { Banker::new(run, client).await?.live(ROUNDS).await } else { Ok(()) }
+    };
+    let looking = tables::look_on(run, client, ROUNDS);
+    let (judged, banked, looked) = futures_util::future::join3(judged, banking, looking).await;
+    judged.into_iter().collect::<Result<(), _>>().and(banked).and(looked)
 }
 
-async fn live(member: &Member, worker: &Worker<Engine>, mut transactor: Transactor) -> Result<(), String> {
-    let (run, mut session) = (&member.run, Session::new());
+async fn live(run: &Run, client: &Client, mut transactor: Transactor) -> Result<(), TxError> {
+    let mut session = Session::new();
     for _ in 0..ROUNDS {
-        if member.is_over() {
+        if client.member().is_over() {
             break;
         }
         if transactor.random.chance(IDLES_PERMILLE) {
             run.world.sleep(Duration::from_nanos(transactor.random.below(MOST_IDLE_NS))).await;
-            worker.keep_up().await.map_err(|error| error.to_string())?;
         }
         let is_only_reading = transactor.random.chance(300);
         let records: Vec<_> = (0..1 + transactor.random.below(MOST_RECORDS))
             .map(|_| {
-                let record = transactor.random.below(transactor.table.records());
+                let record = run.draw_record(&mut transactor.random, &transactor.table);
                 (record, !is_only_reading && transactor.random.chance(600))
             })
             .collect();
-        let gives_up = run.faults.drops && transactor.random.chance(GIVEN_UP_PERMILLE);
-        let done = if gives_up {
-            let after = Duration::from_nanos(transactor.random.below(MOST_PATIENCE_NS));
-            let patience = pin!(run.world.sleep(after));
-            let transacting = transactor.transact(worker, &mut session, &records);
-            let ended = match select(pin!(transacting), patience).await {
-                Either::Left((done, _)) => Some(done),
-                Either::Right(_) => None,
-            };
-            if ended.is_none() {
-                // The session does not learn of its own commit, if there was one.
-                transactor.name = run.ledger.next_name() as u32;
+        if !(run.faults.drops && transactor.random.chance(GIVEN_UP_PERMILLE)) {
+            transact(client, &mut transactor, &mut session, &records).await?;
+            continue;
+        }
+        let after = Duration::from_nanos(transactor.random.below(MOST_PATIENCE_NS));
+        let patience = pin!(run.world.sleep(after));
+        let is_given_up = {
+            let transacting = pin!(transact(client, &mut transactor, &mut session, &records));
+            match select(transacting, patience).await {
+                Either::Left((done, _)) => {
+                    done?;
+                    false
+                }
+                Either::Right(_) => true,
             }
-            ended.unwrap_or(Ok(false))
-        } else {
-            transactor.transact(worker, &mut session, &records).await
         };
-        done.map_err(|stopped| stopped.to_string())?;
+        if is_given_up {
+            // The session does not learn of its own commit, if there was one.
+            transactor.name = run.ledger.next_name() as u32;
+        }
     }
     Ok(())
+}
+
+/// Runs a judged transaction of a client. Returns whether it committed.
+pub(super) async fn transact(
+    client: &Client,
+    transactor: &mut Transactor,
+    session: &mut Session,
+    records: &[(u64, bool)],
+) -> Result<bool, TxError> {
+    let _open = client.begins().await?;
+    client.member().check().map_err(TxError::Ended)?;
+    let done = transactor.transact(client.worker(), session, records).await;
+    done.map_err(|stopped| match stopped {
+        // The snapshot of a client that runs a transaction is protected.
+        Stopped::Read(error @ ReadError::SnapshotTooOld) => {
+            transactor.complain(format!("a client's {error}"));
+            TxError::SnapshotTooOld
+        }
+        // As a client says itself: a member goes on only if it knows what is in flight.
+        stopped => {
+            client.member().end(Ended::Failed(stopped.to_string()));
+            TxError::Ended(Ended::Failed(stopped.to_string()))
+        }
+    })
 }

@@ -1,41 +1,28 @@
-//! A compute server, as `farpool-namdb` runs one in a process. Its threads are tasks here, each with an
-//! access to far memory of its own. Threads that may stand still while the rest goes on are processes of
-//! their own in the world.
+//! A compute server: a member as it ships ([`MemberCore`]), in surroundings of a run's world. What its
+//! threads do are tasks here, each with an endpoint of its own. Threads that may stand still while the rest
+//! goes on are processes of their own in the world.
 
 use std::cell::{Cell, RefCell};
-use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::Endpoint;
 use farpool_fabric::sim::{HostId, Path, ProcessId, Random};
-use farpool_txn::horizon::{HorizonAt, collect};
-use farpool_txn::log::LogAt;
-use farpool_txn::membership::{
-    Duties, Duty, Lookout, MembersAt, Premises, Role, Seat, Vouching, beat, fill_role, leave_seat,
-    list_grants, signs_of, wait_for_seat,
-};
-use farpool_txn::oracle::publish;
-use farpool_txn::recovery::recover;
-use farpool_txn::{Cut, Memory, MemoryError, Oracle, SharedSlot};
-use farpool_wire::{Epoch, Slot};
+use farpool_namdb::{DatabaseError, DutyKind, Ended, MemberCore};
+use farpool_txn::membership::list_grants;
+use farpool_wire::Epoch;
 
-use super::broken::{self, Chosen, Engine};
-use super::layout::{At, PLACES};
-use super::{FenceLost, Run, catalog, client};
+use super::surroundings::Surroundings;
+use super::{Run, broken, client, tables};
 use crate::staying::Staying;
 
 /// Members that each driver runs one after the other, at most.
 const MOST_LIVES: u64 = 3;
-/// Heartbeats of a member within one heartbeat timeout.
-const BEATS: u32 = 10;
-/// The time after which an unresponsive node counts as lost. No operation here waits so long for a node.
-const NODE_SILENCE: Duration = Duration::from_millis(2);
-/// Pause between two checks whether a seat or a role is free.
+/// From one poll of a running thread's endpoint to the next, in parts of the heartbeat timeout.
+const TURNS: u32 = 10;
+/// Pause between two looks of a driver.
 const PAUSE: Duration = Duration::from_micros(40);
-/// Pause between two rounds of the collector.
-const COLLECT_PAUSE: Duration = Duration::from_micros(50);
 /// Pause of a driver before its next member, at most.
 const MOST_ABSENCE_NS: u64 = 200_000;
 /// Time that a member works before it lists its grants, under that mutation.
@@ -44,78 +31,59 @@ const LISTED_AFTER: Duration = Duration::from_micros(200);
 /// What a compute server is to do.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
-    /// Workers that run transactions.
-    pub(super) workers: u16,
+    /// Clients that run transactions.
+    pub(super) clients: u64,
     pub(super) changes_catalog: bool,
 }
 
 /// Parts of a member that may stand still while the rest goes on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum PartKind {
-    Publisher,
-    Collector,
-    Carer,
-    /// All of its workers.
+    Duty(DutyKind),
+    /// All of its clients.
     Clients,
 }
 
 impl PartKind {
-    pub(super) const ALL: [PartKind; 4] =
-        [PartKind::Publisher, PartKind::Collector, PartKind::Carer, PartKind::Clients];
+    pub(super) const ALL: [PartKind; 4] = [
+        PartKind::Duty(DutyKind::Publisher),
+        PartKind::Duty(DutyKind::Collector),
+        PartKind::Duty(DutyKind::Recoverer),
+        PartKind::Clients,
+    ];
 }
 
 /// A process with a seat.
 pub(super) struct Member {
     pub(super) run: Rc<Run>,
+    pub(super) core: Arc<MemberCore<Surroundings>>,
     /// Sends heartbeats.
     pub(super) process: ProcessId,
-    publisher: ProcessId,
-    collector: ProcessId,
-    /// Watches the other members, and recovers them (recoverers are called *carers* in the code).
-    carer: ProcessId,
-    /// Its workers.
+    duties: [(DutyKind, ProcessId); 3],
     clients: RefCell<Vec<ProcessId>>,
     place: (HostId, Path),
-    pub(super) grants: Vec<Epoch>,
-    pub(super) seat: Seat,
-    pub(super) slot: Arc<SharedSlot>,
-    duties: Duties,
-    /// The member has ended, or is to end.
-    pub(super) is_over: Cell<bool>,
-    /// The member has ended because of an error, without being asked to.
-    has_failed: Cell<bool>,
-    /// Workers that have announced themselves, or will, and have not left.
-    pub(super) workers: Cell<u32>,
-    /// Tasks of workers and of catalog changes that have not ended.
-    pub(super) busy: Cell<u32>,
-    random: RefCell<Random>,
+    /// Tasks of clients that have not ended.
+    pub(super) busy: Cell<u64>,
 }
 
 impl Member {
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over.get() || self.run.is_over.get()
+    /// The claim of its seat, which names the member.
+    pub(super) fn claim(&self) -> Epoch {
+        self.core.seat().claim
     }
 
     /// Whether the member goes on, and has not been evicted without knowing it yet.
     pub(super) fn lives(&self) -> bool {
         let run = &self.run;
-        !self.is_over() && run.world.is_alive(self.process) && run.observer.lock().is_open(self.seat.claim)
+        !self.core.is_over() && run.world.is_alive(self.process) && run.observer.lock().is_open(self.claim())
     }
 
-    pub(super) fn at(&self) -> At<'_> {
-        At { plan: &self.run.plan, grants: &self.grants }
+    /// An endpoint of one of its processes.
+    pub(super) fn endpoint(&self, part: ProcessId) -> Endpoint {
+        self.run.endpoint(part, self.place)
     }
 
-    pub(super) async fn memory(&self) -> Result<Memory, MemoryError> {
-        self.memory_of(self.process).await
-    }
-
-    /// A part's access to all memory.
-    pub(super) async fn memory_of(&self, part: ProcessId) -> Result<Memory, MemoryError> {
-        self.run.memory(part, self.place, &self.grants).await
-    }
-
-    /// Adds a process for a worker.
+    /// Adds a process for a client.
     pub(super) fn add_client(&self) -> ProcessId {
         let client = self.run.world.add_process(self.place.0);
         self.clients.borrow_mut().push(client);
@@ -125,10 +93,11 @@ impl Member {
     /// The processes of one kind of parts.
     pub(super) fn parts(&self, kind: PartKind) -> Vec<ProcessId> {
         match kind {
-            PartKind::Publisher => vec![self.publisher],
-            PartKind::Collector => vec![self.collector],
-            PartKind::Carer => vec![self.carer],
             PartKind::Clients => self.clients.borrow().clone(),
+            PartKind::Duty(kind) => {
+                let of_kind = self.duties.iter().filter(|(other, _)| *other == kind);
+                of_kind.map(|&(_, process)| process).collect()
+            }
         }
     }
 
@@ -158,62 +127,20 @@ impl Member {
         self.all_parts().any(|part| world.paused_until_ns(part) > world.now_ns())
     }
 
-    /// Polls the endpoint of a part regularly, as a running thread does whether or not anything arrives.
+    /// Polls the endpoint of a client regularly, as a running thread does whether or not anything arrives.
     pub(super) fn keeps_turning(self: &Rc<Self>, part: ProcessId, endpoint: &Endpoint) {
         let (here, endpoint) = (self.clone(), endpoint.clone());
         self.run.tasks.spawn(part, async move {
-            while !here.is_over() {
-                endpoint.sleep(here.run.patience / BEATS).await;
+            while !here.core.is_over() {
+                endpoint.sleep(here.run.patience / TURNS).await;
             }
         });
-    }
-
-    /// Ends the member because of an error.
-    pub(super) fn ends(&self, why: &str) {
-        self.run.world.note("member {} ends", &[self.seat.claim.0]);
-        if !self.run.faults.are_any() {
-            self.run.ledger.complain(format!("member {} cannot go on: {why}", self.seat.claim));
-        }
-        // The first reason counts.
-        if !self.is_over.replace(true) {
-            self.has_failed.set(true);
-        }
-    }
-}
-
-impl Premises for Member {
-    type FenceError = FenceLost;
-
-    fn members(&self) -> MembersAt {
-        self.at().members()
-    }
-
-    fn oracle(&self) -> Oracle {
-        self.at().oracle().into()
-    }
-
-    fn horizon(&self) -> HorizonAt {
-        self.at().horizon()
-    }
-
-    fn workers(&self, slot: Slot) -> Range<u16> {
-        let first = slot.index() as u16 * PLACES;
-        first..first + PLACES
-    }
-
-    fn log(&self, slot: Slot) -> LogAt {
-        self.at().log(slot.index() as u16)
-    }
-
-    async fn fence(&self, region: usize, grant: Epoch) -> Result<(), FenceLost> {
-        let mut random = Random::new(self.random.borrow_mut().bits(), 1);
-        self.run.fence(region, grant, &mut random).await
     }
 }
 
 /// Starts the drivers. Each runs members one after the other.
 pub(super) fn start_drivers(run: &Rc<Run>, random: &mut Random) {
-    for _ in 0..2 + random.below(u64::from(run.plan.slots) - 1) {
+    for _ in 0..2 + random.below(u64::from(run.layout.shape.slots) - 1) {
         let lives = 1 + random.below(MOST_LIVES);
         run.tasks.spawn(run.nowhere, drive(run.clone(), lives, run.left.stay()));
     }
@@ -223,7 +150,7 @@ async fn drive(run: Rc<Run>, lives: u64, _staying: Staying) {
     let mut random = run.ledger.random();
     for life in 1..=lives {
         run.world.sleep(Duration::from_nanos(random.below(MOST_ABSENCE_NS))).await;
-        let wanted = Wanted { workers: 1 + random.below(2) as u16, changes_catalog: random.chance(300) };
+        let wanted = Wanted { clients: random.below(3), changes_catalog: random.chance(400) };
         let living = start(&run, wanted, &mut random);
         while living.goes_on(&run) {
             run.world.sleep(PAUSE).await;
@@ -232,9 +159,9 @@ async fn drive(run: Rc<Run>, lives: u64, _staying: Staying) {
         let Some(member) = member else { continue };
         // The last member may stay, and recover the others.
         if life < lives || random.chance(500) {
-            member.is_over.set(true);
+            member.core.end(Ended::Closed);
         }
-        while member.is_over() && !living.has_ended.get() && run.world.is_alive(living.process) {
+        while member.core.is_over() && !living.has_ended.get() && run.world.is_alive(living.process) {
             run.world.sleep(PAUSE).await;
         }
     }
@@ -263,221 +190,82 @@ pub(super) fn start(run: &Rc<Run>, wanted: Wanted, random: &mut Random) -> Livin
     let (here, seated, has_ended) = (run.clone(), living.member.clone(), living.has_ended.clone());
     run.tasks.spawn(process, async move {
         match join_in(&here, process, place, wanted).await {
-            Ok(Some(member)) => {
-                here.members.borrow_mut().push(member.clone());
+            Ok(member) => {
                 *seated.borrow_mut() = Some(member.clone());
-                begin_tasks(&member, wanted);
-                if let Err(error) = take_part(&member).await {
-                    member.ends(&error.to_string());
-                }
+                live(&member, wanted).await;
             }
-            Ok(None) => {}
-            Err(why) if here.faults.are_any() => here.world.note("nobody joins", &[why.len() as u64]),
-            Err(why) => here.ledger.complain(format!("nobody can join: {why}")),
+            Err(DatabaseError::NoSeat(_)) => {}
+            Err(_) if here.faults.are_any() => here.world.note("a process cannot join", &[]),
+            Err(why) => here.ledger.complain(format!("a process cannot join: {why}")),
         }
         has_ended.set(true);
     });
     living
 }
 
-/// Takes a seat, if one is free. Fences the grants of a process that gets none.
 async fn join_in(
     run: &Rc<Run>,
     process: ProcessId,
     place: (HostId, Path),
     wanted: Wanted,
-) -> Result<Option<Rc<Member>>, String> {
-    let mut random = run.ledger.random();
-    let grants = run.grants(&mut random).await;
-    let at = At { plan: &run.plan, grants: &grants };
-    let seated = async {
-        let memory = run.memory(process, place, &grants).await?;
-        let waits = (run.patience, PAUSE);
-        let seat = wait_for_seat::<Chosen>(&memory, &at.members(), &grants, waits).await?;
-        Ok::<_, MemoryError>(seat.map(|seat| (seat, memory)))
-    };
-    let (seat, memory) = match seated.await {
-        Ok(Some(seated)) => seated,
-        no_seat => {
-            for (region, grant) in grants.iter().enumerate() {
-                // A grant whose fence fails ends with its lease.
-                let _ = run.fence(region, *grant, &mut random).await;
-            }
-            return no_seat.map(|_| None).map_err(|error| error.to_string());
-        }
-    };
+) -> Result<Rc<Member>, DatabaseError> {
+    let surroundings = Surroundings::new(run, place.0);
+    let endpoint = run.endpoint(process, place);
+    let core = MemberCore::join(surroundings, run.layout.clone(), run.patience, None, endpoint).await?;
+    let seat = core.seat();
     run.world.note("member {} has seat {}", &[seat.claim.0, seat.slot.index() as u64]);
-    let log = at.log(seat.slot.index() as u16);
-    let recovered = recover(&memory, &at.oracle().into(), &log, seat.slot).await;
-    let recovered = recovered.map_err(|error| error.to_string())?;
-    let slot = Arc::new(SharedSlot::after(seat.slot, log, recovered.last));
-    let busy = u32::from(wanted.workers) + u32::from(wanted.changes_catalog);
-    Ok(Some(Rc::new(Member {
+    #[expect(
+        clippy::arc_with_non_send_sync,
+        reason = "a world has one thread, but members ship with several"
+    )]
+    let core = Arc::new(core);
+    let member = Rc::new(Member {
         run: run.clone(),
+        core,
         process,
-        publisher: run.world.add_process(place.0),
-        collector: run.world.add_process(place.0),
-        carer: run.world.add_process(place.0),
+        duties: DutyKind::ALL.map(|kind| (kind, run.world.add_process(place.0))),
         clients: RefCell::default(),
         place,
-        grants,
-        seat,
-        slot,
-        duties: Duties::default(),
-        is_over: Cell::new(false),
-        has_failed: Cell::new(false),
-        workers: Cell::new(0),
-        busy: Cell::new(busy),
-        random: RefCell::new(random),
-    })))
+        busy: Cell::new(wanted.clients + u64::from(wanted.changes_catalog)),
+    });
+    run.members.borrow_mut().push(member.clone());
+    Ok(member)
 }
 
-/// Starts the tasks that run beside [`take_part`].
-fn begin_tasks(member: &Rc<Member>, wanted: Wanted) {
-    let spawn = |part, task: std::pin::Pin<Box<dyn Future<Output = Result<(), MemoryError>>>>| {
+/// Runs all parts of a member, the main one in this task, until the member has ended.
+async fn live(member: &Rc<Member>, wanted: Wanted) {
+    // All duties begin before any part can notice that the member has ended.
+    let begun = member.duties.map(|(kind, part)| (member.core.begin(kind), part));
+    for (begun, part) in begun {
         let here = member.clone();
-        member.run.tasks.spawn(part, async move {
-            if let Err(error) = task.await {
-                here.ends(&error.to_string());
-            }
-        });
-    };
-    let [publishes, collects, cares] =
-        ["publisher", "collector", "carer"].map(|name| member.duties.begin(name));
-    spawn(member.publisher, Box::pin(publish_if_nobody_does(member.clone(), publishes)));
-    spawn(member.collector, Box::pin(collect_if_nobody_does(member.clone(), collects)));
-    spawn(member.carer, Box::pin(look_after_others(member.clone(), cares)));
-    for number in 0..wanted.workers {
-        client::start(member, number);
+        member.run.tasks.spawn(part, async move { here.core.serve(begun, here.endpoint(part)).await });
     }
+    (0..wanted.clients).for_each(|_| client::start(member));
     if wanted.changes_catalog {
-        catalog::start(member);
+        tables::start_changing(member);
     }
     if broken::is(broken::LISTED_LATE) {
-        spawn(member.process, Box::pin(list_late(member.clone())));
+        let here = member.clone();
+        member.run.tasks.spawn(member.process, async move {
+            if let Err(error) = list_late(&here).await {
+                here.core.end(Ended::Failed(error.to_string()));
+            }
+        });
     }
-}
-
-/// Sends heartbeats. At the end gives the seat back.
-async fn take_part(member: &Rc<Member>) -> Result<(), MemoryError> {
-    let memory = member.memory().await?;
-    let mut alive = say_alive(member, &memory).await?;
-    // A member with workers or commits in flight keeps its seat: the others declare it dead and recover it.
-    if member.workers.get() == 0 && member.slot.retire() {
-        let (at, duties) = (member.members(), &member.duties);
-        let meanwhile = async || match member.has_failed.get() {
-            false => alive.say(member, &memory).await,
-            true => Ok(()),
-        };
-        let pause = PAUSE.min(member.run.patience / BEATS);
-        leave_seat::<Chosen, _>(&memory, &at, &member.seat, duties, pause, meanwhile).await?;
+    if member.run.is_over.get() {
+        member.core.end(Ended::Closed);
     }
-    Ok(())
-}
-
-/// The heartbeats of a member.
-struct Alive {
-    vouching: Vouching<Chosen>,
-    count: u64,
-}
-
-impl Alive {
-    async fn say(&mut self, member: &Member, memory: &Memory) -> Result<(), MemoryError> {
-        let signs = signs_of(&member.duties, &member.slot);
-        if self.vouching.look(memory.endpoint().now_ns(), &signs).is_none() {
-            self.count += 1;
-            beat(memory, &member.members(), &member.seat, self.count).await?;
-        } else if !member.run.faults.are_any() {
-            member.run.ledger.complain("a part of a member was taken for stuck where nothing is".to_owned());
-        }
-        Ok(())
+    member.core.take_part(member.endpoint(member.process)).await;
+    member.run.world.note("member {} ends", &[member.claim().0]);
+    if member.core.has_left() {
+        member.core.fence_own_grants().await;
     }
-}
-
-async fn say_alive(member: &Member, memory: &Memory) -> Result<Alive, MemoryError> {
-    let mut alive = Alive { vouching: Vouching::new(member.run.patience, NODE_SILENCE), count: 0 };
-    while !member.is_over() {
-        if let Err(error) = alive.say(member, memory).await {
-            member.ends(&error.to_string());
-            return Err(error);
-        }
-        if member.slot.is_in_doubt() {
-            member.ends("a commit is in doubt");
-        }
-        memory.endpoint().sleep(member.run.patience / BEATS).await;
-    }
-    Ok(alive)
-}
-
-async fn look_after_others(member: Rc<Member>, duty: Duty) -> Result<(), MemoryError> {
-    let memory = member.memory_of(member.carer).await?;
-    let looks = look_until_over(&member, &memory, duty.rounds(|| member.is_over()));
-    duty.does(&memory, member.run.patience / BEATS, looks).await?;
-    duty.ends();
-    Ok(())
-}
-
-async fn look_until_over(
-    member: &Rc<Member>,
-    memory: &Memory,
-    is_over: impl Fn() -> bool,
-) -> Result<(), MemoryError> {
-    let run = &member.run;
-    let mut lookout = Lookout::<_, Chosen>::new(memory, &**member, member.seat, run.patience);
-    while !is_over() {
-        lookout
-            .look(|slot, cared| {
-                if let Ok(Some(recovered)) = cared {
-                    let numbers = [slot.index() as u64, recovered.last];
-                    run.world.note("seat {} was looked after; its slot goes on behind {}", &numbers);
-                    if !run.faults.are_any() {
-                        run.ledger.complain(format!("the member of seat {} lived", slot.index()));
-                    }
-                }
-            })
-            .await?;
-        memory.endpoint().sleep(run.patience / BEATS).await;
-    }
-    Ok(())
-}
-
-async fn publish_if_nobody_does(member: Rc<Member>, duty: Duty) -> Result<(), MemoryError> {
-    let memory = member.memory_of(member.publisher).await?;
-    let work =
-        || publish::<Engine>(&memory, member.at().oracle(), Duration::ZERO, duty.rounds(|| member.is_over()));
-    let role = (Role::Publisher, member.seat.claim);
-    let at = member.members();
-    let publishes = fill_role(&memory, &at, role, PAUSE, || member.is_over(), work);
-    duty.does(&memory, member.run.patience / BEATS, publishes).await?;
-    duty.ends();
-    Ok(())
-}
-
-async fn collect_if_nobody_does(member: Rc<Member>, duty: Duty) -> Result<(), MemoryError> {
-    let memory = member.memory_of(member.collector).await?;
-    let (oracle, horizon) = (member.oracle(), member.horizon());
-    let work = || {
-        let tables = async |_: &Cut| Ok::<_, MemoryError>(None);
-        collect::<Engine, _>(
-            &memory,
-            &oracle,
-            &horizon,
-            tables,
-            COLLECT_PAUSE,
-            duty.rounds(|| member.is_over()),
-        )
-    };
-    let role = (Role::Collector, member.seat.claim);
-    let at = member.members();
-    let collects = fill_role(&memory, &at, role, PAUSE, || member.is_over(), work);
-    duty.does(&memory, member.run.patience / BEATS, collects).await?;
-    duty.ends();
-    Ok(())
 }
 
 /// Mutation: lists the member's grants only after it has used them for a while.
-async fn list_late(member: Rc<Member>) -> Result<(), MemoryError> {
-    let memory = member.memory().await?;
-    memory.endpoint().sleep(LISTED_AFTER).await;
-    list_grants(&memory, &member.members(), &member.seat, &member.grants).await
+async fn list_late(member: &Member) -> Result<(), DatabaseError> {
+    let (core, endpoint) = (&member.core, member.endpoint(member.process));
+    let memory = core.memory(endpoint.clone()).await?;
+    endpoint.sleep(LISTED_AFTER).await;
+    Ok(list_grants(&memory, &core.at().members(), &core.seat(), core.at().grants).await?)
 }

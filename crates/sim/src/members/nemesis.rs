@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_fabric::sim::Random;
+use farpool_namdb::Ended;
 use farpool_wire::Epoch;
 
 use super::Run;
@@ -13,8 +14,8 @@ use crate::staying::Staying;
 
 /// Mishaps of a run, at most.
 const MOST: u64 = 6;
-/// Checks whether a recoverer (called *carer* in the code) has taken over a seat, and the pause between two.
-const LOOKS: u32 = 1_000;
+/// Checks whether a recoverer has taken over a seat, and the pause between two.
+const LOOKS: u32 = 4_000;
 const LOOK_PAUSE: Duration = Duration::from_micros(1);
 /// The longest time from when a recoverer takes over a seat until it dies, stops or leaves.
 const MOST_CARE_NS: u64 = 150_000;
@@ -75,8 +76,10 @@ enum Mishap {
     Close,
     /// A member is closed while another is about to evict it.
     CloseOfSuspect,
-    /// The member's grant of a region ends. The number is the region's place in the plan.
+    /// The member's grant of a region ends. The number is the region's place in the layout.
     Loss(usize),
+    /// The member learns that it has lost the lease of a region.
+    LostLease(usize),
 }
 
 /// Draws the mishaps of this run and starts them.
@@ -95,16 +98,23 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
             8 => Mishap::Death,
             9 => Mishap::Close,
             10..=11 => Mishap::CloseOfSuspect,
-            12..=14 => Mishap::StopOfPart(PartKind::ALL[random.index(PartKind::ALL.len())]),
-            _ => Mishap::Loss(1 + random.index(run.plan.regions.len() - 1)),
+            12..=13 => Mishap::StopOfPart(PartKind::ALL[random.index(PartKind::ALL.len())]),
+            14 => Mishap::LostLease(random.index(run.layout.regions.len())),
+            _ => Mishap::Loss(1 + random.index(run.layout.regions.len() - 1)),
         };
-        let after = Duration::from_nanos(20_000 + random.below(1_500_000));
+        let after = draw_time(random);
         let is_of_carer = matches!(mishap, Mishap::Loss(_)) || random.chance(400);
         let meets_carer = is_of_carer.then(|| Duration::from_nanos(random.below(MOST_CARE_NS)));
         let random = run.ledger.random();
         run.tasks
             .spawn(run.nowhere, happen(run.clone(), mishap, after, meets_carer, random, run.left.stay()));
     }
+}
+
+/// When something happens: mostly while members join and create tables, else while they work.
+fn draw_time(random: &mut Random) -> Duration {
+    let most_ns = if random.chance(500) { 2_000_000 } else { 12_000_000 };
+    Duration::from_nanos(20_000 + random.below(most_ns))
 }
 
 /// In some runs members lose connections now and then, reconnect, and go on. A lost connection no longer
@@ -114,8 +124,8 @@ pub(super) fn start_losses(run: &Rc<Run>, random: &mut Random) {
         return;
     }
     if random.chance(LOSSES_PERMILLE) {
-        let loss = Mishap::Loss(1 + random.index(run.plan.regions.len() - 1));
-        let after = Duration::from_nanos(20_000 + random.below(1_500_000));
+        let loss = Mishap::Loss(1 + random.index(run.layout.regions.len() - 1));
+        let after = draw_time(random);
         let meets_carer = Some(Duration::from_nanos(random.below(MOST_CARE_NS)));
         let (drawn, staying) = (run.ledger.random(), run.left.stay());
         run.tasks.spawn(run.nowhere, happen(run.clone(), loss, after, meets_carer, drawn, staying));
@@ -124,7 +134,7 @@ pub(super) fn start_losses(run: &Rc<Run>, random: &mut Random) {
         return;
     }
     for _ in 0..1 + random.below(MOST_LOSSES) {
-        let after = Duration::from_nanos(20_000 + random.below(1_500_000));
+        let after = draw_time(random);
         run.tasks.spawn(run.nowhere, lose(run.clone(), after, run.ledger.random(), run.left.stay()));
     }
 }
@@ -178,20 +188,21 @@ async fn happen(
             run.world.sleep(lasting).await;
         }
         Mishap::StopOfPart(kind) => part_stops(&run, &member, kind, &mut random).await,
-        Mishap::Close | Mishap::CloseOfSuspect => member.is_over.set(true),
+        Mishap::Close | Mishap::CloseOfSuspect => member.core.end(Ended::Closed),
         Mishap::Loss(region) => {
-            let (place, grant) = (run.plan.regions[region], member.grants[region]);
-            let regions = &run.nodes[place.node.0 as usize - 1].memory.regions;
-            regions.fence_grant(place.index, grant).expect("a few pages of memory");
+            let (region, grant) = (run.layout.regions[region], member.core.grants()[region].epoch);
+            let regions = &run.node_of(region).memory.regions;
+            regions.fence_grant(region.index, grant).expect("a few pages of memory");
         }
+        Mishap::LostLease(region) => member.core.environment().loses(run.layout.regions[region]),
         Mishap::Cut(node, lasting) => {
             let (one, other) = (run.world.host_of(member.process), run.nodes[node].host);
             if one != other {
                 run.world.cut(one, other);
-                run.cuts.set(run.cuts.get() + 1);
+                *run.cuts.borrow_mut().entry(one).or_default() += 1;
                 run.world.sleep(lasting).await;
                 run.world.heal(one, other);
-                run.cuts.set(run.cuts.get() - 1);
+                *run.cuts.borrow_mut().entry(one).or_default() -= 1;
             }
         }
     }
@@ -202,12 +213,12 @@ async fn happen(
 /// one.
 async fn part_stops(run: &Rc<Run>, member: &Rc<Member>, kind: PartKind, random: &mut Random) {
     for _ in 0..LOOKS {
-        if kind != PartKind::Clients || member.slot.is_held() {
+        if kind != PartKind::Clients || member.core.slot().is_held() {
             break;
         }
         run.world.sleep(LOOK_PAUSE).await;
     }
-    if kind == PartKind::Clients && !member.slot.is_held() {
+    if kind == PartKind::Clients && !member.core.slot().is_held() {
         return; // clients that hold nothing may stop for as long as they like
     }
     let parts = member.parts(kind);
@@ -215,7 +226,7 @@ async fn part_stops(run: &Rc<Run>, member: &Rc<Member>, kind: PartKind, random: 
     let give_up_at = run.world.now_ns() + (run.patience * STILL_PATIENCES + STILL_SLACK).as_nanos() as u64;
     let mut witness: Option<(Epoch, u64)> = None;
     while has_seat(run, member) && run.world.now_ns() < give_up_at {
-        if kind == PartKind::Clients && !member.slot.is_held() {
+        if kind == PartKind::Clients && !member.core.slot().is_held() {
             return; // a change of the catalog held something, and has finished
         }
         stand_still();
@@ -224,7 +235,7 @@ async fn part_stops(run: &Rc<Run>, member: &Rc<Member>, kind: PartKind, random: 
             && run.world.now_ns() - since_ns
                 > (run.patience * SHUT_OUT_PATIENCES + SHUT_OUT_SLACK).as_nanos() as u64
         {
-            let still = member.seat.claim;
+            let still = member.claim();
             run.ledger
                 .complain(format!("member {claim} does not shut out {still}, a part of which stands still"));
             return;
@@ -240,9 +251,9 @@ async fn part_stops(run: &Rc<Run>, member: &Rc<Member>, kind: PartKind, random: 
 
 /// Whether a member still has its seat and has not been evicted.
 fn has_seat(run: &Run, member: &Member) -> bool {
-    let seats = run.observer.lock().look().seats(&run.plan);
-    let is_seated = seats.iter().any(|seat| seat.claim == Some(member.seat.claim));
-    is_seated && run.observer.lock().is_open(member.seat.claim)
+    let seats = run.observer.lock().look().seats(&run.layout);
+    let is_seated = seats.iter().any(|seat| seat.claim == Some(member.claim()));
+    is_seated && run.observer.lock().is_open(member.claim())
 }
 
 /// Another member that has watched without interruption, and since when: the same as before if it still does,
@@ -250,9 +261,9 @@ fn has_seat(run: &Run, member: &Member) -> bool {
 fn looking_on(run: &Run, still: &Member, before: Option<(Epoch, u64)>) -> Option<(Epoch, u64)> {
     let members = run.members.borrow();
     let looks_on = |other: &Member| {
-        run.cuts.get() == 0 && other.seat.claim != still.seat.claim && other.lives() && !other.stands_still()
+        !run.are_any_cut_off() && other.claim() != still.claim() && other.lives() && !other.stands_still()
     };
-    let mut able = members.iter().filter(|other| looks_on(other)).map(|other| other.seat.claim);
+    let mut able = members.iter().filter(|other| looks_on(other)).map(|other| other.claim());
     match before {
         Some((claim, since_ns)) if able.clone().any(|other| other == claim) => Some((claim, since_ns)),
         _ => able.next().map(|claim| (claim, run.world.now_ns())),
@@ -262,10 +273,10 @@ fn looking_on(run: &Run, still: &Member, before: Option<(Epoch, u64)>) -> Option
 /// Waits until a member recovers another's seat. Returns one of the two, chosen by their claims, if it lives.
 async fn under_care(run: &Run, choose: impl Fn(Epoch, Epoch) -> Epoch) -> Option<Rc<Member>> {
     for _ in 0..LOOKS {
-        let seats = run.observer.lock().look().seats(&run.plan);
+        let seats = run.observer.lock().look().seats(&run.layout);
         for (claim, carer) in seats.iter().filter_map(|seat| seat.claim.zip(seat.carer)) {
             let chosen = choose(carer, claim);
-            let found = run.members.borrow().iter().find(|member| member.seat.claim == chosen).cloned();
+            let found = run.members.borrow().iter().find(|member| member.claim() == chosen).cloned();
             if let Some(found) = found.filter(|member| member.lives()) {
                 return Some(found);
             }

@@ -1,20 +1,21 @@
 //! Checks every access that takes effect: which member made it, and whether that member was allowed to
 //! (`docs/src/txn.md`, *members*).
 //!
-//! The observer compares the root before and after the access to find out what changed. It does not see
-//! accesses of processes that map the memory, and takes their changes as given.
+//! The observer compares what members share before and after the access to find out what changed. It does not
+//! see accesses of processes that map the memory, and takes their changes as given.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
 use farpool_fabric::{AccessError, AccessKind, Cut, Host, HostIdentity, LentMemory, Mapping, SharedRegion};
 use farpool_txn::log::Head;
 use farpool_txn::membership::{Role, SeatWords};
+use farpool_txn::oracle::Board;
+use farpool_txn::{DatabaseAt, DatabaseLayout, Table};
 use farpool_wire::{AccessKey, Epoch, RecordHeader, Refusal, Slot};
 use parking_lot::Mutex;
 
-use super::layout::{At, Plan, ROOT_BYTES};
 use super::{OWNER, key_of};
 use crate::lending::LendingHost;
 
@@ -74,8 +75,10 @@ impl Host for Watched {
 
 /// What the observer knows of grants, and its complaints.
 pub(super) struct Observer {
-    plan: Plan,
+    layout: DatabaseLayout,
     nodes: Vec<Arc<LendingHost>>,
+    /// Where headers of records lie: of the catalog, and of judged records.
+    headers: BTreeSet<(usize, u64)>,
     /// The member (by its claim) and the region of each grant.
     grants: BTreeMap<Epoch, (Epoch, usize)>,
     /// The grants of each member, and whether it has used any but the root's.
@@ -83,53 +86,86 @@ pub(super) struct Observer {
     pub(super) complaints: Vec<String>,
 }
 
-/// The root at one point in time.
+/// What members share, at one point in time.
 #[derive(PartialEq)]
-pub(super) struct Root {
-    bytes: Vec<u8>,
+pub(super) struct Shared {
+    /// The beginning of the root: seats, words of clients, the horizon.
+    root: Vec<u8>,
+    /// The parts of the oracle.
+    parts: Vec<Vec<u8>>,
 }
 
-impl Root {
-    fn word(&self, at: u64) -> u64 {
-        u64::from_le_bytes(*self.bytes[at as usize..].first_chunk().expect("a word of the root"))
-    }
-
+impl Shared {
     fn epoch(&self, at: u64) -> Option<Epoch> {
-        Some(Epoch(self.word(at))).filter(|epoch| epoch.0 != 0)
+        Some(Epoch(word(&self.root, at as usize))).filter(|epoch| epoch.0 != 0)
     }
 
-    pub(super) fn seats(&self, plan: &Plan) -> Vec<SeatWords> {
-        let seats = plan.members.seats();
-        plan.members.decode_seats(&self.bytes[seats.start as usize..seats.end as usize])
+    pub(super) fn seats(&self, layout: &DatabaseLayout) -> Vec<SeatWords> {
+        let seats = layout.members.seats();
+        layout.members.decode_seats(&self.root[seats.start as usize..seats.end as usize])
     }
 
-    pub(super) fn role(&self, plan: &Plan, role: Role) -> Option<Epoch> {
-        self.epoch(plan.members.role(role))
+    pub(super) fn role(&self, layout: &DatabaseLayout, role: Role) -> Option<Epoch> {
+        self.epoch(layout.members.role(role))
+    }
+
+    /// The watermark of a slot: slots are dealt out to the parts of the oracle.
+    fn watermark(&self, layout: &DatabaseLayout, slot: u16) -> u64 {
+        let (part, index) = (usize::from(slot) % self.parts.len(), slot / self.parts.len() as u16);
+        let slot = Slot::new(index).expect("a few slots");
+        word(&self.parts[part], boards(layout)[part].word(slot).expect("a slot of this part"))
+    }
+
+    /// The images of cuts, in all parts.
+    fn images<'a>(&'a self, layout: &DatabaseLayout) -> Vec<&'a [u8]> {
+        let boards = boards(layout);
+        self.parts.iter().zip(boards).map(|(part, board)| &part[board.images()]).collect()
+    }
+
+    /// The words in which the clients of a slot announce their snapshots.
+    fn announced(&self, layout: &DatabaseLayout, slot: Slot) -> &[u8] {
+        let (start, horizon) = layout.horizon;
+        let at = |client| start as usize + horizon.word(client).expect("a client of this layout");
+        let clients = layout.clients(slot);
+        &self.root[at(clients.start)..at(clients.end - 1) + size_of::<u64>()]
+    }
+
+    /// The images of the horizon.
+    fn horizons(&self, layout: &DatabaseLayout) -> &[u8] {
+        let (start, horizon) = layout.horizon;
+        &self.root[start as usize + horizon.words().end..]
     }
 }
 
-/// An access that has changed the root.
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(*bytes[at..].first_chunk().expect("a whole word"))
+}
+
+/// The boards of the oracle's parts.
+fn boards(layout: &DatabaseLayout) -> Vec<Board> {
+    let owner = vec![OWNER; layout.regions.len()];
+    let oracle = DatabaseAt { layout, grants: &owner }.oracle();
+    oracle.parts().iter().map(|part| part.board).collect()
+}
+
+/// An access that has changed what members share.
 struct Change<'a> {
-    plan: &'a Plan,
+    layout: &'a DatabaseLayout,
     by: Epoch,
-    before: &'a Root,
-    after: &'a Root,
+    before: &'a Shared,
+    after: &'a Shared,
     seats: Vec<SeatWords>,
     /// The members that have a seat and a grant that is not fenced.
     open: Vec<Epoch>,
 }
 
 impl Change<'_> {
-    fn is_in(&self, range: Range<usize>) -> bool {
-        self.before.bytes[range.clone()] != self.after.bytes[range]
-    }
-
     /// Whether the slot belongs to the member that made the access: through its seat, or as the recoverer
-    /// (called *carer* in the code) of a seat whose member is evicted. The catalog's slot belongs to the
+    /// of a seat whose member is evicted. The catalog's slot belongs to the
     /// holder of that role.
     fn owns(&self, slot: u16) -> bool {
         let Some(seat) = self.seats.get(usize::from(slot)) else {
-            return self.before.role(self.plan, Role::Catalog) == Some(self.by);
+            return self.before.role(self.layout, Role::Catalog) == Some(self.by);
         };
         let is_out = seat.claim.is_some_and(|claim| !self.open.contains(&claim));
         seat.claim == Some(self.by) || (seat.carer == Some(self.by) && is_out)
@@ -141,18 +177,18 @@ impl Change<'_> {
 
     /// The changes that the member was not allowed to make.
     fn faults(&self) -> Vec<String> {
-        let (plan, by) = (self.plan, self.by);
+        let (layout, by, before, after) = (self.layout, self.by, self.before, self.after);
         let mut faults = Vec::new();
         let mut fault = |what: String| faults.push(format!("member {by} {what}"));
         for role in Role::ALL {
-            match (self.before.role(plan, role), self.after.role(plan, role)) {
+            match (before.role(layout, role), after.role(layout, role)) {
                 (before, after) if before == after => {}
                 (None, Some(taken)) if taken == by => {}
                 (Some(freed), None) if freed == by || self.is_carer_of(freed) => {}
                 (before, after) => fault(format!("changes {role:?} from {before:?} to {after:?}")),
             }
         }
-        for (slot, (before, after)) in (0..).zip(self.seats.iter().zip(self.after.seats(plan))) {
+        for (slot, (before, after)) in (0..).zip(self.seats.iter().zip(after.seats(layout))) {
             match (before.carer, after.carer) {
                 (before, after) if before == after => {}
                 (Some(gone), None) if gone == by => {}
@@ -168,27 +204,33 @@ impl Change<'_> {
                 (Some(left), None) if left == by || before.carer == Some(by) => {}
                 (before, after) => fault(format!("changes seat {slot} from {before:?} to {after:?}")),
             }
-            let list = plan.members.grants(Slot::new(slot).expect("a few slots"));
-            let lists = self.is_in(list.start as usize..list.end as usize);
+            let list = layout.members.grants(Slot::new(slot).expect("a few slots"));
+            let list = list.start as usize..list.end as usize;
+            let lists = self.before.root[list.clone()] != self.after.root[list];
             if (before.beat != after.beat || lists) && before.claim != Some(by) {
                 fault(format!("beats or lists its grants in seat {slot}"));
             }
         }
-        for slot in 0..=plan.slots {
-            let word = plan.word(slot) as u64;
-            let (before, after) = (self.before.word(word), self.after.word(word));
-            if after < before {
-                fault(format!("sets slot {slot} back from {before} to {after}"));
+        for slot in 0..=layout.shape.slots {
+            let (from, to) = (before.watermark(layout, slot), after.watermark(layout, slot));
+            if to < from {
+                fault(format!("sets slot {slot} back from {from} to {to}"));
             }
-            if after != before && !self.owns(slot) {
+            if to != from && !self.owns(slot) {
                 fault(format!("moves slot {slot} on"));
             }
-            if self.is_in(plan.announced(slot)) && !self.owns(slot) {
-                fault(format!("announces snapshots in slot {slot}"));
+        }
+        for slot in (0..layout.shape.slots).filter_map(Slot::new) {
+            let is_changed = before.announced(layout, slot) != after.announced(layout, slot);
+            if is_changed && !self.owns(slot.index() as u16) {
+                fault(format!("announces snapshots in slot {}", slot.index()));
             }
         }
-        for (images, role) in [(plan.images(), Role::Publisher), (plan.horizons(), Role::Collector)] {
-            if self.is_in(images) && self.before.role(plan, role) != Some(by) {
+        for (is_changed, role) in [
+            (before.images(layout) != after.images(layout), Role::Publisher),
+            (before.horizons(layout) != after.horizons(layout), Role::Collector),
+        ] {
+            if is_changed && before.role(layout, role) != Some(by) {
                 fault(format!("is not the {role:?} and acts as such"));
             }
         }
@@ -197,9 +239,21 @@ impl Change<'_> {
 }
 
 impl Observer {
-    pub(super) fn new(plan: Plan, nodes: Vec<Arc<LendingHost>>) -> Observer {
-        let (grants, members) = (BTreeMap::new(), BTreeMap::new());
-        Observer { plan, nodes, grants, members, complaints: Vec::new() }
+    pub(super) fn new(layout: DatabaseLayout, nodes: Vec<Arc<LendingHost>>) -> Observer {
+        let (grants, members, headers) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        let mut observer = Observer { layout, nodes, headers, grants, members, complaints: Vec::new() };
+        let (layout, owner) = (observer.layout.clone(), vec![OWNER; observer.layout.regions.len()]);
+        let at = DatabaseAt { layout: &layout, grants: &owner };
+        [at.catalog(), at.tombs(), at.maps(), at.counter()].iter().for_each(|table| observer.knows(table));
+        observer
+    }
+
+    /// Looks at the records of this table from now on. It is never dropped.
+    pub(super) fn knows(&mut self, table: &Table) {
+        let regions = &self.layout.regions;
+        let place =
+            |region| regions.iter().position(|known| *known == region).expect("a region of this database");
+        self.headers.extend(table.headers().map(|(region, at)| (place(region), at)));
     }
 
     /// Records the grants that a member was given.
@@ -215,14 +269,19 @@ impl Observer {
         }
     }
 
-    /// The root as it is now.
-    pub(super) fn look(&self) -> Root {
-        Root { bytes: self.bytes(0, 0..ROOT_BYTES as u64) }
+    /// What members share now.
+    pub(super) fn look(&self) -> Shared {
+        let (start, horizon) = self.layout.horizon;
+        let part = |(&(region, start), board): (&(usize, u64), Board)| {
+            self.bytes(region, start..start + board.bytes() as u64)
+        };
+        let parts = self.layout.parts.iter().zip(boards(&self.layout)).map(part).collect();
+        Shared { root: self.bytes(0, 0..start + horizon.bytes() as u64), parts }
     }
 
     fn bytes(&self, region: usize, range: Range<u64>) -> Vec<u8> {
         let mut bytes = vec![0; (range.end - range.start) as usize];
-        let region = self.plan.regions[region];
+        let region = self.layout.regions[region];
         let regions = &self.nodes[region.node.0 as usize - 1].regions;
         let read = regions.with_region(region.index, OWNER, AccessKind::Read, &mut |memory| {
             memory.read(range.start, &mut bytes)
@@ -231,15 +290,15 @@ impl Observer {
         bytes
     }
 
-    /// Checks an access that has taken effect. `before` is the root before it, if the access may have changed
-    /// something.
-    fn sees(&mut self, epoch: Epoch, before: Option<&Root>) {
+    /// Checks an access that has taken effect. `before` is what members shared before it, if the access may
+    /// have changed something.
+    fn sees(&mut self, epoch: Epoch, before: Option<&Shared>) {
         let Some(&(by, region)) = self.grants.get(&epoch) else { return };
         if region > 0 {
             self.members.get_mut(&by).expect("it has grants").1 = true;
         }
         let Some(before) = before else { return };
-        let seats = before.seats(&self.plan);
+        let seats = before.seats(&self.layout);
         let had_seat = seats.iter().any(|seat| seat.claim == Some(by));
         if region > 0 && !had_seat {
             self.complain(format!("member {by} works on region {region}, and has no seat"));
@@ -248,15 +307,15 @@ impl Observer {
         if *before == after {
             return;
         }
-        let has_seat = after.seats(&self.plan).iter().any(|seat| seat.claim == Some(by));
+        let has_seat = after.seats(&self.layout).iter().any(|seat| seat.claim == Some(by));
         if !had_seat && !has_seat {
             self.complain(format!("member {by} changes the root, and has no seat"));
         }
         let claims = seats.iter().filter_map(|seat| seat.claim);
         let open = claims.filter(|claim| self.open_grants(*claim).next().is_some()).collect();
-        let change = Change { plan: &self.plan, by, before, after: &after, seats, open };
+        let change = Change { layout: &self.layout, by, before, after: &after, seats, open };
         let faults = change.faults();
-        let freed = (0..).zip(change.seats.iter().zip(after.seats(&self.plan)));
+        let freed = (0..).zip(change.seats.iter().zip(after.seats(&self.layout)));
         let freed: Vec<(u16, Epoch)> = freed
             .filter(|(_, (before, after))| after.claim != before.claim)
             .filter_map(|(slot, (before, _))| Some((slot, before.claim?)))
@@ -268,22 +327,23 @@ impl Observer {
     }
 
     /// Checks a seat that was freed: nothing of its member may be left.
-    fn check_freed(&mut self, slot: u16, claim: Epoch, is_shut_out: bool, root: &Root) {
+    fn check_freed(&mut self, slot: u16, claim: Epoch, is_shut_out: bool, shared: &Shared) {
         let mut left = Vec::new();
         for role in Role::ALL {
-            if root.role(&self.plan, role) == Some(claim) {
+            if shared.role(&self.layout, role) == Some(claim) {
                 left.push(format!("its role {role:?}"));
             }
         }
-        if root.bytes[self.plan.announced(slot)].iter().any(|&byte| byte != 0) {
+        let words = shared.announced(&self.layout, Slot::new(slot).expect("a few slots"));
+        if words.iter().any(|&byte| byte != 0) {
             left.push("snapshots that it announced".to_owned());
         }
-        let word = root.word(self.plan.word(slot) as u64);
-        if self.has_locks(slot, word) {
+        let watermark = shared.watermark(&self.layout, slot);
+        if self.has_locks(slot, watermark) {
             left.push("records that it locked".to_owned());
         }
         if is_shut_out {
-            left.extend(self.has_logged(slot, word).then(|| "commits in its log".to_owned()));
+            left.extend(self.has_logged(slot, watermark).then(|| "commits in its log".to_owned()));
             left.extend(self.open_grants(claim).map(|region| format!("its grant of region {region}")));
         }
         for what in left {
@@ -292,29 +352,26 @@ impl Observer {
     }
 
     /// Whether a record's header names a commit that the slot's watermark has not reached.
-    fn has_locks(&self, slot: u16, word: u64) -> bool {
-        (1..self.plan.regions.len()).any(|region| {
-            self.plan.headers().any(|at| {
-                let bytes = self.bytes(region, at..at + 8);
-                let header = u64::from_le_bytes(*bytes.first_chunk().expect("a word"));
-                let version = RecordHeader(header).version();
-                version.slot().index() == usize::from(slot) && version.count() > word
-            })
+    fn has_locks(&self, slot: u16, watermark: u64) -> bool {
+        self.headers.iter().any(|&(region, at)| {
+            let version = RecordHeader(word(&self.bytes(region, at..at + 8), 0)).version();
+            version.slot().index() == usize::from(slot) && version.count() > watermark
         })
     }
 
     /// Whether a slot's log has commits that the slot's watermark has not reached.
-    fn has_logged(&self, slot: u16, word: u64) -> bool {
-        let owner = vec![OWNER; self.plan.regions.len()];
-        let log = At { plan: &self.plan, grants: &owner }.log(slot);
+    fn has_logged(&self, slot: u16, watermark: u64) -> bool {
+        let owner = vec![OWNER; self.layout.regions.len()];
+        let log = DatabaseAt { layout: &self.layout, grants: &owner };
+        let log = log.log(Slot::new(slot).expect("a few slots"));
         log.copies.iter().any(|copy| {
-            let region = self.plan.regions.iter().position(|region| *region == copy.region);
+            let region = self.layout.regions.iter().position(|region| *region == copy.region);
             let heads = log.layout.heads();
             let heads = copy.start + heads.start..copy.start + heads.end;
             let bytes = self.bytes(region.expect("a region of this database"), heads);
             let heads = bytes.chunks_exact(Head::PLACE_BYTES).filter_map(Head::decode);
             heads.into_iter().any(|(head, _)| {
-                head.version.slot().index() == usize::from(slot) && head.version.count() > word
+                head.version.slot().index() == usize::from(slot) && head.version.count() > watermark
             })
         })
     }
@@ -325,7 +382,7 @@ impl Observer {
     }
 
     fn check(&self, place: usize, grant: Epoch) -> bool {
-        let region = self.plan.regions[place];
+        let region = self.layout.regions[place];
         let regions = &self.nodes[region.node.0 as usize - 1].regions;
         regions.check(region.index, grant, &key_of(grant)).is_ok()
     }

@@ -2,20 +2,18 @@
 //! more (M3, M4).
 
 use std::marker::PhantomData;
-use std::ops::Range;
 use std::time::Duration;
 
 use farpool_wire::{Epoch, Slot};
 
-use super::layout::{MembersAt, Role};
+use super::layout::Role;
 use super::roles::give_up_role;
 use super::rules::SeatRules;
 use super::watch::{Suspect, Watch};
 use super::{Seat, read_seats};
-use crate::horizon::{HorizonAt, forget};
-use crate::log::LogAt;
+use crate::horizon::forget;
+use crate::layout::DatabaseAt;
 use crate::memory::{Memory, MemoryError};
-use crate::oracle::Oracle;
 use crate::recovery::{Recovered, RecoveryError, recover, recover_by};
 use crate::rules::Shipped;
 
@@ -24,20 +22,8 @@ pub trait Premises {
     /// Why a grant could not be fenced.
     type FenceError: std::error::Error;
 
-    /// The seats.
-    fn members(&self) -> MembersAt;
-
-    /// The oracle.
-    fn oracle(&self) -> Oracle;
-
-    /// Where workers announce their snapshots.
-    fn horizon(&self) -> HorizonAt;
-
-    /// In which places the workers of a slot do.
-    fn workers(&self, slot: Slot) -> Range<u16>;
-
-    /// The log of a slot.
-    fn log(&self, slot: Slot) -> LogAt;
+    /// Its addresses, for this member.
+    fn at(&self) -> DatabaseAt<'_>;
 
     /// Shuts a grant of a region out, known by its place among the database's regions.
     fn fence(&self, region: usize, grant: Epoch) -> impl Future<Output = Result<(), Self::FenceError>>;
@@ -86,7 +72,7 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
         &mut self,
         mut told: impl FnMut(Slot, Result<Option<Recovered>, CareError<P::FenceError>>),
     ) -> Result<(), MemoryError> {
-        let seats = read_seats(self.memory, &self.premises.members()).await?;
+        let seats = read_seats(self.memory, &self.premises.at().members()).await?;
         let mut suspects = self.watch.look(self.memory.endpoint().now_ns(), &seats);
         suspects.retain(|suspect| suspect.claim != self.own.claim);
         for &suspect in &suspects {
@@ -120,7 +106,7 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
         if !R::recovers_before_seat() {
             self.free_seat(suspect).await?;
         }
-        let (log, oracle) = (premises.log(suspect.slot), premises.oracle());
+        let (log, oracle) = (premises.at().log(suspect.slot), premises.at().oracle());
         let recovered = match R::needs_both_copies() {
             true => recover(memory, &oracle, &log, suspect.slot).await?,
             false => recover_by::<Shipped>(memory, &oracle, &log, suspect.slot).await?,
@@ -128,7 +114,8 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
         if !R::forgets_before_seat() {
             self.free_seat(suspect).await?;
         }
-        forget(memory, &premises.horizon(), premises.workers(suspect.slot)).await?;
+        let at = premises.at();
+        forget(memory, &at.horizon(), at.layout.clients(suspect.slot)).await?;
         // The slot, its log and the places are the next member's from here on.
         self.free_seat(suspect).await?;
         self.end_care(suspect).await?;
@@ -137,7 +124,7 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
 
     /// Fences all grants that a member has used; false: it has given its seat back meanwhile.
     async fn shut_out(&self, suspect: Suspect) -> Result<bool, CareError<P::FenceError>> {
-        let at = self.premises.members();
+        let at = self.premises.at().members();
         // First where its seat is: from then on it cannot say any more what else it has (M2)...
         self.premises.fence(0, suspect.claim).await.map_err(CareError::Fence)?;
         // ...nor give its seat back, which may be another's already.
@@ -153,26 +140,26 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
     }
 
     async fn is_its_seat(&self, suspect: Suspect) -> Result<bool, MemoryError> {
-        let at = self.premises.members();
+        let at = self.premises.at().members();
         let claim = self.memory.read_word(&at.piece, at.layout.claim(suspect.slot)).await?;
         Ok(claim == suspect.claim.0)
     }
 
     async fn end_care(&self, suspect: Suspect) -> Result<(), MemoryError> {
-        let at = self.premises.members();
+        let at = self.premises.at().members();
         let carer = at.layout.carer(suspect.slot);
         self.memory.compare_and_swap(&at.piece, carer, self.own.claim.0, 0).await.map(drop)
     }
 
     async fn free_roles(&self, suspect: Suspect) -> Result<(), MemoryError> {
         for role in Role::ALL {
-            give_up_role(self.memory, &self.premises.members(), role, suspect.claim).await?;
+            give_up_role(self.memory, &self.premises.at().members(), role, suspect.claim).await?;
         }
         Ok(())
     }
 
     async fn free_seat(&self, suspect: Suspect) -> Result<(), MemoryError> {
-        let at = self.premises.members();
+        let at = self.premises.at().members();
         let claim = at.layout.claim(suspect.slot);
         self.memory.compare_and_swap(&at.piece, claim, suspect.claim.0, 0).await.map(drop)
     }
@@ -183,7 +170,7 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
         suspect: Suspect,
         suspects: &[Suspect],
     ) -> Result<bool, CareError<P::FenceError>> {
-        let (memory, at, own) = (self.memory, self.premises.members(), self.own.claim.0);
+        let (memory, at, own) = (self.memory, self.premises.at().members(), self.own.claim.0);
         let place = at.layout.carer(suspect.slot);
         let before = memory.read_word(&at.piece, place).await?;
         // Behind that READ: a carer had a seat before he was one, and who is in none now has lost it, or

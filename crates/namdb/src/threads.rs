@@ -4,21 +4,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use super::failed;
-use crate::database::Shared;
+use crate::database::Process;
 use crate::error::{DatabaseError, Ended};
+use crate::member::MemberCore;
 
 /// Starts a thread named `db-` and `name`.
-pub(super) fn start(
-    shared: &Arc<Shared>,
+pub(crate) fn start(
+    core: &Arc<MemberCore<Process>>,
     name: &'static str,
-    run: impl FnOnce(&Shared) -> Result<(), DatabaseError> + Send + 'static,
+    run: impl FnOnce(&MemberCore<Process>) + Send + 'static,
 ) -> Result<JoinHandle<()>, DatabaseError> {
-    let shared = shared.clone();
-    let serve = move || match or_panic(name, || run(&shared), |why| shared.end(why)) {
-        Ok(()) => {}
-        Err(error) => drop(failed(&shared, error)),
-    };
+    let core = core.clone();
+    let serve = move || or_panic(name, || run(&core), |why| core.end(why));
     std::thread::Builder::new().name(format!("db-{name}")).spawn(serve).map_err(DatabaseError::Thread)
 }
 

@@ -1,0 +1,280 @@
+//! A client without a thread: it runs transactions, and tries them again where others were first.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farpool_fabric::Endpoint;
+use farpool_txn::recovery::{Fate, fate};
+use farpool_txn::{CommitError, Fetched, Session, Worker};
+use farpool_wire::Version;
+
+use crate::catalog::{self, Catalog, TableInfo};
+use crate::environment::Environment;
+use crate::error::{DatabaseError, Ended, Stop, TxError};
+use crate::member::MemberCore;
+use crate::member::living::IN_DOUBT;
+use crate::table::{Key, Table, TableOptions};
+use crate::transacting::Tx;
+use crate::workers::Place;
+
+/// A client of a member. All of its futures run on one thread, with its endpoint.
+pub struct ClientCore<E: Environment> {
+    member: Arc<MemberCore<E>>,
+    worker: Worker<E::Rules>,
+    /// Where it announces its snapshots; there until the client leaves.
+    place: Option<Place>,
+    /// Transactions that are open.
+    open: Cell<u32>,
+    catalog: Catalog,
+    /// For pauses: not secret, only different in each client.
+    random: Cell<u64>,
+}
+
+/// A transaction of a client is open, until this is dropped.
+pub struct Open<'a, E: Environment> {
+    client: &'a ClientCore<E>,
+}
+
+impl<E: Environment> ClientCore<E> {
+    /// A further client of a member.
+    ///
+    /// # Errors
+    /// When the member has ended, or has as many clients as it can; or when far memory does not answer.
+    pub async fn join(member: Arc<MemberCore<E>>, endpoint: Endpoint) -> Result<Self, DatabaseError> {
+        let fetched = member.fetched().cloned();
+        Self::beginning_from(member, endpoint, fetched).await
+    }
+
+    /// A client whose transactions begin from what a fetcher has read, if there is one.
+    pub(crate) async fn beginning_from(
+        member: Arc<MemberCore<E>>,
+        endpoint: Endpoint,
+        fetched: Option<Arc<Fetched>>,
+    ) -> Result<Self, DatabaseError> {
+        let place = member.take_place()?;
+        let memory = match member.memory(endpoint.clone()).await {
+            Ok(memory) => memory,
+            Err(error) => return Err(member.explained(&endpoint, error).await),
+        };
+        let worker = Worker::sharing(memory, member.at().oracle(), member.slot().clone());
+        let worker = worker.expect("the oracle has a slot for each member");
+        let worker = match fetched {
+            Some(fetched) => worker.with_fetched(fetched),
+            None => worker,
+        };
+        let worker = match member.announced(worker, place.number()).await {
+            Ok(worker) => worker,
+            Err(error) => {
+                // Its word may be there, or still land.
+                place.keep();
+                return Err(member.fails(error.into()));
+            }
+        };
+        // Until it begins something, it needs no snapshot: otherwise it would pin all that there is.
+        place.rest();
+        let catalog = Catalog::new(member.at());
+        let random = Cell::new(member.environment().random() | 1);
+        Ok(ClientCore { member, worker, place: Some(place), open: Cell::new(0), catalog, random })
+    }
+
+    /// The member whose client it is.
+    pub fn member(&self) -> &Arc<MemberCore<E>> {
+        &self.member
+    }
+
+    /// The worker that runs its transactions. A caller that uses it itself [begins](Self::begins) first.
+    pub fn worker(&self) -> &Worker<E::Rules> {
+        &self.worker
+    }
+
+    /// The endpoint that has to be polled.
+    pub fn endpoint(&self) -> &Endpoint {
+        self.worker.memory().endpoint()
+    }
+
+    /// Runs a transaction, and tries it again where others were first.
+    ///
+    /// # Errors
+    /// What `body` returns, and then nothing of the transaction is left; or why it cannot be committed.
+    pub async fn transact<T>(
+        &self,
+        session: &mut Session,
+        body: &impl AsyncFn(&mut Tx<'_, E::Rules>) -> Result<T, TxError>,
+    ) -> Result<T, TxError> {
+        let _open = match self.begins().await {
+            Ok(open) => open,
+            Err(error) => return Err(self.explained(error).await),
+        };
+        let timing = self.member.timing();
+        let (mut pause, mut last) = (timing.first_pause, TxError::Conflict);
+        // The records that a dead member has locked are free a little after its heartbeat timeout.
+        let patience_ns = (2 * self.member.patience()).as_nanos() as u64;
+        let mut patient_until = self.endpoint().now_ns() + patience_ns;
+        for tries in 0.. {
+            if pause == timing.longest_pause && !self.member.environment().nodes_answer() {
+                // Other clients wait for a node that has stopped, and keep their locks until it goes on.
+                patient_until = self.endpoint().now_ns() + patience_ns;
+            }
+            if tries >= timing.tries && self.endpoint().now_ns() > patient_until {
+                break;
+            }
+            match self.try_once(session, body).await {
+                Ok(done) => return Ok(done),
+                Err(Stop::For(error)) => return Err(self.explained(error).await),
+                Err(Stop::Again(error)) => last = error,
+            }
+            self.endpoint().sleep(self.below(pause)).await;
+            pause = (pause * 2).min(timing.longest_pause);
+        }
+        Err(last)
+    }
+
+    async fn try_once<T>(
+        &self,
+        session: &mut Session,
+        body: &impl AsyncFn(&mut Tx<'_, E::Rules>) -> Result<T, TxError>,
+    ) -> Result<T, Stop> {
+        self.member.check().map_err(TxError::Ended)?;
+        let transaction = self.worker.begin(session).await.map_err(TxError::from)?;
+        let mut tx = Tx::new(transaction, &self.catalog);
+        let done = body(&mut tx).await;
+        let (transaction, done) = match (tx.into_inner(), done) {
+            (Some(transaction), done) => (transaction, done?),
+            (None, done) => return Err(Stop::Again(done.err().unwrap_or(TxError::Conflict))),
+        };
+        match transaction.commit().await {
+            Ok(_) => Ok(done),
+            Err(CommitError::Conflict | CommitError::Busy) => Err(Stop::Again(TxError::Conflict)),
+            Err(CommitError::Unknown(version)) => Err(TxError::Unknown(version).into()),
+            Err(CommitError::Nothing(error)) => Err(TxError::Memory(error).into()),
+            Err(error @ CommitError::TooLarge { .. }) => Err(TxError::TooLarge(error).into()),
+            Err(CommitError::Stuck) => Err(TxError::Ended(Ended::Failed(IN_DOUBT.to_owned())).into()),
+        }
+    }
+
+    /// Runs a transaction whose snapshot has every commit that any client was told of by now. Clients learn
+    /// of tables in other ways than from far memory: from another process, another thread, or the change of
+    /// the catalog that has just found a table of that name. None of these shares the session, which alone
+    /// would not go back.
+    async fn transact_up_to_date<T>(
+        &self,
+        session: &mut Session,
+        body: &impl AsyncFn(&mut Tx<'_, E::Rules>) -> Result<T, TxError>,
+    ) -> Result<T, TxError> {
+        if let Err(error) = self.worker.catch_up(session).await {
+            return Err(self.explained(error.into()).await);
+        }
+        self.transact(session, body).await
+    }
+
+    /// Creates a table. Other clients can open it at once.
+    ///
+    /// # Errors
+    /// When there is one of that name, or no room for it.
+    pub async fn create_table<K: Key, V>(
+        &self,
+        session: &mut Session,
+        name: &str,
+        options: &TableOptions,
+    ) -> Result<Table<K, V>, TxError> {
+        catalog::create(&self.member, self.endpoint(), name, K::BYTES, options).await?;
+        self.open_table(session, name).await
+    }
+
+    /// Opens a table that existed when this was called.
+    ///
+    /// # Errors
+    /// When there is none of that name, or its keys are of another type.
+    pub async fn open_table<K: Key, V>(
+        &self,
+        session: &mut Session,
+        name: &str,
+    ) -> Result<Table<K, V>, TxError> {
+        let find = async |tx: &mut Tx<'_, E::Rules>| Ok((tx.schema(), tx.find_table(name).await?));
+        let (schema, row) = self.transact_up_to_date(session, &find).await?;
+        let row = row.ok_or_else(|| TxError::NoSuchTable(name.to_owned()))?;
+        Table::new(&*self.member, name, row, schema)
+    }
+
+    /// Drops a table: transactions that begin from now on do not have it.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub async fn drop_table(&self, name: &str) -> Result<(), TxError> {
+        catalog::drop_table(&self.member, self.endpoint(), name).await
+    }
+
+    /// All tables, in the order of their names.
+    ///
+    /// # Errors
+    /// When far memory does not answer.
+    pub async fn tables(&self, session: &mut Session) -> Result<Vec<TableInfo>, TxError> {
+        self.transact_up_to_date(session, &async |tx: &mut Tx<'_, E::Rules>| tx.tables().await).await
+    }
+
+    /// The outcome of a commit that was [in doubt](TxError::Unknown), also of another member's.
+    ///
+    /// # Errors
+    /// When far memory does not answer.
+    pub async fn outcome(&self, version: Version) -> Result<Fate, DatabaseError> {
+        let (oracle, log) = (self.member.at().oracle(), self.member.at().log(version.slot()));
+        match fate(self.worker.memory(), &oracle, &log, version).await {
+            Ok(fate) => Ok(fate),
+            Err(error) => Err(self.member.explained(self.endpoint(), error.into()).await),
+        }
+    }
+
+    /// Called before a transaction: its snapshot is protected until what this returns is dropped.
+    ///
+    /// # Errors
+    /// When the member has ended, or far memory does not answer.
+    pub async fn begins(&self) -> Result<Open<'_, E>, TxError> {
+        let place = self.place.as_ref().expect("it is there until the client leaves");
+        self.open.set(self.open.get() + 1);
+        let open = Open { client: self };
+        place.wake(&self.worker, &self.member).await?;
+        Ok(open)
+    }
+
+    /// The cause of a failure, where that is known.
+    pub(crate) async fn explained(&self, error: TxError) -> TxError {
+        self.member.explained_tx(self.endpoint(), error).await
+    }
+
+    /// A random time below `pause`: xorshift64.
+    fn below(&self, pause: Duration) -> Duration {
+        let mut word = self.random.get();
+        word ^= word << 13;
+        word ^= word >> 7;
+        word ^= word << 17;
+        self.random.set(word);
+        pause.mul_f64((word >> 11) as f64 / (1_u64 << 53) as f64)
+    }
+
+    /// Ends the client: its word is cleared, and its place is free. No transaction is open. A client that is
+    /// dropped without this keeps its place, since its word may still be there.
+    pub async fn leave(&mut self) {
+        if let Some(place) = self.place.take() {
+            self.member.has_left_place(place, self.worker.leave().await);
+        }
+    }
+}
+
+impl<E: Environment> Drop for ClientCore<E> {
+    fn drop(&mut self) {
+        self.place.take().into_iter().for_each(Place::keep);
+    }
+}
+
+impl<E: Environment> Drop for Open<'_, E> {
+    fn drop(&mut self) {
+        let ClientCore { open, place, worker, .. } = self.client;
+        open.set(open.get() - 1);
+        if let (0, Some(place)) = (open.get(), place)
+            && !worker.is_needed()
+        {
+            place.rest();
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! A member of a database without threads: a seat among its compute servers, and what all parts of the
+//! member share.
+//!
+//! D1. A member works under grants of its own. Once it has a seat, others fence these before they roll back
+//!     what it left.
+//! D2. It sends heartbeats from a task that does nothing else for long. Once it was shut out, nothing that it
+//!     does takes effect, and its clients are told so.
+//! D3. It gives its seat back only when nothing of it is in flight. Otherwise the others recover the seat, as
+//!     after a member that has died.
+
+mod collecting;
+mod ending;
+mod joining;
+pub(crate) mod living;
+mod recovering;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use farpool_fabric::Endpoint;
+use farpool_pool::ClientGrant;
+use farpool_txn::hash::{IndexLayout, IndexSpares};
+use farpool_txn::membership::{Duties, Duty, Seat};
+use farpool_txn::oracle::Fetched;
+use farpool_txn::slab::{Slab, SlabLayout};
+use farpool_txn::{DatabaseAt, DatabaseLayout, Memory, Piece, SharedSlot};
+use farpool_wire::Epoch;
+use parking_lot::Mutex;
+
+use crate::environment::{Environment, Timing};
+use crate::error::{DatabaseError, Ended};
+use crate::workers::Workers;
+pub(crate) use ending::told;
+#[cfg(test)]
+pub(crate) use joining::add_grants;
+pub(crate) use joining::attach_all;
+pub use living::MemberInfo;
+
+/// Tables of which a member remembers what it has taken of their indexes, though no client has them open.
+const MOST_SPARES: usize = 1_024;
+/// Heartbeats of a member within the time after which it is taken for dead: some may be late.
+const BEATS: u32 = 10;
+
+/// A member of a database. Its parts are futures that run side by side, each with an endpoint of its own:
+/// [`take_part`](Self::take_part), [its duties](Self::serve), and its [clients](crate::ClientCore).
+pub struct MemberCore<E> {
+    environment: E,
+    layout: DatabaseLayout,
+    grants: Vec<ClientGrant>,
+    epochs: Vec<Epoch>,
+    seat: Seat,
+    slot: Arc<SharedSlot>,
+    patience: Duration,
+    /// Places of clients.
+    pub(crate) workers: Arc<Workers>,
+    duties: Duties,
+    /// The cut that the fetcher has read last, if there is a fetcher.
+    fetched: Option<Arc<Fetched>>,
+    /// Slabs of tables, by the table's first record: what the member knows of its chunks is known to all its
+    /// clients, as long as it is a member.
+    slabs: Mutex<BTreeMap<u64, Arc<Slab>>>,
+    /// What the member has taken of tables' indexes, likewise.
+    spares: Mutex<BTreeMap<u64, Arc<IndexSpares>>>,
+    /// A client changes the catalog.
+    pub(crate) changes_catalog: AtomicBool,
+    ended: Mutex<Option<Ended>>,
+    is_over: AtomicBool,
+    /// The seat was given back.
+    has_left: AtomicBool,
+}
+
+/// What a member does for all members of its database.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DutyKind {
+    /// Publishes cuts while no other member does.
+    Publisher,
+    /// Says which versions no snapshot needs, while no other member does.
+    Collector,
+    /// Recovers the seats of silent members.
+    Recoverer,
+    /// Reads cuts for all clients of this member.
+    Fetcher,
+}
+
+impl DutyKind {
+    /// The duties of a member without a fetcher.
+    pub const ALL: [DutyKind; 3] = [DutyKind::Publisher, DutyKind::Collector, DutyKind::Recoverer];
+
+    /// The name of the duty, for messages and threads.
+    pub fn name(self) -> &'static str {
+        match self {
+            DutyKind::Publisher => "publisher",
+            DutyKind::Collector => "collector",
+            DutyKind::Recoverer => "recoverer",
+            DutyKind::Fetcher => "fetcher",
+        }
+    }
+}
+
+/// A duty that has begun: the seat is not given back before it has ended.
+pub struct Begun {
+    kind: DutyKind,
+    duty: Duty,
+}
+
+impl Begun {
+    /// Which duty it is.
+    pub fn kind(&self) -> DutyKind {
+        self.kind
+    }
+}
+
+impl<E: Environment> MemberCore<E> {
+    /// What the member runs in.
+    pub fn environment(&self) -> &E {
+        &self.environment
+    }
+
+    /// The seat.
+    pub fn seat(&self) -> Seat {
+        self.seat
+    }
+
+    /// The slot in which the member's clients commit.
+    pub fn slot(&self) -> &Arc<SharedSlot> {
+        &self.slot
+    }
+
+    /// The member's grants, in the order of the database's regions.
+    pub fn grants(&self) -> &[ClientGrant] {
+        &self.grants
+    }
+
+    /// The layout of the database.
+    pub fn layout(&self) -> &DatabaseLayout {
+        &self.layout
+    }
+
+    /// The addresses of the database, for this member.
+    pub fn at(&self) -> DatabaseAt<'_> {
+        DatabaseAt { layout: &self.layout, grants: &self.epochs }
+    }
+
+    pub(crate) fn timing(&self) -> &Timing {
+        self.environment.timing()
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    pub(crate) fn fetched(&self) -> Option<&Arc<Fetched>> {
+        self.fetched.as_ref()
+    }
+
+    /// Begins a duty. All duties begin before the first part of the member runs.
+    pub fn begin(&self, kind: DutyKind) -> Begun {
+        Begun { kind, duty: self.duties.begin(kind.name()) }
+    }
+
+    /// Does a duty until the member has ended.
+    pub async fn serve(&self, begun: Begun, endpoint: Endpoint) {
+        let Begun { kind, duty } = begun;
+        let done = async {
+            let memory = self.memory(endpoint).await?;
+            match kind {
+                DutyKind::Publisher => self.publish_if_nobody_does(&memory, &duty).await?,
+                DutyKind::Collector => self.collect_if_nobody_does(memory, &duty).await?,
+                DutyKind::Recoverer => self.recover_others(&memory, &duty).await?,
+                DutyKind::Fetcher => self.fetch_for_all(&memory, &duty).await?,
+            }
+            duty.ends();
+            Ok(())
+        };
+        let _ = self.or_end(done).await; // the member has ended, and knows why
+    }
+
+    /// A client's or a part's access to all regions.
+    ///
+    /// # Errors
+    /// When a node does not answer, or has shut this member out.
+    pub async fn memory(&self, endpoint: Endpoint) -> Result<Memory, DatabaseError> {
+        attach_all(&self.environment, endpoint, &self.grants).await
+    }
+
+    /// The slab of the table that has this first record. `None`: no table has such a slab.
+    pub(crate) fn slab(
+        &self,
+        first_record: u64,
+        layout: SlabLayout,
+        pieces: Vec<Piece>,
+    ) -> Option<Arc<Slab>> {
+        let mut slabs = self.slabs.lock();
+        if let Some(slab) = slabs.get(&first_record) {
+            return Some(slab.clone());
+        }
+        let slab = Slab::new(pieces, layout, self.at().members(), self.seat.claim)?;
+        slabs.insert(first_record, slab.clone());
+        Some(slab)
+    }
+
+    /// What the member has taken of the index of the table that has this first record.
+    pub(crate) fn spares(&self, first_record: u64, layout: &IndexLayout) -> Arc<IndexSpares> {
+        let mut spares = self.spares.lock();
+        if spares.len() > MOST_SPARES {
+            // Of tables that no client has open. Some numbers of tables that still exist are lost.
+            spares.retain(|_, of_table| Arc::strong_count(of_table) > 1);
+        }
+        spares.entry(first_record).or_insert_with(|| Arc::new(IndexSpares::new(layout))).clone()
+    }
+
+    /// Whether this is still a member.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check(&self) -> Result<(), Ended> {
+        if self.is_over() { Err(self.ended()) } else { Ok(()) }
+    }
+
+    /// Why the member has ended.
+    pub fn ended(&self) -> Ended {
+        self.ended.lock().clone().unwrap_or(Ended::Closed)
+    }
+
+    /// Whether the member has ended, or is to end.
+    pub fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire) // pairs with the release in `end`
+    }
+
+    /// Ends the member, for this reason. The first reason counts.
+    pub fn end(&self, why: Ended) {
+        self.ended.lock().get_or_insert(why);
+        self.is_over.store(true, Ordering::Release);
+    }
+
+    /// Whether the seat was given back: nothing is done under the grants any more.
+    pub fn has_left(&self) -> bool {
+        self.has_left.load(Ordering::Acquire) // pairs with the release in `mark_left`
+    }
+
+    fn mark_left(&self) {
+        self.has_left.store(true, Ordering::Release);
+    }
+
+    /// Fences the member's own grants, once it [has left](Self::has_left): a region has few grants, and
+    /// nobody else knows of these. What cannot be fenced ends with the leases.
+    pub async fn fence_own_grants(&self) {
+        joining::fence_all(&self.environment, &self.grants).await;
+    }
+
+    /// Sleeps, but not for long once the member has ended.
+    pub(crate) async fn pause(&self, endpoint: &Endpoint, long: Duration) {
+        let until = endpoint.now_ns() + long.as_nanos() as u64;
+        while endpoint.now_ns() < until && !self.is_over() {
+            endpoint.sleep(long.min(self.timing().role_pause)).await;
+        }
+    }
+}

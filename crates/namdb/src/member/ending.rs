@@ -1,0 +1,129 @@
+//! What a failure means for a member, in the same words wherever it is noticed.
+
+use std::time::Duration;
+
+use farpool_fabric::{Endpoint, OpError, Uncertain};
+use farpool_pool::GrantError;
+use farpool_txn::recovery::RecoveryError;
+use farpool_txn::{BeginError, MemoryError};
+use farpool_wire::Refusal;
+
+use super::living::IN_DOUBT;
+use super::{BEATS, MemberCore};
+use crate::environment::Environment;
+use crate::error::{DatabaseError, Ended, TxError};
+
+/// What a failure of far memory means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum FailureKind {
+    /// This process was shut out, unless it has itself given something up half-way.
+    ShutOut,
+    /// A queue can no longer be used.
+    Lost,
+    Other,
+}
+
+impl FailureKind {
+    fn of(error: &MemoryError) -> FailureKind {
+        match error {
+            MemoryError::Failed(
+                OpError::Refused(Refusal::StaleEpoch | Refusal::NotAttached | Refusal::WrongKey)
+                | OpError::Unknown { cause: Uncertain::EpochMoved, .. },
+            ) => FailureKind::ShutOut,
+            MemoryError::Failed(OpError::Refused(_)) => FailureKind::Other,
+            MemoryError::Failed(OpError::Unknown { .. } | OpError::NotSent { .. }) => FailureKind::Lost,
+            MemoryError::NotConnected(_) | MemoryError::Short(_) => FailureKind::Other,
+        }
+    }
+}
+
+/// The error of far memory that caused an error.
+fn memory_error(error: &DatabaseError) -> Option<&MemoryError> {
+    match error {
+        DatabaseError::Memory(error)
+        | DatabaseError::Begin(BeginError::Memory(error))
+        | DatabaseError::Recovery(RecoveryError::Memory(error)) => Some(error),
+        _ => None,
+    }
+}
+
+impl<E: Environment> MemberCore<E> {
+    /// Ends the member after a failure. What fails first is seldom the cause; if the member was shut out, the
+    /// error says so.
+    pub(crate) fn fails(&self, error: DatabaseError) -> DatabaseError {
+        let is_refused =
+            matches!(memory_error(&error), Some(found) if FailureKind::of(found) == FailureKind::ShutOut);
+        self.end(match (self.environment.lost_region(), is_refused) {
+            (Some(region), _) => Ended::LeaseEnded(region),
+            (None, true) => Ended::TakenForDead,
+            (None, false) => Ended::Failed(error.to_string()),
+        });
+        match self.ended() {
+            Ended::Failed(_) => error,
+            ended => DatabaseError::Ended(ended),
+        }
+    }
+
+    /// Replaces an error by its cause, where that is known: a member that was shut out is refused first, and
+    /// learns the reason a little later.
+    pub(crate) async fn explained(&self, endpoint: &Endpoint, error: DatabaseError) -> DatabaseError {
+        let Some(kind) = memory_error(&error).map(FailureKind::of) else { return error };
+        self.wait_for_end(endpoint, self.patience_with(kind)).await;
+        match (kind, self.check()) {
+            (_, Err(ended)) => DatabaseError::Ended(ended),
+            // It is unknown what may still land. Once the others have shut this member out, nothing does.
+            (FailureKind::Lost, Ok(())) => {
+                self.fails(error);
+                DatabaseError::Ended(self.ended())
+            }
+            (_, Ok(())) => error,
+        }
+    }
+
+    /// The same for an error of a transaction.
+    pub(crate) async fn explained_tx(&self, endpoint: &Endpoint, error: TxError) -> TxError {
+        match error {
+            TxError::Memory(error) => told(self.explained(endpoint, error.into()).await),
+            // The doubt is known before its cause.
+            TxError::Ended(Ended::Failed(doubt)) if doubt == IN_DOUBT => {
+                self.learns_why(endpoint).await;
+                TxError::Ended(self.check().err().unwrap_or(Ended::Failed(doubt)))
+            }
+            error => error,
+        }
+    }
+
+    /// Waits until the member's parts know why something has failed, for a limited time.
+    pub(crate) async fn learns_why(&self, endpoint: &Endpoint) {
+        self.wait_for_end(endpoint, self.patience_with(FailureKind::Lost)).await;
+    }
+
+    async fn wait_for_end(&self, endpoint: &Endpoint, long: Duration) {
+        let give_up_at = endpoint.now_ns() + long.as_nanos() as u64;
+        while !self.is_over() && endpoint.now_ns() < give_up_at {
+            endpoint.sleep(self.timing().explain_pause).await;
+        }
+    }
+
+    fn patience_with(&self, kind: FailureKind) -> Duration {
+        match kind {
+            FailureKind::ShutOut => self.patience,
+            // Other parts notice that, too, and may know the cause.
+            FailureKind::Lost => self.patience / BEATS * 2,
+            FailureKind::Other => Duration::ZERO,
+        }
+    }
+}
+
+/// The error as transactions return it.
+pub(crate) fn told(error: DatabaseError) -> TxError {
+    match error {
+        DatabaseError::Memory(error)
+        | DatabaseError::Begin(BeginError::Memory(error))
+        | DatabaseError::Recovery(RecoveryError::Memory(error)) => TxError::Memory(error),
+        DatabaseError::Ended(ended) => TxError::Ended(ended),
+        DatabaseError::TooManyClients(most) => TxError::TooManyClients(most),
+        DatabaseError::Grant(GrantError::LeaseLost { region }) => TxError::Ended(Ended::LeaseEnded(region)),
+        error => TxError::Ended(Ended::Failed(error.to_string())),
+    }
+}

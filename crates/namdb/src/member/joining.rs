@@ -1,0 +1,157 @@
+//! How a process becomes a member: it gets grants, takes a seat, and recovers the slot of the seat.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use farpool_fabric::{Endpoint, OpError};
+use farpool_pool::{ClientGrant, GrantError};
+use farpool_txn::membership::{Duties, Seat, wait_for_seat};
+use farpool_txn::oracle::Fetched;
+use farpool_txn::recovery::recover;
+use farpool_txn::{DatabaseAt, DatabaseLayout, Memory, MemoryError, SharedSlot};
+use farpool_wire::{Epoch, Refusal, RegionId};
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+
+use super::MemberCore;
+use crate::environment::Environment;
+use crate::error::DatabaseError;
+use crate::workers::Workers;
+
+/// Tries to get grants of all regions. Each may leave a grant behind that nobody uses.
+const GRANT_TRIES: u32 = 3;
+
+impl<E: Environment> MemberCore<E> {
+    /// Takes a seat in a database. With `fetched`, the member's [fetcher](super::DutyKind::Fetcher) reads
+    /// cuts for all clients.
+    ///
+    /// # Errors
+    /// When the memory cannot be reached, or no seat becomes free.
+    pub async fn join(
+        environment: E,
+        layout: DatabaseLayout,
+        patience: Duration,
+        fetched: Option<Arc<Fetched>>,
+        endpoint: Endpoint,
+    ) -> Result<MemberCore<E>, DatabaseError> {
+        let grants = add_grants_or_again(&environment, &endpoint, &layout.regions).await?;
+        let epochs: Vec<Epoch> = grants.iter().map(|grant| grant.epoch).collect();
+        let at = DatabaseAt { layout: &layout, grants: &epochs };
+        let seated = take_seat(&environment, endpoint, &grants, at, patience).await;
+        let (seat, memory) = match seated {
+            Ok(Some(seated)) => seated,
+            no_seat => {
+                fence_all(&environment, &grants).await;
+                return Err(no_seat.err().unwrap_or(DatabaseError::NoSeat(layout.shape.slots)));
+            }
+        };
+        // If anything fails from here on, the other members recover the seat.
+        let log = at.log(seat.slot);
+        let recovered = recover(&memory, &at.oracle(), &log, seat.slot).await?;
+        Ok(MemberCore {
+            slot: Arc::new(SharedSlot::after(seat.slot, log, recovered.last)),
+            workers: Arc::new(Workers::new(layout.limits.clients)),
+            environment,
+            layout,
+            grants,
+            epochs,
+            seat,
+            patience,
+            duties: Duties::default(),
+            fetched,
+            slabs: Mutex::default(),
+            spares: Mutex::default(),
+            changes_catalog: AtomicBool::new(false),
+            ended: Mutex::new(None),
+            is_over: AtomicBool::new(false),
+            has_left: AtomicBool::new(false),
+        })
+    }
+}
+
+/// Takes a seat, if one is free or becomes free.
+async fn take_seat<E: Environment>(
+    environment: &E,
+    endpoint: Endpoint,
+    grants: &[ClientGrant],
+    at: DatabaseAt<'_>,
+    patience: Duration,
+) -> Result<Option<(Seat, Memory)>, DatabaseError> {
+    let memory = attach_all(environment, endpoint, grants).await?;
+    let waits = (patience, environment.timing().seat_pause);
+    let seat = wait_for_seat::<E::Rules>(&memory, &at.members(), at.grants, waits).await?;
+    Ok(seat.map(|seat| (seat, memory)))
+}
+
+/// Attaches all regions to an endpoint.
+pub(crate) async fn attach_all<E: Environment>(
+    environment: &E,
+    endpoint: Endpoint,
+    grants: &[ClientGrant],
+) -> Result<Memory, DatabaseError> {
+    let timing = environment.timing();
+    let give_up_at = endpoint.now_ns() + timing.attach_patience.as_nanos() as u64;
+    let mut memory = Memory::new(endpoint.clone());
+    for grant in grants {
+        let no_lease = GrantError::LeaseLost { region: grant.region };
+        let peer = environment.peer(grant.region).ok_or(no_lease)?;
+        loop {
+            match memory.attach(peer, grant.region, grant.epoch, grant.key).await {
+                Ok(()) => break,
+                Err(MemoryError::Failed(OpError::Refused(Refusal::Busy)))
+                    if endpoint.now_ns() < give_up_at =>
+                {
+                    endpoint.sleep(timing.attach_pause).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Ok(memory)
+}
+
+/// A grant of each region. A node that is too busy to answer is asked again.
+async fn add_grants_or_again<E: Environment>(
+    environment: &E,
+    endpoint: &Endpoint,
+    regions: &[RegionId],
+) -> Result<Vec<ClientGrant>, GrantError> {
+    for _ in 1..GRANT_TRIES {
+        match add_grants(environment, regions).await {
+            Err(GrantError::NoAnswer { node, reason }) => {
+                tracing::debug!(%node, reason, "no answer about a grant; trying again");
+                endpoint.sleep(environment.timing().seat_pause).await;
+            }
+            done => return done,
+        }
+    }
+    add_grants(environment, regions).await
+}
+
+/// A grant of each region, or of none.
+pub(crate) async fn add_grants<E: Environment>(
+    environment: &E,
+    regions: &[RegionId],
+) -> Result<Vec<ClientGrant>, GrantError> {
+    let asked = join_all(regions.iter().map(|&region| environment.add_grant(region))).await;
+    let (mut added, mut failure) = (Vec::new(), None);
+    for answer in asked {
+        match answer {
+            Ok(grant) => added.push(grant),
+            Err(error) => failure = Some(error),
+        }
+    }
+    let Some(error) = failure else { return Ok(added) };
+    fence_all(environment, &added).await;
+    Err(error)
+}
+
+/// Fences grants that nobody will use. What cannot be fenced ends with the leases.
+pub(super) async fn fence_all<E: Environment>(environment: &E, grants: &[ClientGrant]) {
+    for grant in grants {
+        if let Err(error) = environment.fence_grant(grant.region, grant.epoch).await {
+            tracing::debug!(%error, "a grant is left over");
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! The recoverer among a member's parts: it watches the other members, shuts out those that have died, and
+//! rolls back what they left.
+//!
+//! It has its own thread and its own queues to far memory, because a fence asks a node by gRPC and may take
+//! seconds, and a recovery may have much to roll back. The member's other parts go on meanwhile. Waiting for
+//! a fence counts as progress until the fence's deadline.
+
+use std::pin::pin;
+
+use farpool_fabric::Endpoint;
+use farpool_pool::GrantError;
+use farpool_txn::membership::{Duty, Lookout, Premises};
+use farpool_txn::{DatabaseAt, Memory};
+use farpool_wire::Epoch;
+use futures_util::future::{Either, select};
+
+use super::{BEATS, MemberCore};
+use crate::environment::{Environment, News};
+use crate::error::DatabaseError;
+
+impl<E: Environment> MemberCore<E> {
+    /// Recovers the seats of silent members until this one has ended.
+    pub(super) async fn recover_others(&self, memory: &Memory, duty: &Duty) -> Result<(), DatabaseError> {
+        let recoverer = Recoverer { member: self, duty, endpoint: memory.endpoint() };
+        duty.does(memory, self.patience / BEATS, recoverer.watch(memory)).await
+    }
+}
+
+struct Recoverer<'a, E> {
+    member: &'a MemberCore<E>,
+    duty: &'a Duty,
+    endpoint: &'a Endpoint,
+}
+
+impl<E: Environment> Recoverer<'_, E> {
+    /// Watches the seats. While this member lives and recovers a seat, no other member recovers that seat.
+    async fn watch(&self, memory: &Memory) -> Result<(), DatabaseError> {
+        let member = self.member;
+        let mut lookout = Lookout::<_, E::Rules>::new(memory, self, member.seat, member.patience);
+        let is_over = self.duty.rounds(|| member.is_over());
+        while !is_over() {
+            // While a node is stopped, members that reach it over a network cannot send heartbeats, though a
+            // member that maps its memory can still read their seats. So seats are not read then: only what
+            // was read counts as silence ([`Watch`](farpool_txn::membership)).
+            if member.environment.nodes_answer() {
+                lookout
+                    .look(|slot, cared| match cared {
+                        Ok(Some(recovered)) => {
+                            member.environment.tell(News::Recovered(slot, recovered.rolled_back.len()));
+                        }
+                        Ok(None) => {}                   // another recoverer does it
+                        Err(_) if member.is_over() => {} // another recoverer will
+                        Err(error) => member.environment.tell(News::NotRecovered(slot, &error)),
+                    })
+                    .await?;
+            }
+            member.pause(self.endpoint, member.patience / BEATS).await;
+        }
+        Ok(())
+    }
+
+    /// Waits until this member has ended.
+    async fn until_end(&self) {
+        while !self.member.is_over() {
+            self.endpoint.sleep(self.member.timing().role_pause).await;
+        }
+    }
+}
+
+impl<E: Environment> Premises for Recoverer<'_, E> {
+    type FenceError = GrantError;
+
+    fn at(&self) -> DatabaseAt<'_> {
+        self.member.at()
+    }
+
+    /// A member that leaves does not wait for its fence. Carried out later, the fence still shuts out only
+    /// the member that it was meant for.
+    async fn fence(&self, region: usize, grant: Epoch) -> Result<(), GrantError> {
+        let region = self.member.layout.regions[region];
+        let (deadline, pause) = (self.member.timing().fence_deadline, self.member.patience / BEATS);
+        let fencing = self.member.environment.fence_grant(region, grant);
+        let waiting = self.duty.waits(self.endpoint, deadline, pause, fencing);
+        match select(pin!(waiting), pin!(self.until_end())).await {
+            Either::Left((fenced, _)) => fenced,
+            Either::Right(_) => {
+                let reason = "this compute server leaves, and another one goes on".to_owned();
+                Err(GrantError::NoAnswer { node: region.node, reason })
+            }
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! The rules on which a member's tables and clients rest, apart from the code that follows them.
+//!
+//! They are a type parameter, as [`Rules`] are of the engine: a simulation replaces a right rule by a wrong
+//! one and sees that its checkers notice. Production is compiled with [`Shipped`] alone.
+
+use farpool_txn::membership::SeatRules;
+use farpool_txn::{Rules, Shipped};
+
+/// What decides whose memory is whose, and which clients are idle.
+pub trait MemberRules: Rules + SeatRules {
+    /// Whether a dropped table keeps its memory until the horizon has the drop (C4).
+    fn keeps_memory_for_snapshots() -> bool {
+        true
+    }
+
+    /// Whether memory is cleared before another table gets it (C4).
+    fn clears_memory() -> bool {
+        true
+    }
+
+    /// Whether only the words of idle clients are cleared (P1).
+    fn spares_busy_clients() -> bool {
+        true
+    }
+
+    /// Whether a transaction checks that a table is still there once the catalog has changed (C1).
+    fn looks_at_the_catalog() -> bool {
+        true
+    }
+
+    /// Whether the collector learns of tables.
+    fn collects_tables() -> bool {
+        true
+    }
+}
+
+impl MemberRules for Shipped {}

@@ -1,0 +1,142 @@
+//! A bank: transactions by key, as programs write them, which a client tries again where others were first.
+//! Money is neither made nor lost, and each transfer that was acknowledged happened once.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use farpool_namdb::{Table, TableOptions, Tx, TxError};
+use farpool_txn::Session;
+
+use super::Run;
+use super::broken::Engine;
+use super::client::Client;
+use super::tables::{expect, open_or_create};
+
+const ACCOUNTS: u64 = 4;
+/// The row that counts transfers.
+const COUNTER: u64 = ACCOUNTS;
+const OPENING_BALANCE: u64 = 100;
+/// The longest pause before a transaction.
+const MOST_PAUSE_NS: u64 = 100_000;
+
+/// What sessions were told of their transfers.
+#[derive(Default)]
+pub(super) struct Bank {
+    /// Transfers that have been started and may have happened.
+    begun: Cell<u64>,
+    acknowledged: Cell<u64>,
+}
+
+/// Conflicts, and a lack of room for versions, that last longer than a client tries.
+pub(super) fn is_crowded(error: &TxError) -> bool {
+    matches!(error, TxError::Conflict | TxError::NoRoomForVersions(_))
+}
+
+/// A session of the bank.
+pub(super) struct Banker<'a> {
+    run: &'a Run,
+    client: &'a Client,
+    accounts: Table<u64, u64>,
+    session: Session,
+}
+
+impl<'a> Banker<'a> {
+    /// Opens the bank, or founds it.
+    pub(super) async fn new(run: &'a Run, client: &'a Client) -> Result<Self, TxError> {
+        let options =
+            TableOptions::rows(ACCOUNTS + 1).row_bytes(16).old_versions(run.old_versions).overflow(8);
+        let accounts: Table<u64, u64> = open_or_create(client, "bank", &options).await?;
+        let mut session = Session::new();
+        let found = async |tx: &mut Tx<'_, Engine>| {
+            if tx.get(&accounts, COUNTER).await?.is_none() {
+                for account in 0..ACCOUNTS {
+                    tx.insert(&accounts, account, OPENING_BALANCE).await?;
+                }
+                tx.insert(&accounts, COUNTER, 0).await?;
+            }
+            Ok(())
+        };
+        loop {
+            match client.transact(&mut session, &found).await {
+                Err(error) if is_crowded(&error) => {}
+                founded => break founded?,
+            }
+        }
+        Ok(Banker { run, client, accounts, session })
+    }
+
+    /// Transfers money, and looks at all accounts, now and then.
+    pub(super) async fn live(mut self, rounds: u64) -> Result<(), TxError> {
+        let mut random = self.run.ledger.random();
+        for _ in 0..rounds {
+            self.run.world.sleep(Duration::from_nanos(random.below(MOST_PAUSE_NS))).await;
+            if self.client.member().is_over() {
+                break;
+            }
+            let done = if random.chance(300) {
+                self.look().await.map(drop)
+            } else {
+                let from = random.below(ACCOUNTS);
+                self.transfer(from, (from + 1 + random.below(ACCOUNTS - 1)) % ACCOUNTS, random.below(20))
+                    .await
+            };
+            expect(self.run, done, is_crowded)?;
+        }
+        Ok(())
+    }
+
+    /// Moves an amount, or what there is of it.
+    async fn transfer(&mut self, from: u64, to: u64, amount: u64) -> Result<(), TxError> {
+        let Banker { run, client, accounts, session } = self;
+        let body = async |tx: &mut Tx<'_, Engine>| {
+            let mut read = [0; 3];
+            for (value, key) in read.iter_mut().zip([from, to, COUNTER]) {
+                *value = tx.get(accounts, key).await?.ok_or_else(|| TxError::roll_back("no such account"))?;
+            }
+            let [paid, received, count] = read;
+            let amount = amount.min(paid);
+            tx.update(accounts, from, paid - amount).await?;
+            tx.update(accounts, to, received + amount).await?;
+            tx.update(accounts, COUNTER, count + 1).await
+        };
+        // Counted before it can happen: the client may die over it.
+        run.bank.begun.set(run.bank.begun.get() + 1);
+        let done = client.transact(session, &body).await;
+        match &done {
+            Ok(()) => run.bank.acknowledged.set(run.bank.acknowledged.get() + 1),
+            Err(error) if is_crowded(error) => run.bank.begun.set(run.bank.begun.get() - 1),
+            Err(TxError::RolledBack(why)) => run.ledger.complain(format!("a transfer finds {why}")),
+            Err(_) => {}
+        }
+        done
+    }
+
+    /// Looks at all accounts in one snapshot. Returns how many transfers it has.
+    async fn look(&mut self) -> Result<u64, TxError> {
+        let accounts = &self.accounts;
+        let body = async |tx: &mut Tx<'_, Engine>| {
+            let (mut sum, mut count) = (0, 0);
+            for key in 0..=COUNTER {
+                let value = tx.get(accounts, key).await?.unwrap_or_default();
+                if key == COUNTER { count = value } else { sum += value }
+            }
+            Ok((sum, count))
+        };
+        let (sum, count) = self.client.transact(&mut self.session, &body).await?;
+        if sum != ACCOUNTS * OPENING_BALANCE {
+            self.run.ledger.complain(format!("the accounts have {sum} together"));
+        }
+        Ok(count)
+    }
+
+    /// The auditor's look, behind all transfers.
+    pub(super) async fn audit(&mut self) -> Result<(), TxError> {
+        let count = self.look().await?;
+        let (acknowledged, begun) = (self.run.bank.acknowledged.get(), self.run.bank.begun.get());
+        if !(acknowledged..=begun).contains(&count) {
+            let what = format!("{count} transfers happened, of {begun}, {acknowledged} acknowledged");
+            self.run.ledger.complain(what);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,213 @@
+//! Tables of a run. The table of judged records is created once. Others, called *scratch*, come and go, and
+//! their memory is given on from one to the next: a value in one of them says of which table it is.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use farpool_namdb::{Table, TableOptions, Tx, TxError};
+use farpool_txn::Session;
+
+use super::broken::Engine;
+use super::client::{Busy, Client, join};
+use super::member::Member;
+use super::{Run, bank};
+
+/// The table of judged records: its name, records of each piece that transactions touch, and bytes of a
+/// record.
+const ROWS: &str = "rows";
+const RECORDS_EACH: u64 = 3;
+const ROW_BYTES: usize = crate::transacting::DATA_WORDS * size_of::<u64>();
+
+pub(super) const SCRATCH: [&str; 2] = ["scratch-0", "scratch-1"];
+/// Keys of a scratch table.
+const KEYS: u64 = 3;
+/// Changes of the catalog that a member makes, and the longest pause before each.
+const CHANGES: u64 = 3;
+const MOST_PAUSE_NS: u64 = 300_000;
+/// Tries to open or create a table: between two, another client may drop or create it.
+const TRIES: u32 = 20;
+/// The longest pause of a transaction that looks twice at a scratch table.
+const MOST_LINGERING_NS: u64 = 150_000;
+
+/// A table of values that name their table.
+type Scratch = Table<u64, u64>;
+
+/// Opens a table, or creates it if it does not exist.
+pub(super) async fn open_or_create<V>(
+    client: &Client,
+    name: &str,
+    options: &TableOptions,
+) -> Result<Table<u64, V>, TxError> {
+    let mut session = Session::new();
+    for _ in 0..TRIES {
+        match client.open_table(&mut session, name).await {
+            Err(TxError::NoSuchTable(_)) => {}
+            opened => return opened,
+        }
+        match client.create_table(&mut session, name, options).await {
+            Err(TxError::TableExists(_) | TxError::NoSuchTable(_)) => {}
+            created => return created,
+        }
+    }
+    Err(TxError::CatalogBusy)
+}
+
+/// The table of judged records.
+pub(super) async fn open_rows(run: &Run, client: &Client) -> Result<Table<u64, ()>, TxError> {
+    let options = TableOptions::rows(1).row_bytes(ROW_BYTES).old_versions(run.old_versions).overflow(4);
+    let rows: Table<u64, ()> = open_or_create(client, ROWS, &options).await?;
+    run.observer.lock().knows(rows.records());
+    Ok(rows)
+}
+
+/// A number of a judged record: so few are touched that transactions conflict.
+pub(super) fn numbers(records: &farpool_txn::Table) -> impl Iterator<Item = u64> + use<> {
+    let (all, each) = (records.records(), records.layout().records());
+    (0..all).filter(move |number| number % each < RECORDS_EACH)
+}
+
+/// Starts a member's changes of the catalog.
+pub(super) fn start_changing(member: &Rc<Member>) {
+    let (here, busy, part) = (member.clone(), Busy(member.clone()), member.add_client());
+    member.run.tasks.spawn(part, async move {
+        let done = async {
+            let mut client = join(&here, part).await?;
+            let done = change_now_and_then(&here.run, &client).await;
+            client.leave().await;
+            done
+        };
+        if let Err(why) = done.await {
+            here.run.cannot_go_on(&here, &why);
+        }
+        drop(busy);
+    });
+}
+
+async fn change_now_and_then(run: &Run, client: &Client) -> Result<(), TxError> {
+    let mut random = run.ledger.random();
+    for _ in 0..CHANGES {
+        run.world.sleep(Duration::from_nanos(random.below(MOST_PAUSE_NS))).await;
+        if client.member().is_over() {
+            break;
+        }
+        change(run, client, SCRATCH[random.index(SCRATCH.len())]).await?;
+    }
+    Ok(())
+}
+
+/// Creates a scratch table and fills it, or drops it if it exists.
+pub(super) async fn change(run: &Run, client: &Client, name: &str) -> Result<(), TxError> {
+    let mut session = Session::new();
+    let options = TableOptions::rows(KEYS).row_bytes(16).old_versions(run.old_versions).overflow(2);
+    let created = client.create_table::<u64, u64>(&mut session, name, &options).await;
+    let done = match created {
+        Ok(table) => fill(run, client, &mut session, &table).await,
+        Err(TxError::TableExists(_)) => client.drop_table(name).await,
+        Err(error) => Err(error),
+    };
+    // Another client drops it, or is slow; or snapshots still have tables that were dropped.
+    expect(run, done, |error| match error {
+        TxError::NoSuchTable(_) | TxError::Dropped(_) | TxError::CatalogBusy => true,
+        TxError::NoSpace(what) => what.contains("too many tables were dropped"),
+        _ => false,
+    })
+}
+
+/// Inserts a value for each key: none of them has one, since the memory was cleared.
+async fn fill(run: &Run, client: &Client, session: &mut Session, table: &Scratch) -> Result<(), TxError> {
+    let insert_all = async |tx: &mut Tx<'_, Engine>| {
+        for key in 0..KEYS {
+            tx.insert(table, key, table.first_record()).await?;
+        }
+        Ok(())
+    };
+    let filled = client.transact(session, &insert_all).await;
+    if let Err(error @ (TxError::Duplicate(_) | TxError::Full(_))) = &filled {
+        run.ledger.complain(format!("a table that was just created: {error}"));
+    }
+    filled
+}
+
+/// Looks at scratch tables now and then, and writes to them.
+pub(super) async fn look_on(run: &Run, client: &Client, rounds: u64) -> Result<(), TxError> {
+    let (mut random, mut session) = (run.ledger.random(), Session::new());
+    let mut known: [Option<Scratch>; SCRATCH.len()] = [None, None];
+    for _ in 0..rounds {
+        run.world.sleep(Duration::from_nanos(random.below(MOST_PAUSE_NS))).await;
+        if client.member().is_over() {
+            break;
+        }
+        let number = random.index(SCRATCH.len());
+        let table = match known[number].take() {
+            Some(table) => table,
+            None => match client.open_table(&mut session, SCRATCH[number]).await {
+                Ok(table) => table,
+                Err(TxError::NoSuchTable(_)) => continue,
+                Err(error) => return Err(error),
+            },
+        };
+        let lingers = Duration::from_nanos(random.below(MOST_LINGERING_NS));
+        let touched = touch(run, client, &mut session, &table, lingers).await;
+        let is_gone = matches!(touched, Err(TxError::Dropped(_)));
+        expect(run, touched, |error| matches!(error, TxError::Dropped(_) | TxError::Conflict))?;
+        if !is_gone {
+            known[number] = Some(table);
+        }
+    }
+    Ok(())
+}
+
+/// Reads all rows of a scratch table, twice, and writes one of them. The values say that they are of that
+/// table, and a snapshot does not change.
+async fn touch(
+    run: &Run,
+    client: &Client,
+    session: &mut Session,
+    table: &Scratch,
+    lingers: Duration,
+) -> Result<(), TxError> {
+    let own = table.first_record();
+    let look = async |tx: &mut Tx<'_, Engine>| {
+        let mut found = Vec::new();
+        for key in 0..KEYS {
+            found.push(tx.get(table, key).await?);
+        }
+        if found.iter().any(|value| value.is_some_and(|value| value != own)) {
+            run.ledger.complain(format!("table {own} has values of other tables: {found:?}"));
+        }
+        Ok::<_, TxError>(found)
+    };
+    let body = async |tx: &mut Tx<'_, Engine>| {
+        let before = look(tx).await?;
+        run.world.sleep(lingers).await;
+        let after = look(tx).await?;
+        if before != after {
+            run.ledger.complain(format!("a snapshot of table {own} changes: {before:?}, {after:?}"));
+        }
+        if before[0].is_some() {
+            tx.update(table, 0, own).await?;
+        }
+        Ok(())
+    };
+    let done = client.transact(session, &body).await;
+    if let Err(error @ (TxError::Damaged(_) | TxError::WrongType(_) | TxError::NoSuchKey(_))) = &done {
+        run.ledger.complain(format!("table {own}: {error}"));
+    }
+    done
+}
+
+/// The result of an operation without errors that may come at any time.
+pub(super) fn expect(
+    run: &Run,
+    done: Result<(), TxError>,
+    may_come: impl Fn(&TxError) -> bool,
+) -> Result<(), TxError> {
+    match done {
+        Err(error @ (TxError::SnapshotTooOld | TxError::Damaged(_))) => {
+            run.ledger.complain(error.to_string());
+            Err(error)
+        }
+        Err(error) if may_come(&error) || bank::is_crowded(&error) => Ok(()),
+        done => done,
+    }
+}
