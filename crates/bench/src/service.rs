@@ -45,7 +45,7 @@ impl Service {
         let is_over = || is_over.load(Ordering::Relaxed);
         let served = match self {
             Service::Publisher(part, pace) => {
-                block_on(&endpoint, publish::<Shipped>(&memory, *part, *pace, is_over))
+                block_on(&endpoint, publish::<Shipped>(&memory, *part, *pace, None, is_over))
             }
             Service::Fetcher(oracle, fetched, pause) => {
                 block_on(&endpoint, fetch::<Shipped>(&memory, oracle, fetched, *pause, is_over))

@@ -123,21 +123,26 @@ Mutations:
   hash-taken-for-the-key          what fits the hash is the key
   number-in-doubt-used-again      a number of which nobody knows whether it was named is used for another key")]
     Hash(SeedArgs),
-    /// Compute servers of a database: seats taken and freed, the dead looked after, cuts published, while all
-    /// of them fail
+    /// Compute servers of a database: seats, recovery of the dead, roles, transactions and changes of the
+    /// catalog, while all of them fail
     #[command(after_help = "\
 Mutations:
-  list-after-other-grants              a member uses other regions before it has said which grants it has
-  carer-not-checked                    a seat is looked after though another, who lives, is at it
-  silent-carer-not-shut-out            who takes the place of a silent carer does not shut him out before
-  seat-not-looked-at-behind-the-fence  who has fenced a member does not look whether the seat is still that one's
-  seat-left-while-on-duty              a seat is given back while its member still acts for all
-  log-copy-without-verdicts            what a member left is undone with one copy of its log, and the other is used again
-  roles-freed-before-fence             a member's roles are free before it is shut out
-  seat-freed-before-recovery           a seat is free before what its member left is undone
-  seat-freed-before-words-forgotten    a seat is freed before the words of its workers are cleared
-  beats-while-a-duty-stands-still      a member sends heartbeats though its publisher or collector makes no progress
-  beats-while-a-commit-stands-still    a member sends heartbeats though one of its commits holds locks and makes no progress")]
+  list-after-other-grants              a member uses other regions before it has listed its grants
+  carer-not-checked                    a seat is recovered although another live member is already recovering it
+  silent-carer-not-shut-out            a member that takes over from an unresponsive recoverer does not evict it first
+  seat-not-looked-at-behind-the-fence  after fencing a member, the recoverer does not check that the seat is still that member's
+  seat-left-while-on-duty              a seat is given back while its member still performs a duty for all members
+  log-copy-without-verdicts            what a member left is rolled back with one copy of its log, and the other copy is used again
+  roles-freed-before-fence             a member's roles are freed before it is evicted
+  seat-freed-before-recovery           a seat is freed before what its member left is rolled back
+  seat-freed-before-words-forgotten    a seat is freed before the announcements of its workers are removed
+  beats-while-a-duty-stands-still      a member sends heartbeats while its publisher, its collector or its recoverer stands still
+  beats-while-a-commit-stands-still    a member sends heartbeats while one of its threads stands still in the middle of a commit
+  tombstone-freed-early                the memory of a dropped table is reused while snapshots may have the table
+  memory-reused-uncleared              the memory of a dropped table is reused without being cleared
+  busy-client-forgotten                the word of a client is cleared while it runs a transaction
+  catalog-version-not-looked-at        a transaction uses a table without checking that it still exists, though the catalog has changed
+  tables-missing-from-collector        the collector does not learn which tables there are")]
     Members(SeedArgs),
 }
 

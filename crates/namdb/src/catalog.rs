@@ -28,6 +28,8 @@ use crate::environment::Environment;
 use crate::member::MemberCore;
 pub(crate) use making::{create, drop_table};
 
+/// Bytes of the longest name of a type of keys.
+const MOST_TYPE_BYTES: usize = 64;
 /// Pieces of a table at most: so many places a row of the catalog has room for.
 const MOST_PIECES: usize = 48;
 /// In error messages.
@@ -66,6 +68,9 @@ pub struct TableRow {
     chunks_each: u64,
     #[prost(uint64, tag = "12")]
     chunk_bytes: u64,
+    /// The [type](crate::Key::type_name) of its keys.
+    #[prost(string, tag = "13")]
+    pub(crate) key_type: String,
 }
 
 /// Where a piece of a table lies.
@@ -93,6 +98,8 @@ pub struct TableInfo {
     pub rows: u64,
     /// Bytes of a row at most.
     pub row_bytes: u32,
+    /// The [type](crate::Key::type_name) of its keys.
+    pub key_type: String,
     /// Bytes of a key.
     pub key_bytes: u32,
     /// Pieces over which it is spread.
@@ -174,6 +181,7 @@ impl TableRow {
             name: self.name.clone(),
             rows: layouts.index.records(),
             row_bytes: self.most_bytes(),
+            key_type: self.key_type.clone(),
             key_bytes: self.key_bytes,
             pieces: self.pieces.len(),
             bytes: layouts.bytes().iter().sum::<u64>() * self.pieces.len() as u64,
@@ -290,6 +298,7 @@ mod tests {
             longest: u32::MAX,
             chunks_each: u64::MAX,
             chunk_bytes: u64::MAX,
+            key_type: "k".repeat(MOST_TYPE_BYTES),
         };
         let bytes = row.encode_row().unwrap();
         assert_eq!(bytes.len(), ROW_BYTES);

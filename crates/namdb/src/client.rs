@@ -11,9 +11,10 @@ use farpool_wire::Version;
 use crate::catalog::TableInfo;
 use crate::database::Process;
 use crate::error::{DatabaseError, TxError};
-use crate::table::{Key, Table, TableOptions};
+use crate::key::Key;
+use crate::table::{Table, TableOptions};
 use crate::transacting::Tx;
-pub use core::{ClientCore, Open};
+pub use core::{BusyGuard, ClientCore};
 
 /// One thread's access to a database. Only the thread that made it uses it.
 pub struct Client {
@@ -68,7 +69,7 @@ impl Client {
     ///
     /// # Errors
     /// When there is one of that name, or no room for it.
-    pub fn create_table<K: Key, V>(
+    pub fn create_table<K: Key + ?Sized, V>(
         &self,
         name: &str,
         options: &TableOptions,
@@ -77,11 +78,24 @@ impl Client {
         self.block_on(self.core.create_table(&mut session, name, options))
     }
 
+    /// Opens a table, or creates it if it does not exist.
+    ///
+    /// # Errors
+    /// As [`open_table`](Self::open_table) and [`create_table`](Self::create_table).
+    pub fn open_or_create_table<K: Key + ?Sized, V>(
+        &self,
+        name: &str,
+        options: &TableOptions,
+    ) -> Result<Table<K, V>, TxError> {
+        let mut session = self.own_session();
+        self.block_on(self.core.open_or_create_table(&mut session, name, options))
+    }
+
     /// Opens a table that existed when this was called.
     ///
     /// # Errors
     /// When there is none of that name, or its keys are of another type.
-    pub fn open_table<K: Key, V>(&self, name: &str) -> Result<Table<K, V>, TxError> {
+    pub fn open_table<K: Key + ?Sized, V>(&self, name: &str) -> Result<Table<K, V>, TxError> {
         let mut session = self.own_session();
         self.block_on(self.core.open_table(&mut session, name))
     }

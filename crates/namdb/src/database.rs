@@ -18,6 +18,7 @@ use crate::client::{Client, ClientCore};
 use crate::environment::{Environment, News, Timing};
 use crate::error::{DatabaseError, Ended};
 use crate::file::DatabaseFile;
+use crate::handle::ClientHandle;
 use crate::member::{DutyKind, MemberCore, MemberInfo};
 use crate::threads;
 
@@ -72,14 +73,13 @@ pub struct CreateOptions {
     pub bytes: u64,
     /// Compute servers at a time, at most 63.
     pub servers: u16,
-    /// Parts of the timestamp oracle, each on another node as long as there are some, at most 16, and not
-    /// more than compute servers and one (paper 3, section 4.2). Each has less to carry; reading a cut of
-    /// several takes two looks at all of them.
+    /// Parts of the timestamp oracle, on different nodes as far as possible: at most 16, and at most one more
+    /// than `servers` (paper 3, section 4.2). Each has less to carry; reading a cut of several takes two
+    /// looks at all of them.
     pub partitions: u16,
-    /// For the intents of one compute server's commits under way: what they write, with the places.
+    /// Bytes for the intents (what is written, and where) of one compute server's commits in flight.
     pub log_bytes: u64,
-    /// A compute server that is silent for so long is taken for dead, from 0.2 to 10 seconds. Longer than a
-    /// busy machine keeps a thread waiting.
+    /// The heartbeat timeout, from 0.2 to 10 seconds: longer than a busy machine keeps a thread waiting.
     pub patience: Duration,
 }
 
@@ -119,12 +119,12 @@ impl Database {
         options: &CreateOptions,
     ) -> Result<Database, DatabaseError> {
         // Before anything is leased: a path that cannot be written to is found out at once.
-        let place = || DatabaseError::NotADatabase(PathBuf::from(file));
-        let folder = file.parent().ok_or_else(place)?;
+        let not_a_database = || DatabaseError::NotADatabase(PathBuf::from(file));
+        let folder = file.parent().ok_or_else(not_a_database)?;
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-        let trouble = |reason| DatabaseError::File { file: folder.to_owned(), reason };
-        std::fs::metadata(folder).map_err(trouble)?;
-        if file.try_exists().map_err(trouble)? {
+        let bad_folder = |reason| DatabaseError::File { file: folder.to_owned(), reason };
+        std::fs::metadata(folder).map_err(bad_folder)?;
+        if file.try_exists().map_err(bad_folder)? {
             let (file, reason) = (file.to_owned(), std::io::ErrorKind::AlreadyExists.into());
             return Err(DatabaseError::File { file, reason });
         }
@@ -132,7 +132,7 @@ impl Database {
         let regions = options.bytes.div_ceil(region_bytes).max(1);
         let regions = u32::try_from(regions).map_err(|_| LayoutError::TooManyRegions)?;
         let leases = JointLeases::acquire(pool, regions)?;
-        let made = || {
+        let make_file = || {
             let shape = DatabaseShape {
                 slots: options.servers.clamp(1, MOST_SLOTS),
                 partitions: options.partitions,
@@ -141,13 +141,13 @@ impl Database {
             };
             let patience = options.patience.clamp(LEAST_PATIENCE, MOST_PATIENCE);
             let written = DatabaseFile::new(shape, patience, leases.keys().clone());
-            let regions = leases.keys().regions().ok_or_else(place)?;
+            let regions = leases.keys().regions().ok_or_else(not_a_database)?;
             DatabaseLayout::new(shape, Limits::SHIPPED, regions)?;
             written.save(file)?;
             Ok(written)
         };
-        match made() {
-            Ok(made) => Self::take_part(file, made, leases, None).inspect_err(|_| {
+        match make_file() {
+            Ok(made) => Self::join_and_start(file, made, leases, None).inspect_err(|_| {
                 // Nobody else can have it: the leases end by themselves.
                 let _ = std::fs::remove_file(file);
             }),
@@ -170,10 +170,10 @@ impl Database {
             JointError::Ended { region } => DatabaseError::Gone { file: file.to_owned(), region },
             error => error.into(),
         })?;
-        Self::take_part(file, found, leases, reach.fetch_thread.then(Arc::default))
+        Self::join_and_start(file, found, leases, reach.fetch_thread.then(Arc::default))
     }
 
-    fn take_part(
+    fn join_and_start(
         path: &Path,
         file: DatabaseFile,
         leases: JointLeases,
@@ -199,6 +199,18 @@ impl Database {
         let endpoint = self.core.environment().endpoint();
         let core = block_on(&endpoint, ClientCore::join(self.core.clone(), endpoint.clone()))?;
         Ok(Client::new(core))
+    }
+
+    /// Starts a client on a thread of its own, for programs that await its work. `prepare` says what the
+    /// thread keeps between two pieces of work: its open tables, for instance.
+    ///
+    /// # Errors
+    /// Those of `prepare`, or when the memory cannot be reached.
+    pub fn start_client<S: 'static, E: From<DatabaseError> + Send + 'static>(
+        &self,
+        prepare: impl FnOnce(&Client) -> Result<S, E> + Send + 'static,
+    ) -> Result<ClientHandle<S>, E> {
+        ClientHandle::start(self.core.clone(), prepare)
     }
 
     /// Whether this process is still one of the compute servers.
@@ -228,15 +240,15 @@ impl Database {
 fn start_parts(core: &Arc<MemberCore<Process>>) -> Result<Vec<JoinHandle<()>>, DatabaseError> {
     let fetcher = core.fetched().map(|_| DutyKind::Fetcher);
     // All duties begin before any thread can notice that the member has ended.
-    let begun: Vec<_> = DutyKind::ALL.into_iter().chain(fetcher).map(|kind| core.begin(kind)).collect();
+    let begun: Vec<_> = DutyKind::ALL.into_iter().chain(fetcher).map(|kind| core.begin_duty(kind)).collect();
     let mut started = vec![threads::start(core, "members", |core| {
         let endpoint = core.environment().endpoint();
-        block_on(&endpoint, core.take_part(endpoint.clone()));
+        block_on(&endpoint, core.run_main_part(endpoint.clone()));
     })?];
     for begun in begun {
         started.push(threads::start(core, begun.kind().name(), move |core| {
             let endpoint = core.environment().endpoint();
-            block_on(&endpoint, core.serve(begun, endpoint.clone()));
+            block_on(&endpoint, core.run_duty(begun, endpoint.clone()));
         })?);
     }
     Ok(started)
@@ -295,22 +307,25 @@ impl Environment for Process {
         &Timing::SHIPPED
     }
 
-    fn tell(&self, news: News<'_>) {
+    fn report(&self, news: News<'_>) {
         match news {
             News::Stuck(part) => {
                 tracing::error!(%part, "no progress: the other compute servers will shut this one out");
             }
-            News::Moving => tracing::warn!("all parts of this compute server make progress again"),
+            News::Progressing => tracing::warn!("all parts of this compute server make progress again"),
             News::Recovered(slot, undone) => {
                 let slot = slot.index();
                 tracing::warn!(slot, undone, "a compute server was silent for too long and was shut out");
             }
-            News::NotRecovered(slot, error) => {
+            News::RecoveryFailed(slot, error) => {
                 let slot = slot.index();
                 tracing::error!(slot, %error, "cannot shut out a silent compute server yet; trying again");
             }
             News::CatalogUnreadable(error) => {
-                tracing::error!(%error, "the catalog cannot be read: tables have no overflow regions for now");
+                tracing::error!(
+                    %error,
+                    "the catalog cannot be read: old versions of tables are not moved to overflow regions for now"
+                );
             }
         }
     }

@@ -1,5 +1,5 @@
-//! What a member of a database needs of its surroundings. In a process these are threads, leases and a
-//! network; in a simulation, a world. So what is simulated is what ships.
+//! What a member of a database needs of its surroundings. A process provides threads, leases and a network; a
+//! simulation provides a world. So the code that is simulated is the code that ships.
 
 use std::time::Duration;
 
@@ -39,22 +39,22 @@ pub trait Environment {
     /// How long the member waits for what.
     fn timing(&self) -> &Timing;
 
-    /// Is told what an operator should know.
-    fn tell(&self, news: News<'_>);
+    /// Reports an event that an operator should know of.
+    fn report(&self, news: News<'_>);
 }
 
-/// What an operator should know.
+/// An event that an operator should know of.
 #[derive(Debug)]
 pub enum News<'a> {
     /// A part of this member makes no progress, so the member stops its heartbeats.
     Stuck(Part),
     /// All parts of this member make progress again.
-    Moving,
+    Progressing,
     /// This member has recovered the seat of another one, which was silent, and has rolled back so many of
     /// its commits.
     Recovered(Slot, usize),
     /// This member could not recover the seat of a silent one, and tries again.
-    NotRecovered(Slot, &'a CareError<GrantError>),
+    RecoveryFailed(Slot, &'a CareError<GrantError>),
     /// The collector cannot read the catalog.
     CatalogUnreadable(&'a ReadError),
 }
@@ -62,34 +62,34 @@ pub enum News<'a> {
 /// How long a member waits for what. Simulations have short times.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timing {
-    /// A node that is silent for so long is lost, since leases end then. A part that may be waiting for a
-    /// node is not taken for stuck earlier.
+    /// A node that is silent for so long is lost, since its leases have ended. Until then a part that waits
+    /// for a node does not count as stuck.
     pub node_silence: Duration,
-    /// From one look whether a role is free, or a client idle, to the next.
+    /// Between two checks whether a role is free, or a client idle.
     pub role_pause: Duration,
-    /// From one look of the collector to the next: a row whose ring is full waits so long, and a few READs of
-    /// all words are cheap.
+    /// Between two rounds of the collector, or more while nothing is published. A row whose ring is full
+    /// waits so long; a round costs a few READs of all words.
     pub collect_pause: Duration,
-    /// The time that one look at all parts of the oracle takes at most, usually.
+    /// Reading all parts of the oracle once usually takes no longer.
     pub oracle_look: Duration,
-    /// How long another member's change of the catalog is waited for: longer than it usually takes to
-    /// recover a member that has died over it.
-    pub catalog_patience: Duration,
-    /// From one look whether the catalog's role is free to the next.
+    /// How long a client waits for another member's change of the catalog: longer than it usually takes to
+    /// recover a member that has died during one.
+    pub catalog_timeout: Duration,
+    /// Between two attempts to get the turn or the role to change the catalog.
     pub catalog_pause: Duration,
-    /// From one look whether a seat is free to the next.
+    /// Between two searches for a free seat.
     pub seat_pause: Duration,
-    /// How long a region is waited for whose memory moves while it is attached.
-    pub attach_patience: Duration,
-    /// From one try to attach such a region to the next.
+    /// How long to wait for a region whose memory moves while it is attached.
+    pub attach_timeout: Duration,
+    /// Between two attempts to attach such a region.
     pub attach_pause: Duration,
-    /// From one look whether this member was shut out to the next, after a failure.
+    /// After a failure: between two checks whether the member has ended.
     pub explain_pause: Duration,
-    /// From one look whether a client's word is cleared to the next.
+    /// Between two checks whether a client's word is cleared.
     pub wake_pause: Duration,
-    /// Whoever asks for a fence has an answer within so long.
+    /// A fence that was asked for is answered within so long.
     pub fence_deadline: Duration,
-    /// Tries of a transaction before its caller is told of the conflict.
+    /// A transaction is tried at least so often before its caller is told of the conflict.
     pub tries: u32,
     /// The longest pause before the second try. It doubles with each try...
     pub first_pause: Duration,
@@ -105,10 +105,10 @@ impl Timing {
         role_pause: Duration::from_millis(50),
         collect_pause: Duration::from_micros(300),
         oracle_look: LOOK,
-        catalog_patience: Duration::from_secs(20),
+        catalog_timeout: Duration::from_secs(20),
         catalog_pause: Duration::from_millis(2),
         seat_pause: Duration::from_millis(20),
-        attach_patience: Duration::from_secs(20),
+        attach_timeout: Duration::from_secs(20),
         attach_pause: Duration::from_millis(1),
         explain_pause: Duration::from_millis(5),
         wake_pause: Duration::from_micros(50),

@@ -114,6 +114,14 @@ pub enum TxError {
     /// There is no row of that key.
     #[error("no such key in table {0}")]
     NoSuchKey(String),
+    /// A key that is longer than those for which its table was created.
+    #[error("a key of table {table} takes more than {most} bytes: create the table with longer keys")]
+    KeyTooLong {
+        /// Which.
+        table: String,
+        /// What there is.
+        most: usize,
+    },
     /// The table has no room for another key.
     #[error("table {0} is full")]
     Full(String),
@@ -200,6 +208,22 @@ pub(crate) enum Stop {
 impl From<TxError> for Stop {
     fn from(error: TxError) -> Stop {
         Stop::For(error)
+    }
+}
+
+impl From<DatabaseError> for TxError {
+    fn from(error: DatabaseError) -> TxError {
+        match error {
+            DatabaseError::Memory(error)
+            | DatabaseError::Begin(BeginError::Memory(error))
+            | DatabaseError::Recovery(RecoveryError::Memory(error)) => TxError::Memory(error),
+            DatabaseError::Ended(ended) => TxError::Ended(ended),
+            DatabaseError::TooManyClients(most) => TxError::TooManyClients(most),
+            DatabaseError::Grant(GrantError::LeaseLost { region }) => {
+                TxError::Ended(Ended::LeaseEnded(region))
+            }
+            error => TxError::Ended(Ended::Failed(error.to_string())),
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use prost::Message;
 use crate::error::DatabaseError;
 
 /// First in each file: what it is, and of which version.
-const MAGIC: &[u8; 16] = b"farpool-namdb 2\n";
+const MAGIC: &[u8; 16] = b"farpool-namdb 3\n";
 /// Longest file: the keys of as many regions as there can be.
 const MOST_BYTES: u64 = 4 << 20;
 
@@ -130,7 +130,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("notes.txt");
         assert!(matches!(DatabaseFile::load(&path), Err(DatabaseError::File { .. })));
-        std::fs::write(&path, b"farpool-namdb 2\nnothing").unwrap();
+        std::fs::write(&path, b"farpool-namdb 3\nnothing").unwrap();
         assert!(DatabaseFile::load(&path).unwrap_err().to_string().contains("not the file of a database"));
     }
 

@@ -6,8 +6,8 @@
 //! - A [`Client`] is a thread that runs transactions, a [`Session`] one of several users of it.
 //! - A [`Table`] has keys and rows of types that the program chooses; a [`Tx`] reads and writes them.
 //!
-//! Without threads, these are a [`MemberCore`] and a [`ClientCore`] in an [`Environment`]; simulations run
-//! them in one of their own.
+//! [`MemberCore`] and [`ClientCore`] are the same without threads. They run in an [`Environment`]: a process,
+//! or a simulated world.
 //!
 //! `docs/src/namdb.md` tells how to use it, and `docs/src/txn.md` why it is right. Here are threads, files
 //! and the catalog; the engine is crate `txn`.
@@ -18,6 +18,8 @@ mod database;
 mod environment;
 mod error;
 mod file;
+mod handle;
+mod key;
 mod maps;
 mod member;
 mod rules;
@@ -30,14 +32,17 @@ pub mod work;
 mod workers;
 
 pub use catalog::TableInfo;
-pub use client::{Client, ClientCore, Open, Session};
+pub use client::{BusyGuard, Client, ClientCore, Session};
 pub use database::{CreateOptions, Credentials, Database, Process, Reach};
 pub use environment::{Environment, News, Timing};
 pub use error::{DatabaseError, Ended, TxError};
+pub use farpool_txn::LayoutError;
 pub use farpool_txn::recovery::Fate;
 pub use farpool_wire::Version;
 pub use file::DatabaseFile;
-pub use member::{Begun, DutyKind, MemberCore, MemberInfo};
+pub use handle::ClientHandle;
+pub use key::{Key, KeyBytes};
+pub use member::{BegunDuty, DutyKind, MemberCore, MemberInfo};
 pub use rules::MemberRules;
-pub use table::{Key, Table, TableOptions};
+pub use table::{Table, TableOptions};
 pub use transacting::Tx;

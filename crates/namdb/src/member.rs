@@ -3,7 +3,7 @@
 //!
 //! D1. A member works under grants of its own. Once it has a seat, others fence these before they roll back
 //!     what it left.
-//! D2. It sends heartbeats from a task that does nothing else for long. Once it was shut out, nothing that it
+//! D2. It sends heartbeats from a task that does nothing else for long. Once it is evicted, nothing that it
 //!     does takes effect, and its clients are told so.
 //! D3. It gives its seat back only when nothing of it is in flight. Otherwise the others recover the seat, as
 //!     after a member that has died.
@@ -31,20 +31,19 @@ use parking_lot::Mutex;
 
 use crate::environment::{Environment, Timing};
 use crate::error::{DatabaseError, Ended};
-use crate::workers::Workers;
-pub(crate) use ending::told;
+use crate::workers::Places;
 #[cfg(test)]
 pub(crate) use joining::add_grants;
 pub(crate) use joining::attach_all;
 pub use living::MemberInfo;
 
-/// Tables of which a member remembers what it has taken of their indexes, though no client has them open.
+/// Most tables whose spares a member keeps; above that, it drops those of tables that no client has open.
 const MOST_SPARES: usize = 1_024;
-/// Heartbeats of a member within the time after which it is taken for dead: some may be late.
+/// Heartbeats of a member per heartbeat timeout (*patience*): some may be late.
 const BEATS: u32 = 10;
 
 /// A member of a database. Its parts are futures that run side by side, each with an endpoint of its own:
-/// [`take_part`](Self::take_part), [its duties](Self::serve), and its [clients](crate::ClientCore).
+/// [the main one](Self::run_main_part), [its duties](Self::run_duty), and its [clients](crate::ClientCore).
 pub struct MemberCore<E> {
     environment: E,
     layout: DatabaseLayout,
@@ -53,15 +52,14 @@ pub struct MemberCore<E> {
     seat: Seat,
     slot: Arc<SharedSlot>,
     patience: Duration,
-    /// Places of clients.
-    pub(crate) workers: Arc<Workers>,
+    /// The places of its clients.
+    pub(crate) places: Arc<Places>,
     duties: Duties,
     /// The cut that the fetcher has read last, if there is a fetcher.
     fetched: Option<Arc<Fetched>>,
-    /// Slabs of tables, by the table's first record: what the member knows of its chunks is known to all its
-    /// clients, as long as it is a member.
+    /// Slabs, by the first record of their table. All clients share what the member knows of the chunks.
     slabs: Mutex<BTreeMap<u64, Arc<Slab>>>,
-    /// What the member has taken of tables' indexes, likewise.
+    /// Record numbers and buckets that the member has taken of tables' indexes for later use, likewise.
     spares: Mutex<BTreeMap<u64, Arc<IndexSpares>>>,
     /// A client changes the catalog.
     pub(crate) changes_catalog: AtomicBool,
@@ -100,12 +98,12 @@ impl DutyKind {
 }
 
 /// A duty that has begun: the seat is not given back before it has ended.
-pub struct Begun {
+pub struct BegunDuty {
     kind: DutyKind,
     duty: Duty,
 }
 
-impl Begun {
+impl BegunDuty {
     /// Which duty it is.
     pub fn kind(&self) -> DutyKind {
         self.kind
@@ -155,14 +153,15 @@ impl<E: Environment> MemberCore<E> {
         self.fetched.as_ref()
     }
 
-    /// Begins a duty. All duties begin before the first part of the member runs.
-    pub fn begin(&self, kind: DutyKind) -> Begun {
-        Begun { kind, duty: self.duties.begin(kind.name()) }
+    /// Begins a duty. Call it for all duties before any part runs, so that the seat is not given back early.
+    pub fn begin_duty(&self, kind: DutyKind) -> BegunDuty {
+        BegunDuty { kind, duty: self.duties.begin(kind.name()) }
     }
 
     /// Does a duty until the member has ended.
-    pub async fn serve(&self, begun: Begun, endpoint: Endpoint) {
-        let Begun { kind, duty } = begun;
+    pub async fn run_duty(&self, begun: BegunDuty, endpoint: Endpoint) {
+        let BegunDuty { kind, duty } = begun;
+        let mut ends_if_dropped = EndsIfDropped { member: self, part: Some(kind.name()) };
         let done = async {
             let memory = self.memory(endpoint).await?;
             match kind {
@@ -175,12 +174,13 @@ impl<E: Environment> MemberCore<E> {
             Ok(())
         };
         let _ = self.or_end(done).await; // the member has ended, and knows why
+        ends_if_dropped.part = None;
     }
 
     /// A client's or a part's access to all regions.
     ///
     /// # Errors
-    /// When a node does not answer, or has shut this member out.
+    /// When a node does not answer, or this member was evicted.
     pub async fn memory(&self, endpoint: Endpoint) -> Result<Memory, DatabaseError> {
         attach_all(&self.environment, endpoint, &self.grants).await
     }
@@ -216,11 +216,11 @@ impl<E: Environment> MemberCore<E> {
     /// # Errors
     /// Why not.
     pub fn check(&self) -> Result<(), Ended> {
-        if self.is_over() { Err(self.ended()) } else { Ok(()) }
+        if self.is_over() { Err(self.end_reason()) } else { Ok(()) }
     }
 
-    /// Why the member has ended.
-    pub fn ended(&self) -> Ended {
+    /// Why the member has ended; [`Ended::Closed`] if it has not.
+    pub fn end_reason(&self) -> Ended {
         self.ended.lock().clone().unwrap_or(Ended::Closed)
     }
 
@@ -255,6 +255,22 @@ impl<E: Environment> MemberCore<E> {
         let until = endpoint.now_ns() + long.as_nanos() as u64;
         while endpoint.now_ns() < until && !self.is_over() {
             endpoint.sleep(long.min(self.timing().role_pause)).await;
+        }
+    }
+}
+
+/// Ends the member if this is dropped while there is a part, which was dropped half-way then.
+struct EndsIfDropped<'a, E: Environment> {
+    member: &'a MemberCore<E>,
+    part: Option<&'static str>,
+}
+
+impl<E: Environment> Drop for EndsIfDropped<'_, E> {
+    fn drop(&mut self) {
+        if let Some(part) = self.part {
+            self.member.end(Ended::Failed(format!(
+                "the {part} of this compute server was stopped: open the database again"
+            )));
         }
     }
 }

@@ -6,7 +6,7 @@
 use farpool_txn::membership::SeatRules;
 use farpool_txn::{Rules, Shipped};
 
-/// What decides whose memory is whose, and which clients are idle.
+/// What decides when memory is reused, which clients are idle, and who looks at the catalog.
 pub trait MemberRules: Rules + SeatRules {
     /// Whether a dropped table keeps its memory until the horizon has the drop (C4).
     fn keeps_memory_for_snapshots() -> bool {
@@ -28,7 +28,7 @@ pub trait MemberRules: Rules + SeatRules {
         true
     }
 
-    /// Whether the collector learns of tables.
+    /// Whether the collector reads the catalog, and so moves old versions of tables.
     fn collects_tables() -> bool {
         true
     }

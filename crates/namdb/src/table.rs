@@ -11,54 +11,8 @@ use serde::de::DeserializeOwned;
 use crate::catalog::TableRow;
 use crate::environment::Environment;
 use crate::error::TxError;
+use crate::key::{Key, KeyBytes};
 use crate::member::MemberCore;
-
-/// What a key is made of: bytes, as many for each key of the type.
-pub trait Key {
-    /// How many.
-    const BYTES: usize;
-
-    /// The bytes; keys that differ have others.
-    fn encode(&self) -> impl AsRef<[u8]>;
-}
-
-macro_rules! numbers_are_keys {
-    ($($number:ty),*) => {$(
-        impl Key for $number {
-            const BYTES: usize = size_of::<$number>();
-
-            fn encode(&self) -> impl AsRef<[u8]> {
-                self.to_le_bytes()
-            }
-        }
-    )*};
-}
-
-numbers_are_keys!(u16, u32, u64, u128, i16, i32, i64, i128);
-
-impl<const BYTES: usize> Key for [u8; BYTES] {
-    const BYTES: usize = BYTES;
-
-    fn encode(&self) -> impl AsRef<[u8]> {
-        self
-    }
-}
-
-impl<A: Key, B: Key> Key for (A, B) {
-    const BYTES: usize = A::BYTES + B::BYTES;
-
-    fn encode(&self) -> impl AsRef<[u8]> {
-        [self.0.encode().as_ref(), self.1.encode().as_ref()].concat()
-    }
-}
-
-impl<A: Key, B: Key, C: Key> Key for (A, B, C) {
-    const BYTES: usize = A::BYTES + B::BYTES + C::BYTES;
-
-    fn encode(&self) -> impl AsRef<[u8]> {
-        [self.0.encode().as_ref(), self.1.encode().as_ref(), self.2.encode().as_ref()].concat()
-    }
-}
 
 /// Room that even a table of a few rows has for old versions of them: these may be written often.
 const LEAST_OVERFLOW_BYTES: u64 = 128 << 10;
@@ -89,6 +43,9 @@ pub struct TableOptions {
     /// Bytes of the longest row, if those that take more than `row_bytes` are to lie in a slab beside the
     /// table.
     pub longest: Option<usize>,
+    /// Bytes of the longest key, where keys are of any length: a string takes one byte more than it has, and
+    /// one for each zero byte. At most 256.
+    pub key_bytes: usize,
     /// Bytes of that slab. `None`: room for as many of the longest rows as the table has keys.
     pub slab_bytes: Option<u64>,
 }
@@ -96,8 +53,20 @@ pub struct TableOptions {
 impl TableOptions {
     /// For so many keys, with rows of up to 64 bytes.
     pub fn rows(rows: u64) -> TableOptions {
-        let (longest, slab_bytes) = (None, None);
-        TableOptions { rows, row_bytes: 64, old_versions: 8, overflow: None, longest, slab_bytes }
+        TableOptions {
+            rows,
+            row_bytes: 64,
+            old_versions: 8,
+            overflow: None,
+            longest: None,
+            key_bytes: 64,
+            slab_bytes: None,
+        }
+    }
+
+    /// With keys of up to so many bytes, if keys are of any length.
+    pub fn key_bytes(self, key_bytes: usize) -> TableOptions {
+        TableOptions { key_bytes, ..self }
     }
 
     /// With rows of up to so many bytes.
@@ -150,9 +119,11 @@ impl TableOptions {
 
 /// A table, as one thread works with it: rows `V`, each known by a key `K`. What a row looks like is the
 /// programs' to agree upon.
-pub struct Table<K, V> {
+pub struct Table<K: ?Sized, V> {
     name: String,
     first_record: u64,
+    /// Of each key.
+    key_bytes: usize,
     /// Of a row, at most.
     row_bytes: usize,
     /// Rows are of any length up to that; else all are padded.
@@ -162,18 +133,18 @@ pub struct Table<K, V> {
     known_since: u64,
     /// ...and when it was last seen to be there.
     checked_at: Cell<u64>,
-    types: PhantomData<fn(K) -> V>,
+    types: PhantomData<fn(&K) -> V>,
 }
 
-impl<K: Key, V> Table<K, V> {
+impl<K: Key + ?Sized, V> Table<K, V> {
     pub(crate) fn new<E: Environment>(
         member: &MemberCore<E>,
         name: &str,
         row: TableRow,
         schema: u64,
     ) -> Result<Self, TxError> {
-        if row.key_bytes as usize != K::BYTES {
-            let what = format!("keys of {} bytes, not {}", row.key_bytes, K::BYTES);
+        if row.key_type != K::type_name() {
+            let what = format!("keys of type {}, not {}", row.key_type, K::type_name());
             return Err(TxError::OtherShape { table: name.to_owned(), what });
         }
         let damaged = || TxError::Damaged(format!("table {name}: its row in the catalog makes no sense"));
@@ -181,6 +152,7 @@ impl<K: Key, V> Table<K, V> {
         Ok(Table {
             name: name.to_owned(),
             first_record: row.first_record,
+            key_bytes: row.key_bytes as usize,
             row_bytes: row.most_bytes() as usize,
             has_slab: row.has_slab(),
             keyed,
@@ -189,9 +161,15 @@ impl<K: Key, V> Table<K, V> {
             types: PhantomData,
         })
     }
+
+    /// The bytes of a key, as many as each key of this table has.
+    pub(crate) fn encode_key(&self, key: &K) -> Result<KeyBytes, TxError> {
+        let too_long = || TxError::KeyTooLong { table: self.name.clone(), most: self.key_bytes };
+        KeyBytes::of(key).into_padded(self.key_bytes).ok_or_else(too_long)
+    }
 }
 
-impl<K, V> Table<K, V> {
+impl<K: ?Sized, V> Table<K, V> {
     /// By which it is found.
     pub fn name(&self) -> &str {
         &self.name
@@ -229,7 +207,7 @@ impl<K, V> Table<K, V> {
     }
 }
 
-impl<K, V: Serialize> Table<K, V> {
+impl<K: ?Sized, V: Serialize> Table<K, V> {
     pub(crate) fn encode(&self, row: &V) -> Result<Vec<u8>, TxError> {
         let wrong = |_| TxError::WrongType(self.name.clone());
         let mut bytes = postcard::to_stdvec(row).map_err(wrong)?;
@@ -245,7 +223,7 @@ impl<K, V: Serialize> Table<K, V> {
     }
 }
 
-impl<K, V: DeserializeOwned> Table<K, V> {
+impl<K: ?Sized, V: DeserializeOwned> Table<K, V> {
     pub(crate) fn decode(&self, bytes: &[u8]) -> Result<V, TxError> {
         let (row, _) = postcard::take_from_bytes(bytes).map_err(|_| TxError::WrongType(self.name.clone()))?;
         Ok(row)
@@ -266,12 +244,5 @@ mod tests {
         let small = long.slab_bytes(1).slab_each(3).unwrap();
         assert!(small.longest() >= 40_000 && small.chunks() >= LEAST_CHUNKS - 1, "{small:?}");
         assert!(long.longest(2 << 20).slab_each(1).is_none());
-    }
-
-    #[test]
-    fn keys_of_several_parts_have_the_bytes_of_all() {
-        assert_eq!(<(u16, u32, [u8; 3])>::BYTES, 9);
-        let key = (0x0102_u16, 3_u32, *b"abc");
-        assert_eq!(key.encode().as_ref(), [2, 1, 3, 0, 0, 0, b'a', b'b', b'c']);
     }
 }

@@ -2,6 +2,7 @@
 
 mod caring;
 mod connections;
+mod programs;
 mod proxy;
 mod rig;
 mod shut_out;

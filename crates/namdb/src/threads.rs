@@ -1,4 +1,4 @@
-//! Service threads of a compute server, which run until its part in the database ends.
+//! Service threads of a compute server, which run until its member has ended.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -15,14 +15,14 @@ pub(crate) fn start(
     run: impl FnOnce(&MemberCore<Process>) + Send + 'static,
 ) -> Result<JoinHandle<()>, DatabaseError> {
     let core = core.clone();
-    let serve = move || or_panic(name, || run(&core), |why| core.end(why));
+    let serve = move || end_on_panic(name, || run(&core), |why| core.end(why));
     std::thread::Builder::new().name(format!("db-{name}")).spawn(serve).map_err(DatabaseError::Thread)
 }
 
-/// Returns what `run` returns. If it panics, the process's part in the database ends first: others take over
-/// the thread's roles only once this process is shut out.
-fn or_panic<T>(name: &str, run: impl FnOnce() -> T, ends: impl FnOnce(Ended)) -> T {
-    // Nothing that `run` has used is used afterwards: the whole part has ended.
+/// Returns what `run` returns. If it panics, the member ends first: others take over the thread's roles only
+/// once this member is evicted.
+fn end_on_panic<T>(name: &str, run: impl FnOnce() -> T, ends: impl FnOnce(Ended)) -> T {
+    // Nothing that `run` has used is used afterwards: the whole member has ended.
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         ends(Ended::Failed(format!(
             "the {name} of this compute server has panicked: open the database again"
@@ -47,10 +47,11 @@ mod tests {
             let _duty = duty;
             panic!("on purpose");
         };
-        let thread = || or_panic::<()>("publisher", run, |why| ended.set(Some((why, duties.are_in_doubt()))));
+        let thread =
+            || end_on_panic::<()>("publisher", run, |why| ended.set(Some((why, duties.are_in_doubt()))));
         assert!(catch_unwind(AssertUnwindSafe(thread)).is_err(), "the panic goes on, so `join` returns it");
         let (why, is_in_doubt) = ended.take().unwrap();
         assert!(why.to_string().contains("publisher") && is_in_doubt, "{why}");
-        assert_eq!(or_panic("publisher", || 7, |_| panic!("nothing has happened")), 7);
+        assert_eq!(end_on_panic("publisher", || 7, |_| panic!("nothing has happened")), 7);
     }
 }

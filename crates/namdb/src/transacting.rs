@@ -8,8 +8,9 @@ use serde::de::DeserializeOwned;
 
 use crate::catalog::{Catalog, TableInfo, TableRow};
 use crate::error::{Stop, TxError, of_key};
+use crate::key::Key;
 use crate::rules::MemberRules;
-use crate::table::{Key, Table};
+use crate::table::Table;
 
 /// A transaction under way: it reads one snapshot, and its own writes. What it has written takes effect when
 /// its body returns.
@@ -44,13 +45,14 @@ impl<'a, R: MemberRules> Tx<'a, R> {
     ///
     /// # Errors
     /// When it cannot be read, or the table was dropped.
-    pub async fn get<K: Key, V: DeserializeOwned>(
+    pub async fn get<K: Key + ?Sized, V: DeserializeOwned>(
         &mut self,
         table: &Table<K, V>,
         key: impl Borrow<K>,
     ) -> Result<Option<V>, TxError> {
         self.check(table).await?;
-        let found = table.keyed().get(&self.transaction, key.borrow().encode().as_ref()).await;
+        let key = table.encode_key(key.borrow())?;
+        let found = table.keyed().get(&self.transaction, &key).await;
         let row = self.told(table.name(), found)?;
         row.data.map(|data| table.decode(&data)).transpose()
     }
@@ -59,15 +61,15 @@ impl<'a, R: MemberRules> Tx<'a, R> {
     ///
     /// # Errors
     /// [`TxError::Duplicate`] if it has one; [`TxError::Full`]; or when the table was dropped.
-    pub async fn insert<K: Key, V: Serialize>(
+    pub async fn insert<K: Key + ?Sized, V: Serialize>(
         &mut self,
         table: &Table<K, V>,
         key: impl Borrow<K>,
         row: impl Borrow<V>,
     ) -> Result<(), TxError> {
         self.check(table).await?;
-        let data = table.encode(row.borrow())?;
-        let done = table.keyed().insert(&mut self.transaction, key.borrow().encode().as_ref(), &data).await;
+        let (key, data) = (table.encode_key(key.borrow())?, table.encode(row.borrow())?);
+        let done = table.keyed().insert(&mut self.transaction, &key, &data).await;
         self.told(table.name(), done).map(drop)
     }
 
@@ -75,15 +77,15 @@ impl<'a, R: MemberRules> Tx<'a, R> {
     ///
     /// # Errors
     /// [`TxError::NoSuchKey`] if it has none; or when the table was dropped.
-    pub async fn update<K: Key, V: Serialize>(
+    pub async fn update<K: Key + ?Sized, V: Serialize>(
         &mut self,
         table: &Table<K, V>,
         key: impl Borrow<K>,
         row: impl Borrow<V>,
     ) -> Result<(), TxError> {
         self.check(table).await?;
-        let data = table.encode(row.borrow())?;
-        let done = table.keyed().update(&mut self.transaction, key.borrow().encode().as_ref(), &data).await;
+        let (key, data) = (table.encode_key(key.borrow())?, table.encode(row.borrow())?);
+        let done = table.keyed().update(&mut self.transaction, &key, &data).await;
         self.told(table.name(), done).map(drop)
     }
 
@@ -91,19 +93,20 @@ impl<'a, R: MemberRules> Tx<'a, R> {
     ///
     /// # Errors
     /// As [`update`](Self::update).
-    pub async fn delete<K: Key, V>(
+    pub async fn delete<K: Key + ?Sized, V>(
         &mut self,
         table: &Table<K, V>,
         key: impl Borrow<K>,
     ) -> Result<(), TxError> {
         self.check(table).await?;
-        let done = table.keyed().delete(&mut self.transaction, key.borrow().encode().as_ref()).await;
+        let key = table.encode_key(key.borrow())?;
+        let done = table.keyed().delete(&mut self.transaction, &key).await;
         self.told(table.name(), done).map(drop)
     }
 
     /// Whether the table is there for this transaction. Asks only where tables were made or dropped since
     /// this was known.
-    async fn check<K: Key, V>(&mut self, table: &Table<K, V>) -> Result<(), TxError> {
+    async fn check<K: Key + ?Sized, V>(&mut self, table: &Table<K, V>) -> Result<(), TxError> {
         let schema = self.schema();
         if table.checked_at() == schema || !R::looks_at_the_catalog() {
             return Ok(());

@@ -22,7 +22,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::client::Client;
 use crate::error::{DatabaseError, Stop, TxError, of_key};
-use crate::table::{Key, Table, TableOptions};
+use crate::key::KeyBytes;
+use crate::table::{Table, TableOptions};
 use crate::workers::Place;
 
 /// The table that the work is done on.
@@ -179,19 +180,16 @@ impl<'a> Work<'a> {
         let worker = block_on(&endpoint, async {
             let memory = match member.memory(endpoint.clone()).await {
                 Ok(memory) => memory,
-                Err(error) => return Err(member.explained(&endpoint, error).await),
+                Err(error) => return Err(member.find_cause(&endpoint, error).await),
             };
             let worker = Worker::sharing(memory, member.at().oracle(), member.slot().clone());
             let worker = worker.expect("the oracle has a slot for each member");
-            Ok(member.announced(worker, place.number()).await)
+            Ok(member.announce_in_place(worker, place.number()).await)
         })?;
         let worker = match worker {
             Ok(worker) => Rc::new(worker),
-            Err(error) => {
-                // Its word may be there, or still land.
-                place.keep();
-                return Err(member.fails(error.into()));
-            }
+            // Its announcement may have landed, or may still land: the place is kept.
+            Err(error) => return Err(member.end_after(error.into())),
         };
         STRIKE.set(strike);
         let (keyed, longest, session) = (table.keyed(), table.longest(), Session::new());
@@ -213,7 +211,7 @@ impl<'a> Work<'a> {
     pub fn run_one(&mut self) -> Result<bool, WorkError> {
         let endpoint = self.worker.memory().endpoint().clone();
         block_on(&endpoint, self.transact()).map_err(|error| match error {
-            WorkError::Database(error) => self.client.block_on(self.client.core().explained(error)).into(),
+            WorkError::Database(error) => self.client.block_on(self.client.core().find_cause(error)).into(),
             other => other,
         })
     }
@@ -311,11 +309,10 @@ impl<'a> Work<'a> {
         writes: bool,
         value: Option<u64>,
     ) -> Result<(), Touch> {
-        let key = row.encode();
-        let key = key.as_ref();
+        let key = KeyBytes::of(&row);
         seen.touched += 1;
         let is_first = !seen.writes.iter().any(|write| write.record == row);
-        let found = self.keyed.get(transaction, key).await.map_err(Touch::of)?;
+        let found = self.keyed.get(transaction, &key).await.map_err(Touch::of)?;
         if is_first {
             let value = self.value_of(&found).ok_or(Touch::Failed(WorkError::Torn(row)))?;
             seen.reads.push(Read { record: row, version: found.version, value });
@@ -326,9 +323,9 @@ impl<'a> Work<'a> {
         let data = value.map(|value| self.row_of(value));
         let replaced = match (&found.data, &data) {
             (None, None) => return Ok(()), // nothing to delete
-            (None, Some(data)) => self.keyed.insert(transaction, key, data).await,
-            (Some(_), Some(data)) => self.keyed.update(transaction, key, data).await,
-            (Some(_), None) => self.keyed.delete(transaction, key).await,
+            (None, Some(data)) => self.keyed.insert(transaction, &key, data).await,
+            (Some(_), Some(data)) => self.keyed.update(transaction, &key, data).await,
+            (Some(_), None) => self.keyed.delete(transaction, &key).await,
         };
         let replaced = replaced.map_err(Touch::of)?;
         match seen.writes.iter_mut().find(|write| write.record == row) {
@@ -371,7 +368,7 @@ impl Drop for Work<'_> {
         let Some(place) = self.place.take() else { return };
         let endpoint = self.worker.memory().endpoint().clone();
         let left = block_on(&endpoint, self.worker.leave());
-        self.client.core().member().has_left_place(place, left);
+        self.client.core().member().return_place(place, left);
     }
 }
 

@@ -32,6 +32,7 @@ use tokio::runtime::{Handle, Runtime};
 use tonic::transport::Channel;
 
 use crate::NODE_DEADLINE;
+use crate::blocking::outside_of_runtimes;
 use crate::error::{GrantError, JointError, PoolError};
 use crate::holder::{ClientGrant, Holder, Renewal};
 use crate::keeper::{ACQUIRE_DEADLINE, REQUEST_DEADLINE, first_view, no_broker};
@@ -127,6 +128,10 @@ impl JointLeases {
     /// # Errors
     /// When there are fewer, or they cannot be worked with: those that were leased are given back, or expire.
     pub fn acquire(config: &PoolConfig, regions: u32) -> Result<JointLeases, JointError> {
+        outside_of_runtimes(|| Self::acquire_here(config, regions))
+    }
+
+    fn acquire_here(config: &PoolConfig, regions: u32) -> Result<JointLeases, JointError> {
         let view = first_view(config)?;
         let runtime = runtime()?;
         let owner = random_id();
@@ -145,10 +150,12 @@ impl JointLeases {
     /// # Errors
     /// When a lease has ended, or its node does not answer.
     pub fn join(keys: JointKeys, transport: Transports, tls: Option<Tls>) -> Result<JointLeases, JointError> {
-        let runtime = runtime()?;
-        let mut holder = Holder::new(OwnerId(keys.owner), keys.region_bytes);
-        runtime.block_on(adopt_all(&keys, &mut holder, tls.as_ref()))?;
-        Self::start(runtime, keys, holder, transport, tls)
+        outside_of_runtimes(|| {
+            let runtime = runtime()?;
+            let mut holder = Holder::new(OwnerId(keys.owner), keys.region_bytes);
+            runtime.block_on(adopt_all(&keys, &mut holder, tls.as_ref()))?;
+            Self::start(runtime, keys, holder, transport, tls)
+        })
     }
 
     fn start(
@@ -263,10 +270,12 @@ impl JointLeases {
     pub fn release(self) {
         let shared = self.shared.clone();
         drop(self);
-        if let Ok(runtime) = runtime() {
+        outside_of_runtimes(|| {
             // A lease that is not released expires.
-            runtime.block_on(release_all(&shared.keys, shared.tls.as_ref()));
-        }
+            if let Ok(runtime) = runtime() {
+                runtime.block_on(release_all(&shared.keys, shared.tls.as_ref()));
+            }
+        });
     }
 
     /// Runs a request on the thread that renews. The caller may wait on any executor.

@@ -27,6 +27,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use crate::adoption::Adoption;
+use crate::blocking::outside_of_runtimes;
 use crate::error::PoolError;
 use crate::holder::{GrowthOutcome, Renewal};
 use crate::pool::{PoolConfig, Shared};
@@ -66,8 +67,7 @@ pub(crate) struct View {
 /// Asks the broker for the pool's size, to learn whether it is there. Waits a little for its first node: one
 /// that was started together with the broker may not have registered yet.
 pub(crate) fn first_view(config: &PoolConfig) -> Result<View, PoolError> {
-    let runtime = runtime().map_err(PoolError::Start)?;
-    runtime.block_on(async {
+    block_on(async {
         let broker = BrokerClient::new(dial(&config.broker, config.tls.as_ref())?);
         let started = tokio::time::Instant::now();
         loop {
@@ -84,8 +84,7 @@ pub(crate) fn first_view(config: &PoolConfig) -> Result<View, PoolError> {
 
 /// Renews the leases of an earlier process, as far as their nodes answer.
 pub(crate) fn adopt(config: &PoolConfig, stock: &Stock, adoption: &mut Adoption) -> Result<(), PoolError> {
-    let runtime = runtime().map_err(PoolError::Start)?;
-    runtime.block_on(async {
+    block_on(async {
         let give_up_at = tokio::time::Instant::now() + ADOPT_WITHIN;
         loop {
             let mut asked = tokio::task::JoinSet::new();
@@ -129,6 +128,11 @@ pub(crate) fn no_broker(status: &Status) -> String {
         }
         Some(_) => reason, // the text says what to do
     }
+}
+
+/// Blocks on a runtime of its own.
+fn block_on<T: Send>(work: impl Future<Output = Result<T, PoolError>> + Send) -> Result<T, PoolError> {
+    outside_of_runtimes(|| runtime().map_err(PoolError::Start)?.block_on(work))
 }
 
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {

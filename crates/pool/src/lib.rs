@@ -20,6 +20,7 @@
 //! Not here: what extents are used for.
 
 mod adoption;
+mod blocking;
 mod borrowing;
 mod error;
 mod giving_up;

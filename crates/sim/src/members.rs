@@ -35,7 +35,7 @@ use crate::staying::Left;
 use crate::transacting::Ledger;
 use bank::Bank;
 use member::Member;
-use nemesis::Kinds;
+use nemesis::FaultKinds;
 use observer::{Observer, Watched};
 
 /// The scenario of members.
@@ -82,7 +82,7 @@ struct Run {
     patience: Duration,
     /// Versions that the ring of a record has room for.
     old_versions: usize,
-    faults: Kinds,
+    faults: FaultKinds,
     observer: Arc<Mutex<Observer>>,
     /// All members that have had a seat.
     members: RefCell<Vec<Rc<Member>>>,
@@ -126,7 +126,8 @@ impl Run {
     /// A client of a member ends because of an error.
     fn cannot_go_on(&self, member: &Member, why: &TxError) {
         self.world.note("a client of member {} ends", &[member.claim().0]);
-        if !self.faults.are_any() {
+        let never_happens = matches!(why, TxError::SnapshotTooOld | TxError::Damaged(_));
+        if never_happens || !self.faults.are_any() {
             self.ledger.complain(format!("a client of member {} cannot go on: {why}", member.claim()));
         }
     }
@@ -226,20 +227,25 @@ fn key_of(grant: Epoch) -> AccessKey {
 fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     broken::set(mutation);
     let mut random = Random::new(seed, 10);
-    let faults = Kinds::draw(&mut random);
+    let faults = FaultKinds::draw(&mut random);
     let world = world_of(seed, trace, faults, &mut random);
     let executor = Executor::new(world.clone());
     let run = Rc::new(setting(world.clone(), executor.tasks(), seed, faults, &mut random));
     member::start_drivers(&run, &mut random);
     nemesis::start(&run, &mut random);
-    nemesis::start_losses(&run, &mut Random::new(seed, 11));
+    nemesis::start_disconnects(&run, &mut Random::new(seed, 11));
     auditor::start(&run);
     let (panicked, trouble) = run_to_end(executor, RUN_NS, || run.left.get());
     trouble.into_iter().for_each(|what| run.ledger.complain(what));
     if !faults.are_any() {
-        let ended = run.members.borrow().iter().map(|member| member.core.ended()).collect::<Vec<_>>();
+        let ended = run.members.borrow().iter().map(|member| member.core.end_reason()).collect::<Vec<_>>();
         let failed = ended.into_iter().filter(|why| *why != Ended::Closed);
         failed.for_each(|why| run.ledger.complain(format!("a member ends where nothing fails: {why}")));
+        let seats = run.observer.lock().look().seats(&run.layout);
+        let left = seats.iter().filter(|seat| seat.claim.is_some()).count();
+        if left > 0 {
+            run.ledger.complain(format!("{left} members keep their seats at the end, where nothing fails"));
+        }
     }
     // Members and the run refer to each other. Without this no member would ever be dropped, and the
     // descriptors of the world's memory would stay open.
@@ -261,7 +267,7 @@ fn run(seed: u64, mutation: Option<&'static str>, trace: bool) -> RunReport {
     }
 }
 
-fn world_of(seed: u64, trace: bool, kinds: Kinds, random: &mut Random) -> World {
+fn world_of(seed: u64, trace: bool, kinds: FaultKinds, random: &mut Random) -> World {
     let mut some = |permille: u32| if kinds.are_any() && random.chance(600) { permille } else { 0 };
     let faults = Faults {
         late_permille: some(25),
@@ -274,7 +280,7 @@ fn world_of(seed: u64, trace: bool, kinds: Kinds, random: &mut Random) -> World 
 }
 
 /// One or two nodes with a database that no process has opened yet.
-fn setting(world: World, tasks: Tasks, seed: u64, faults: Kinds, random: &mut Random) -> Run {
+fn setting(world: World, tasks: Tasks, seed: u64, faults: FaultKinds, random: &mut Random) -> Run {
     let count = 1 + random.below(2);
     let layout = draw_layout(count, random);
     let regions = layout.regions.iter().map(|region| region.index + 1).max().expect("there is a root");

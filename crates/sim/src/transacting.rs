@@ -140,10 +140,6 @@ impl Transactor {
         Transactor { payload_of, ..self }
     }
 
-    pub(crate) fn complain(&self, what: String) {
-        self.ledger.complain(what);
-    }
-
     fn next_value(&self) -> u64 {
         let mut values = std::iter::repeat_with(|| self.ledger.next_name());
         values.find(|value| (self.may_write)(*value)).expect("they do not end")

@@ -1,9 +1,10 @@
-//! Where everything that each database has lies in its regions (`docs/src/namdb.md`, *what lies where*), and
-//! the addresses of it for a member. Pure.
+//! The layout of a database: where its structures lie in its regions (`docs/src/namdb.md`, *what lies
+//! where*), and their addresses for one member. Pure.
 //!
 //! ```text
-//! root region     seats | horizon | catalog | its index | tombs | maps of regions | counter | parts of the oracle | logs | tables ...
-//! other regions                                                                             parts of the oracle | logs | tables ...
+//! root region    seats | horizon | catalog | its index | tombstones | maps of regions | counter |
+//!                parts of the oracle | logs | tables ...
+//! other regions  parts of the oracle | logs | tables ...
 //! ```
 
 use std::ops::Range;
@@ -86,14 +87,14 @@ impl Limits {
 pub enum LayoutError {
     /// Ask for other numbers.
     #[error(
-        "a database has 1 to {MOST_SLOTS} compute servers; 1 to {MOST_PARTITIONS} parts of the oracle, and not more than compute servers and one; \
-         logs of whole words; and regions that are a multiple of {UNITS} bytes"
+        "a database has 1 to {MOST_SLOTS} compute servers; 1 to {MOST_PARTITIONS} parts of the oracle \
+         (at most one more than compute servers); logs of whole words; and regions that are a multiple of {UNITS} bytes"
     )]
     BadShape,
     /// Lend larger regions.
     #[error(
-        "regions of {region_bytes} bytes are too small: what every database has takes {needed}; start the nodes with a larger \
-         --region-size, or ask for fewer compute servers"
+        "regions of {region_bytes} bytes are too small: the fixed structures of a database take {needed}; \
+         start the nodes with a larger --region-size, or ask for fewer compute servers"
     )]
     RegionsTooSmall {
         /// Their size.
@@ -106,7 +107,7 @@ pub enum LayoutError {
     TooManyRegions,
 }
 
-/// Where all this lies.
+/// Where the structures of a database lie.
 #[derive(Clone, Debug)]
 pub struct DatabaseLayout {
     /// What it is for.
@@ -119,7 +120,7 @@ pub struct DatabaseLayout {
     pub members: MembersLayout,
     /// For each part of the oracle, its region and where it starts there.
     pub parts: Vec<(usize, u64)>,
-    /// The words in which clients announce snapshots, and the horizon; and where they start in the root.
+    /// Where the horizon starts in the root, and its layout, with the words for snapshots.
     pub horizon: (u64, HorizonLayout),
     /// A log's layout.
     pub log: LogLayout,
@@ -184,25 +185,25 @@ impl DatabaseLayout {
             return Err(LayoutError::RegionsTooSmall { region_bytes, needed });
         }
         let mut end = members.bytes();
-        let mut place = |bytes: u64| {
+        let mut place_in_root = |bytes: u64| {
             let start = end.next_multiple_of(ALIGN);
             end = start + bytes;
             start
         };
-        let horizon = (place(horizon.bytes() as u64), horizon);
-        let catalog = (place(catalog.bytes()), catalog);
-        let names = (place(names.bytes()), names);
-        let tombs = (place(tombs.bytes()), tombs);
-        let maps = (place(maps.bytes()), maps);
-        let counter = (place(counter.bytes()), counter);
+        let horizon = (place_in_root(horizon.bytes() as u64), horizon);
+        let catalog = (place_in_root(catalog.bytes()), catalog);
+        let names = (place_in_root(names.bytes()), names);
+        let tombs = (place_in_root(tombs.bytes()), tombs);
+        let maps = (place_in_root(maps.bytes()), maps);
+        let counter = (place_in_root(counter.bytes()), counter);
         let mut tables_from = vec![0; regions.len()];
         tables_from[0] = end.next_multiple_of(ALIGN);
         let mut nodes = Nodes::of(&regions, &mut tables_from);
         let parts = (0..usize::from(partitions))
-            .map(|part| nodes.place(part, part / nodes.count(), board.bytes() as u64))
+            .map(|part| nodes.place_on_node(part, part / nodes.count(), board.bytes() as u64))
             .collect();
         let logs = (0..=usize::from(slots))
-            .map(|slot| [slot, slot + 1].map(|number| nodes.place(number, slot, log.bytes())))
+            .map(|slot| [slot, slot + 1].map(|number| nodes.place_on_node(number, slot, log.bytes())))
             .collect();
         if let Some(&needed) = tables_from.iter().find(|&&from| from >= shape.region_bytes) {
             return Err(LayoutError::RegionsTooSmall { region_bytes: shape.region_bytes, needed });
@@ -231,7 +232,7 @@ impl DatabaseLayout {
     }
 
     /// The words in which the clients of a member announce their snapshots.
-    pub fn clients(&self, slot: Slot) -> Range<u16> {
+    pub fn client_words(&self, slot: Slot) -> Range<u16> {
         let first = slot.index() as u16 * self.limits.clients;
         first..first + self.limits.clients
     }
@@ -350,7 +351,7 @@ impl<'a> Nodes<'a> {
 
     /// Takes bytes on a node, chosen round-robin by `number`, in one of its regions, chosen likewise by
     /// `turn`.
-    fn place(&mut self, number: usize, turn: usize, bytes: u64) -> (usize, u64) {
+    fn place_on_node(&mut self, number: usize, turn: usize, bytes: u64) -> (usize, u64) {
         let node = &self.regions[number % self.regions.len()];
         let region = node[turn % node.len()];
         let start = self.ends[region];

@@ -44,6 +44,7 @@ struct Table {
     name: String,
     rows_at_most: u64,
     row_bytes: u32,
+    key_type: String,
     key_bytes: u32,
     pieces: usize,
     bytes: u64,
@@ -57,12 +58,13 @@ pub fn run(args: StatusArgs) -> Result<()> {
         slot: member.slot,
         beats: member.beats,
         publishes: member.publishes,
-        is_looked_after: member.is_looked_after,
+        is_looked_after: member.is_being_recovered,
     });
     let tables = database.client()?.tables()?.into_iter().map(|table| Table {
         name: table.name,
         rows_at_most: table.rows,
         row_bytes: table.row_bytes,
+        key_type: table.key_type,
         key_bytes: table.key_bytes,
         pieces: table.pieces,
         bytes: table.bytes,
@@ -81,14 +83,13 @@ pub fn run(args: StatusArgs) -> Result<()> {
         tell(format!("{:<8}{:>12}  {does}", server.slot, server.beats).trim_end())?;
     }
     tell("")?;
-    tell(format!("{:<24}{:>12}{:>10}{:>10}{:>8}{:>12}", "TABLE", "ROWS", "ROW", "KEY", "PIECES", "MEMORY"))?;
+    tell(format!("{:<24}{:>12}{:>10}{:>16}{:>8}{:>12}", "TABLE", "ROWS", "ROW", "KEY", "PIECES", "MEMORY"))?;
     for table in &status.tables {
-        let Table { name, rows_at_most, row_bytes, key_bytes, pieces, bytes } = table;
+        let Table { name, rows_at_most, row_bytes, key_type, pieces, bytes, .. } = table;
         let memory = ByteSize(*bytes).to_string();
         tell(format!(
-            "{name:<24}{rows_at_most:>12}{:>10}{:>10}{pieces:>8}{memory:>12}",
-            format!("{row_bytes} B"),
-            format!("{key_bytes} B")
+            "{name:<24}{rows_at_most:>12}{:>10}{key_type:>16}{pieces:>8}{memory:>12}",
+            format!("{row_bytes} B")
         ))?;
     }
     Ok(())

@@ -10,8 +10,8 @@ use farpool_txn::{CommitError, LeaveError, Memory, MemoryError, Session, SharedS
 
 use super::Catalog;
 use crate::environment::Environment;
-use crate::error::{Ended, Stop, TxError};
-use crate::member::{MemberCore, told};
+use crate::error::{DatabaseError, Ended, Stop, TxError};
+use crate::member::MemberCore;
 use crate::workers::Place;
 
 /// Tries of a change. No other client writes there; only the log may be full for a moment.
@@ -36,32 +36,34 @@ pub(super) async fn change<T, E: Environment>(
     let _turn = Turn::wait_for(member, endpoint).await?;
     let memory = match member.memory(endpoint.clone()).await {
         Ok(memory) => memory,
-        Err(error) => return Err(told(member.explained(endpoint, error).await)),
+        Err(error) => return Err(member.find_cause(endpoint, error).await.into()),
     };
-    let place = member.take_place().map_err(told)?;
+    let place = member.take_place()?;
     let number = place.number();
     let place = Taken { member, place: Some(place) };
-    // Other members wait for the one that has the role: if its thread stands still, this member ends.
+    // If this thread stands still while others wait for the role, the member's heartbeats stop.
     let _held = member.slot().held_by(endpoint);
     match change_in_role(member, memory, number, task).await {
         Ok((changed, left)) => {
-            member.has_left_place(place.back(), left);
+            member.return_place(place.back(), left);
             changed
         }
         Err(error) => {
-            // What was sent may still land: no client changes anything until this member was shut out.
-            place.keep();
+            // What was sent may still land: no client changes anything until this member is evicted. So the
+            // place is kept until it has ended, also if this future is dropped meanwhile.
             if let TxError::Unknown(_) = error {
-                member.learns_why(endpoint).await;
+                member.wait_for_cause(endpoint).await;
             }
-            let error = member.explained_tx(endpoint, error).await;
+            let error = member.find_cause_tx(endpoint, error).await;
             member.end(Ended::Failed(error.to_string()));
+            drop(place);
             Err(error)
         }
     }
 }
 
-/// Takes the role for it, recovers the slot, and does the task. Fails if it is unknown what is in flight.
+/// Takes the catalog's role, recovers the catalog's slot, and runs the task. An outer error means that it is
+/// unknown what is in flight; what the task returned is inside.
 async fn change_in_role<T, E: Environment>(
     member: &MemberCore<E>,
     memory: Memory,
@@ -70,7 +72,7 @@ async fn change_in_role<T, E: Environment>(
 ) -> Result<Changed<T>, TxError> {
     let (at, claim, timing) = (member.at(), member.seat().claim, member.timing());
     let endpoint = memory.endpoint().clone();
-    let give_up_at = endpoint.now_ns() + timing.catalog_patience.as_nanos() as u64;
+    let give_up_at = endpoint.now_ns() + timing.catalog_timeout.as_nanos() as u64;
     while !take_role(&memory, &at.members(), Role::Catalog, claim).await.map_err(TxError::Memory)? {
         if let Err(ended) = member.check() {
             return Ok((Err(TxError::Ended(ended)), Ok(())));
@@ -82,10 +84,10 @@ async fn change_in_role<T, E: Environment>(
     }
     let slot = at.layout.catalog_slot();
     let (oracle, log) = (at.oracle(), at.log(slot));
-    let recovered = recover(&memory, &oracle, &log, slot).await.map_err(|error| told(error.into()))?;
+    let recovered = recover(&memory, &oracle, &log, slot).await.map_err(DatabaseError::from)?;
     let slot = Arc::new(SharedSlot::after(slot, log, recovered.last));
     let worker = Worker::sharing(memory, oracle, slot).expect("the oracle has a slot for it");
-    let worker = member.announced(worker, number).await?;
+    let worker = member.announce_in_place(worker, number).await?;
     let change = Change { member, worker, catalog: Catalog::new(at) };
     let changed = task(&change).await;
     let left = change.worker.leave().await;
@@ -94,8 +96,8 @@ async fn change_in_role<T, E: Environment>(
         return Err(error);
     }
     if let Err(error) = give_up_role(change.memory(), &at.members(), Role::Catalog, claim).await {
-        // What was changed is changed all the same.
-        member.fails(error.into());
+        // The change has taken effect all the same: only the member ends.
+        member.end_after(error.into());
     }
     Ok((changed, left))
 }
@@ -126,8 +128,8 @@ impl Drop for Turn<'_> {
 }
 
 /// The place of the client that changes the catalog. If it is dropped without being given [back](Self::back),
-/// by a panic for instance, the member ends: the role passes to another member only once this one is shut
-/// out.
+/// by a panic for instance, the member ends: the role passes to another member only once this one is
+/// evicted.
 struct Taken<'a, E: Environment> {
     member: &'a MemberCore<E>,
     place: Option<Place>,
@@ -138,17 +140,13 @@ impl<E: Environment> Taken<'_, E> {
     fn back(mut self) -> Place {
         self.place.take().expect("it was not given back")
     }
-
-    /// Keeps the place for good: it is unknown what is in flight.
-    fn keep(self) {
-        self.back().keep();
-    }
 }
 
 impl<E: Environment> Drop for Taken<'_, E> {
     fn drop(&mut self) {
-        let Some(place) = self.place.take() else { return };
-        place.keep();
+        if self.place.is_none() {
+            return;
+        }
         self.member.end(Ended::Failed(
             "a change of tables was interrupted half-way: open the database again".to_owned(),
         ));
@@ -161,8 +159,8 @@ impl<E: Environment> Change<'_, E> {
         self.worker.memory()
     }
 
-    /// Called between two steps of long work, while no transaction is open: it needs no old snapshot, and
-    /// shows that its thread runs.
+    /// Called between two steps of long work, while no transaction is open: announces a newer snapshot, and
+    /// shows that the thread runs.
     pub(super) async fn keep_up(&self) -> Result<(), TxError> {
         self.memory().endpoint().yield_now().await;
         Ok(self.worker.keep_up().await?)
@@ -189,8 +187,8 @@ impl<E: Environment> Change<'_, E> {
             };
             match transaction.commit().await {
                 Ok(_) => {
-                    // Waits until a snapshot has it, so that whoever is told of the table finds it. If none
-                    // comes, it is committed all the same.
+                    // Waits until a published cut has the commit, so that clients that are told of the table
+                    // find it. A failure to wait changes nothing: it is committed.
                     let _ = worker.begin(&mut session).await;
                     return Ok(done);
                 }

@@ -8,7 +8,7 @@ use farpool_txn::{DatabaseAt, Rules, Transaction};
 
 use super::changing::change;
 use super::tombs::open_tombs;
-use super::{Catalog, MOST_PIECES, PieceRow, TABLES, TableRow, key_of};
+use super::{Catalog, MOST_PIECES, MOST_TYPE_BYTES, PieceRow, TABLES, TableRow, key_of};
 use crate::environment::Environment;
 use crate::error::{Stop, TxError, of_key, of_read};
 use crate::maps::{Map, Placed, place};
@@ -19,12 +19,15 @@ use crate::table::TableOptions;
 /// when it dies.
 const SPARE_ROWS: u64 = 32;
 
-/// Makes a table.
+/// Why a table cannot be dropped for now.
+const NO_TOMB: &str = "too many tables were dropped that open snapshots still have: end long transactions";
+
+/// Creates a table.
 pub(crate) async fn create<E: Environment>(
     member: &MemberCore<E>,
     endpoint: &Endpoint,
     name: &str,
-    key_bytes: usize,
+    (key_type, key_bytes): (String, usize),
     options: &TableOptions,
 ) -> Result<(), TxError> {
     let key = key_of(name).ok_or_else(|| TxError::BadName(name.to_owned()))?;
@@ -32,6 +35,9 @@ pub(crate) async fn create<E: Environment>(
     if !(1..=MOST_KEY_BYTES).contains(&key_bytes) {
         let what = format!("no table has keys of {key_bytes} bytes: 1 to {MOST_KEY_BYTES}");
         return Err(TxError::NoSpace(what));
+    }
+    if key_type.len() > MOST_TYPE_BYTES {
+        return Err(TxError::NoSpace(format!("the type of keys {key_type} has too long a name")));
     }
     let longest = options.longest.map_or(0, |longest| longest.max(1));
     if longest > MOST_PAYLOAD_BYTES {
@@ -42,6 +48,7 @@ pub(crate) async fn create<E: Environment>(
         row_bytes: u32::try_from(row_bytes).map_err(|_| TxError::NoSpace("rows are too large".to_owned()))?,
         old_versions: u32::try_from(options.old_versions).unwrap_or(u32::MAX), // refused as too many
         longest: longest as u32,
+        key_type,
         key_bytes: key_bytes as u32,
         seed: member.environment().random(),
         ..TableRow::default()
@@ -94,10 +101,16 @@ pub(crate) async fn drop_table<E: Environment>(
                 return Ok(());
             }
         }
-        Err(TxError::NoSpace("too many tables were dropped; make one, and their memory is free again".into())
-            .into())
+        Err(TxError::NoSpace(NO_TOMB.to_owned()).into())
     };
-    change(member, endpoint, async |change| change.transact(bury).await).await
+    change(member, endpoint, async |change| match change.transact(bury).await {
+        Err(TxError::NoSpace(_)) => {
+            open_tombs(change).await?;
+            change.transact(bury).await
+        }
+        done => done,
+    })
+    .await
 }
 
 /// Numbers for the records of a new table: no other ever has them, so that what is found in its memory is

@@ -1,4 +1,4 @@
-//! A client without a thread: it runs transactions, and tries them again where others were first.
+//! A client without a thread: it runs transactions, and tries them again after conflicts.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -12,27 +12,31 @@ use farpool_wire::Version;
 use crate::catalog::{self, Catalog, TableInfo};
 use crate::environment::Environment;
 use crate::error::{DatabaseError, Ended, Stop, TxError};
+use crate::key::Key;
 use crate::member::MemberCore;
 use crate::member::living::IN_DOUBT;
-use crate::table::{Key, Table, TableOptions};
+use crate::table::{Table, TableOptions};
 use crate::transacting::Tx;
 use crate::workers::Place;
+
+/// Tries to open or create a table: between two, another client has created or dropped it.
+const OPEN_TRIES: u32 = 20;
 
 /// A client of a member. All of its futures run on one thread, with its endpoint.
 pub struct ClientCore<E: Environment> {
     member: Arc<MemberCore<E>>,
     worker: Worker<E::Rules>,
-    /// Where it announces its snapshots; there until the client leaves.
+    /// Where it announces its snapshots. `None` once it has left.
     place: Option<Place>,
     /// Transactions that are open.
-    open: Cell<u32>,
+    open_count: Cell<u32>,
     catalog: Catalog,
     /// For pauses: not secret, only different in each client.
     random: Cell<u64>,
 }
 
-/// A transaction of a client is open, until this is dropped.
-pub struct Open<'a, E: Environment> {
+/// Marks the client as busy until it is dropped: its snapshots stay protected.
+pub struct BusyGuard<'a, E: Environment> {
     client: &'a ClientCore<E>,
 }
 
@@ -55,7 +59,10 @@ impl<E: Environment> ClientCore<E> {
         let place = member.take_place()?;
         let memory = match member.memory(endpoint.clone()).await {
             Ok(memory) => memory,
-            Err(error) => return Err(member.explained(&endpoint, error).await),
+            Err(error) => {
+                place.free(); // nothing was announced
+                return Err(member.find_cause(&endpoint, error).await);
+            }
         };
         let worker = Worker::sharing(memory, member.at().oracle(), member.slot().clone());
         let worker = worker.expect("the oracle has a slot for each member");
@@ -63,19 +70,16 @@ impl<E: Environment> ClientCore<E> {
             Some(fetched) => worker.with_fetched(fetched),
             None => worker,
         };
-        let worker = match member.announced(worker, place.number()).await {
+        let worker = match member.announce_in_place(worker, place.number()).await {
             Ok(worker) => worker,
-            Err(error) => {
-                // Its word may be there, or still land.
-                place.keep();
-                return Err(member.fails(error.into()));
-            }
+            // Its announcement may have landed, or may still land: the place is kept.
+            Err(error) => return Err(member.end_after(error.into())),
         };
-        // Until it begins something, it needs no snapshot: otherwise it would pin all that there is.
+        // The client counts as idle at once: one that never begins anything must not pin versions.
         place.rest();
         let catalog = Catalog::new(member.at());
         let random = Cell::new(member.environment().random() | 1);
-        Ok(ClientCore { member, worker, place: Some(place), open: Cell::new(0), catalog, random })
+        Ok(ClientCore { member, worker, place: Some(place), open_count: Cell::new(0), catalog, random })
     }
 
     /// The member whose client it is.
@@ -83,7 +87,8 @@ impl<E: Environment> ClientCore<E> {
         &self.member
     }
 
-    /// The worker that runs its transactions. A caller that uses it itself [begins](Self::begins) first.
+    /// The worker that runs its transactions. A caller that uses it itself first [marks](Self::mark_busy) the
+    /// client as busy.
     pub fn worker(&self) -> &Worker<E::Rules> {
         &self.worker
     }
@@ -93,7 +98,7 @@ impl<E: Environment> ClientCore<E> {
         self.worker.memory().endpoint()
     }
 
-    /// Runs a transaction, and tries it again where others were first.
+    /// Runs a transaction, and tries it again after conflicts.
     ///
     /// # Errors
     /// What `body` returns, and then nothing of the transaction is left; or why it cannot be committed.
@@ -102,9 +107,9 @@ impl<E: Environment> ClientCore<E> {
         session: &mut Session,
         body: &impl AsyncFn(&mut Tx<'_, E::Rules>) -> Result<T, TxError>,
     ) -> Result<T, TxError> {
-        let _open = match self.begins().await {
-            Ok(open) => open,
-            Err(error) => return Err(self.explained(error).await),
+        let _busy = match self.mark_busy().await {
+            Ok(busy) => busy,
+            Err(error) => return Err(self.find_cause(error).await),
         };
         let timing = self.member.timing();
         let (mut pause, mut last) = (timing.first_pause, TxError::Conflict);
@@ -121,10 +126,10 @@ impl<E: Environment> ClientCore<E> {
             }
             match self.try_once(session, body).await {
                 Ok(done) => return Ok(done),
-                Err(Stop::For(error)) => return Err(self.explained(error).await),
+                Err(Stop::For(error)) => return Err(self.find_cause(error).await),
                 Err(Stop::Again(error)) => last = error,
             }
-            self.endpoint().sleep(self.below(pause)).await;
+            self.endpoint().sleep(self.random_pause(pause)).await;
             pause = (pause * 2).min(timing.longest_pause);
         }
         Err(last)
@@ -153,17 +158,16 @@ impl<E: Environment> ClientCore<E> {
         }
     }
 
-    /// Runs a transaction whose snapshot has every commit that any client was told of by now. Clients learn
-    /// of tables in other ways than from far memory: from another process, another thread, or the change of
-    /// the catalog that has just found a table of that name. None of these shares the session, which alone
-    /// would not go back.
+    /// Runs a transaction whose snapshot has every commit that any client was told of by now. A client may
+    /// learn of a table from another process or thread, or from a `create_table` that finds the name taken.
+    /// None of these shares this session, so by itself the session might begin from an older cut.
     async fn transact_up_to_date<T>(
         &self,
         session: &mut Session,
         body: &impl AsyncFn(&mut Tx<'_, E::Rules>) -> Result<T, TxError>,
     ) -> Result<T, TxError> {
         if let Err(error) = self.worker.catch_up(session).await {
-            return Err(self.explained(error.into()).await);
+            return Err(self.find_cause(error.into()).await);
         }
         self.transact(session, body).await
     }
@@ -172,21 +176,45 @@ impl<E: Environment> ClientCore<E> {
     ///
     /// # Errors
     /// When there is one of that name, or no room for it.
-    pub async fn create_table<K: Key, V>(
+    pub async fn create_table<K: Key + ?Sized, V>(
         &self,
         session: &mut Session,
         name: &str,
         options: &TableOptions,
     ) -> Result<Table<K, V>, TxError> {
-        catalog::create(&self.member, self.endpoint(), name, K::BYTES, options).await?;
+        let key = (K::type_name(), K::BYTES.unwrap_or(options.key_bytes));
+        catalog::create(&self.member, self.endpoint(), name, key, options).await?;
         self.open_table(session, name).await
+    }
+
+    /// Opens a table, or creates it if it does not exist.
+    ///
+    /// # Errors
+    /// As [`open_table`](Self::open_table) and [`create_table`](Self::create_table).
+    pub async fn open_or_create_table<K: Key + ?Sized, V>(
+        &self,
+        session: &mut Session,
+        name: &str,
+        options: &TableOptions,
+    ) -> Result<Table<K, V>, TxError> {
+        for _ in 0..OPEN_TRIES {
+            match self.open_table(session, name).await {
+                Err(TxError::NoSuchTable(_)) => {}
+                opened => return opened,
+            }
+            match self.create_table(session, name, options).await {
+                Err(TxError::TableExists(_) | TxError::NoSuchTable(_)) => {}
+                created => return created,
+            }
+        }
+        Err(TxError::CatalogBusy)
     }
 
     /// Opens a table that existed when this was called.
     ///
     /// # Errors
     /// When there is none of that name, or its keys are of another type.
-    pub async fn open_table<K: Key, V>(
+    pub async fn open_table<K: Key + ?Sized, V>(
         &self,
         session: &mut Session,
         name: &str,
@@ -221,29 +249,29 @@ impl<E: Environment> ClientCore<E> {
         let (oracle, log) = (self.member.at().oracle(), self.member.at().log(version.slot()));
         match fate(self.worker.memory(), &oracle, &log, version).await {
             Ok(fate) => Ok(fate),
-            Err(error) => Err(self.member.explained(self.endpoint(), error.into()).await),
+            Err(error) => Err(self.member.find_cause(self.endpoint(), error.into()).await),
         }
     }
 
-    /// Called before a transaction: its snapshot is protected until what this returns is dropped.
+    /// Called before a transaction: the client counts as busy until the returned guard is dropped.
     ///
     /// # Errors
     /// When the member has ended, or far memory does not answer.
-    pub async fn begins(&self) -> Result<Open<'_, E>, TxError> {
+    pub async fn mark_busy(&self) -> Result<BusyGuard<'_, E>, TxError> {
         let place = self.place.as_ref().expect("it is there until the client leaves");
-        self.open.set(self.open.get() + 1);
-        let open = Open { client: self };
-        place.wake(&self.worker, &self.member).await?;
-        Ok(open)
+        self.open_count.set(self.open_count.get() + 1);
+        let busy = BusyGuard { client: self };
+        place.begin(&self.worker, &self.member).await?;
+        Ok(busy)
     }
 
     /// The cause of a failure, where that is known.
-    pub(crate) async fn explained(&self, error: TxError) -> TxError {
-        self.member.explained_tx(self.endpoint(), error).await
+    pub(crate) async fn find_cause(&self, error: TxError) -> TxError {
+        self.member.find_cause_tx(self.endpoint(), error).await
     }
 
     /// A random time below `pause`: xorshift64.
-    fn below(&self, pause: Duration) -> Duration {
+    fn random_pause(&self, pause: Duration) -> Duration {
         let mut word = self.random.get();
         word ^= word << 13;
         word ^= word >> 7;
@@ -252,26 +280,20 @@ impl<E: Environment> ClientCore<E> {
         pause.mul_f64((word >> 11) as f64 / (1_u64 << 53) as f64)
     }
 
-    /// Ends the client: its word is cleared, and its place is free. No transaction is open. A client that is
-    /// dropped without this keeps its place, since its word may still be there.
+    /// Ends the client: its word is cleared, and its place is free. Call it when no transaction is open. A
+    /// client that is dropped without this keeps its place, since its word may still be there.
     pub async fn leave(&mut self) {
         if let Some(place) = self.place.take() {
-            self.member.has_left_place(place, self.worker.leave().await);
+            self.member.return_place(place, self.worker.leave().await);
         }
     }
 }
 
-impl<E: Environment> Drop for ClientCore<E> {
+impl<E: Environment> Drop for BusyGuard<'_, E> {
     fn drop(&mut self) {
-        self.place.take().into_iter().for_each(Place::keep);
-    }
-}
-
-impl<E: Environment> Drop for Open<'_, E> {
-    fn drop(&mut self) {
-        let ClientCore { open, place, worker, .. } = self.client;
-        open.set(open.get() - 1);
-        if let (0, Some(place)) = (open.get(), place)
+        let ClientCore { open_count, place, worker, .. } = self.client;
+        open_count.set(open_count.get() - 1);
+        if let (0, Some(place)) = (open_count.get(), place)
             && !worker.is_needed()
         {
             place.rest();

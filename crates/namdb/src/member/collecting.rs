@@ -18,7 +18,7 @@ impl<E: Environment> MemberCore<E> {
         memory: Memory,
         duty: &Duty,
     ) -> Result<(), DatabaseError> {
-        // It commits nothing. Nor does it announce its snapshots: while it reads one, no horizon goes on.
+        // It commits nothing and announces no snapshot: the horizon stands still while it reads one.
         let worker = Worker::sharing(memory, self.at().oracle(), self.slot.clone());
         let worker = worker.expect("the oracle has a slot for it");
         let (memory, timing) = (worker.memory(), self.timing());
@@ -46,13 +46,13 @@ struct Known<'a, E: Environment> {
 }
 
 impl<E: Environment> Known<'_, E> {
-    /// The tables that a cut has, or a later one has. `None`: the same as the last time.
+    /// The tables of this cut, or of a later one. `None`: the same as at the last call.
     async fn tables(&mut self, cut: &Cut) -> Result<Option<Vec<Table>>, DatabaseError> {
         if self.changes == Some(self.catalog.changes(cut)) || !E::Rules::collects_tables() {
             return Ok(None);
         }
-        // From that cut on, nothing is moved in a table that it does not have: another table may have its
-        // memory.
+        // From that cut on, versions are moved only in tables that the cut has: the memory of any other may
+        // already belong to another table.
         let mut session = Session::behind(cut);
         let transaction = self.worker.begin(&mut session).await.map_err(|error| match error {
             BeginError::Memory(error) => DatabaseError::Memory(error),
@@ -63,12 +63,13 @@ impl<E: Environment> Known<'_, E> {
             Ok(rows) => rows,
             Err(ReadError::Memory(error)) => return Err(error.into()),
             Err(error) => {
-                // Another collector would fare no better. Nothing is moved in tables that may not exist.
-                self.member.environment.tell(News::CatalogUnreadable(&error));
+                // Another collector could not read it either. Until the catalog changes, only the catalog's
+                // own versions are moved.
+                self.member.environment.report(News::CatalogUnreadable(&error));
                 Vec::new()
             }
         };
-        // Whoever opens a table complains of a row that makes no sense.
+        // A row that makes no sense is skipped: clients that open the table get the error.
         tables.extend(rows.iter().filter_map(|row| row.table(self.member.at())));
         self.changes = Some(self.catalog.changes(transaction.cut()));
         Ok(Some(tables))

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use farpool_fabric::{Endpoint, OpError, Uncertain};
-use farpool_pool::GrantError;
 use farpool_txn::recovery::RecoveryError;
 use farpool_txn::{BeginError, MemoryError};
 use farpool_wire::Refusal;
@@ -16,7 +15,7 @@ use crate::error::{DatabaseError, Ended, TxError};
 /// What a failure of far memory means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FailureKind {
-    /// This process was shut out, unless it has itself given something up half-way.
+    /// This member was evicted, unless it has itself given something up half-way.
     ShutOut,
     /// A queue can no longer be used.
     Lost,
@@ -48,9 +47,9 @@ fn memory_error(error: &DatabaseError) -> Option<&MemoryError> {
 }
 
 impl<E: Environment> MemberCore<E> {
-    /// Ends the member after a failure. What fails first is seldom the cause; if the member was shut out, the
+    /// Ends the member after a failure. What fails first is seldom the cause; if the member was evicted, the
     /// error says so.
-    pub(crate) fn fails(&self, error: DatabaseError) -> DatabaseError {
+    pub(crate) fn end_after(&self, error: DatabaseError) -> DatabaseError {
         let is_refused =
             matches!(memory_error(&error), Some(found) if FailureKind::of(found) == FailureKind::ShutOut);
         self.end(match (self.environment.lost_region(), is_refused) {
@@ -58,35 +57,35 @@ impl<E: Environment> MemberCore<E> {
             (None, true) => Ended::TakenForDead,
             (None, false) => Ended::Failed(error.to_string()),
         });
-        match self.ended() {
+        match self.end_reason() {
             Ended::Failed(_) => error,
             ended => DatabaseError::Ended(ended),
         }
     }
 
-    /// Replaces an error by its cause, where that is known: a member that was shut out is refused first, and
-    /// learns the reason a little later.
-    pub(crate) async fn explained(&self, endpoint: &Endpoint, error: DatabaseError) -> DatabaseError {
+    /// Replaces an error by its cause, where that is known: an evicted member is refused first, and learns
+    /// the reason a little later.
+    pub(crate) async fn find_cause(&self, endpoint: &Endpoint, error: DatabaseError) -> DatabaseError {
         let Some(kind) = memory_error(&error).map(FailureKind::of) else { return error };
-        self.wait_for_end(endpoint, self.patience_with(kind)).await;
+        self.wait_for_end(endpoint, self.cause_timeout(kind)).await;
         match (kind, self.check()) {
             (_, Err(ended)) => DatabaseError::Ended(ended),
-            // It is unknown what may still land. Once the others have shut this member out, nothing does.
+            // It is unknown what may still land. Once the others have evicted this member, nothing does.
             (FailureKind::Lost, Ok(())) => {
-                self.fails(error);
-                DatabaseError::Ended(self.ended())
+                self.end_after(error);
+                DatabaseError::Ended(self.end_reason())
             }
             (_, Ok(())) => error,
         }
     }
 
     /// The same for an error of a transaction.
-    pub(crate) async fn explained_tx(&self, endpoint: &Endpoint, error: TxError) -> TxError {
+    pub(crate) async fn find_cause_tx(&self, endpoint: &Endpoint, error: TxError) -> TxError {
         match error {
-            TxError::Memory(error) => told(self.explained(endpoint, error.into()).await),
+            TxError::Memory(error) => self.find_cause(endpoint, error.into()).await.into(),
             // The doubt is known before its cause.
             TxError::Ended(Ended::Failed(doubt)) if doubt == IN_DOUBT => {
-                self.learns_why(endpoint).await;
+                self.wait_for_cause(endpoint).await;
                 TxError::Ended(self.check().err().unwrap_or(Ended::Failed(doubt)))
             }
             error => error,
@@ -94,8 +93,8 @@ impl<E: Environment> MemberCore<E> {
     }
 
     /// Waits until the member's parts know why something has failed, for a limited time.
-    pub(crate) async fn learns_why(&self, endpoint: &Endpoint) {
-        self.wait_for_end(endpoint, self.patience_with(FailureKind::Lost)).await;
+    pub(crate) async fn wait_for_cause(&self, endpoint: &Endpoint) {
+        self.wait_for_end(endpoint, self.cause_timeout(FailureKind::Lost)).await;
     }
 
     async fn wait_for_end(&self, endpoint: &Endpoint, long: Duration) {
@@ -105,25 +104,12 @@ impl<E: Environment> MemberCore<E> {
         }
     }
 
-    fn patience_with(&self, kind: FailureKind) -> Duration {
+    fn cause_timeout(&self, kind: FailureKind) -> Duration {
         match kind {
             FailureKind::ShutOut => self.patience,
             // Other parts notice that, too, and may know the cause.
             FailureKind::Lost => self.patience / BEATS * 2,
             FailureKind::Other => Duration::ZERO,
         }
-    }
-}
-
-/// The error as transactions return it.
-pub(crate) fn told(error: DatabaseError) -> TxError {
-    match error {
-        DatabaseError::Memory(error)
-        | DatabaseError::Begin(BeginError::Memory(error))
-        | DatabaseError::Recovery(RecoveryError::Memory(error)) => TxError::Memory(error),
-        DatabaseError::Ended(ended) => TxError::Ended(ended),
-        DatabaseError::TooManyClients(most) => TxError::TooManyClients(most),
-        DatabaseError::Grant(GrantError::LeaseLost { region }) => TxError::Ended(Ended::LeaseEnded(region)),
-        error => TxError::Ended(Ended::Failed(error.to_string())),
     }
 }

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use super::MemberCore;
 use crate::environment::Environment;
 use crate::error::DatabaseError;
-use crate::workers::Workers;
+use crate::workers::Places;
 
 /// Tries to get grants of all regions. Each may leave a grant behind that nobody uses.
 const GRANT_TRIES: u32 = 3;
@@ -51,7 +51,7 @@ impl<E: Environment> MemberCore<E> {
         let recovered = recover(&memory, &at.oracle(), &log, seat.slot).await?;
         Ok(MemberCore {
             slot: Arc::new(SharedSlot::after(seat.slot, log, recovered.last)),
-            workers: Arc::new(Workers::new(layout.limits.clients)),
+            places: Arc::new(Places::new(layout.limits.clients)),
             environment,
             layout,
             grants,
@@ -91,7 +91,7 @@ pub(crate) async fn attach_all<E: Environment>(
     grants: &[ClientGrant],
 ) -> Result<Memory, DatabaseError> {
     let timing = environment.timing();
-    let give_up_at = endpoint.now_ns() + timing.attach_patience.as_nanos() as u64;
+    let give_up_at = endpoint.now_ns() + timing.attach_timeout.as_nanos() as u64;
     let mut memory = Memory::new(endpoint.clone());
     for grant in grants {
         let no_lease = GrantError::LeaseLost { region: grant.region };

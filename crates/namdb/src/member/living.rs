@@ -18,7 +18,7 @@ use crate::environment::{Environment, News};
 use crate::error::{DatabaseError, Ended};
 use crate::rules::MemberRules;
 
-/// Why a member ends that could go on otherwise.
+/// Why a member ends that has a commit in doubt.
 pub(crate) const IN_DOUBT: &str = "a commit of this compute server is in doubt: open the database again";
 
 /// A compute server, as its database knows it.
@@ -33,65 +33,69 @@ pub struct MemberInfo {
     /// It publishes cuts.
     pub publishes: bool,
     /// Another member recovers its seat.
-    pub is_looked_after: bool,
+    pub is_being_recovered: bool,
 }
 
 /// The heartbeats of a member.
-struct Alive<R> {
+struct Heartbeats<R> {
     vouching: Vouching<R>,
     count: u64,
-    /// The part of which it was told that it makes no progress.
+    /// The stuck part that was reported last.
     stuck: Option<Part>,
 }
 
 impl<E: Environment> MemberCore<E> {
     /// Takes part in the database until the member has ended: sends heartbeats, and at the end gives the seat
     /// back.
-    pub async fn take_part(&self, endpoint: Endpoint) {
+    pub async fn run_main_part(&self, endpoint: Endpoint) {
         let done = async {
             let memory = self.memory(endpoint).await?;
-            let alive = self.or_end(self.say_alive(&memory));
-            let (alive, forgotten) = join(alive, self.or_end(self.forget_idle(&memory))).await;
-            let mut alive = alive?;
-            forgotten?;
+            let heartbeats = self.or_end(self.send_heartbeats(&memory));
+            let (heartbeats, cleared) = join(heartbeats, self.or_end(self.clear_idle_words(&memory))).await;
+            let mut heartbeats = heartbeats?;
+            cleared?;
             // Not while a client is there, or something is in flight: then the others recover the seat.
-            if self.workers.is_empty() && self.slot.retire() {
-                self.leave(&memory, &mut alive).await?;
+            if self.places.is_empty() && self.slot.retire() {
+                self.leave(&memory, &mut heartbeats).await?;
             }
             Ok(())
         };
         let _ = self.or_end(done).await; // the member has ended, and knows why
     }
 
-    /// The result of a part of the member. If the part has failed, all of the member ends: what the part has
-    /// sent may still land, so the others must shut this member out, and that takes until its heartbeats
-    /// stop.
+    /// The result of a part of the member. A part that fails ends the whole member: what it has sent may
+    /// still land, so the member stops its heartbeats, and another member evicts it.
     pub(super) async fn or_end<T>(
         &self,
         part: impl Future<Output = Result<T, DatabaseError>>,
     ) -> Result<T, DatabaseError> {
-        part.await.map_err(|error| self.fails(error))
+        part.await.map_err(|error| self.end_after(error))
     }
 
-    async fn leave(&self, memory: &Memory, alive: &mut Alive<E::Rules>) -> Result<(), DatabaseError> {
-        // The others are to notice that a member has failed: so it sends no more heartbeats.
-        let meanwhile = async || match self.ended() {
-            Ended::Closed => self.say(alive, memory).await,
+    async fn leave(
+        &self,
+        memory: &Memory,
+        heartbeats: &mut Heartbeats<E::Rules>,
+    ) -> Result<(), DatabaseError> {
+        // A member that has failed sends no heartbeats while it leaves, so that the others notice.
+        let meanwhile = async || match self.end_reason() {
+            Ended::Closed => self.send_heartbeat(heartbeats, memory).await,
             _ => Ok(()),
         };
         let pause = self.timing().role_pause.min(self.patience / BEATS);
         let members = self.at().members();
-        leave_seat::<E::Rules, _>(memory, &members, &self.seat, &self.duties, pause, meanwhile).await?;
-        self.mark_left();
+        if leave_seat::<E::Rules, _>(memory, &members, &self.seat, &self.duties, pause, meanwhile).await? {
+            self.mark_left();
+        }
         Ok(())
     }
 
     /// Sends heartbeats until the member has ended.
-    async fn say_alive(&self, memory: &Memory) -> Result<Alive<E::Rules>, DatabaseError> {
+    async fn send_heartbeats(&self, memory: &Memory) -> Result<Heartbeats<E::Rules>, DatabaseError> {
         let vouching = Vouching::new(self.patience, self.timing().node_silence);
-        let mut alive = Alive { vouching, count: 0, stuck: None };
+        let mut heartbeats = Heartbeats { vouching, count: 0, stuck: None };
         while !self.is_over() {
-            self.say(&mut alive, memory).await?;
+            self.send_heartbeat(&mut heartbeats, memory).await?;
             if let Some(region) = self.environment.lost_region() {
                 self.end(Ended::LeaseEnded(region));
             }
@@ -101,31 +105,35 @@ impl<E: Environment> MemberCore<E> {
             }
             self.pause(memory.endpoint(), self.patience / BEATS).await;
         }
-        Ok(alive)
+        Ok(heartbeats)
     }
 
     /// Sends a heartbeat, unless a part of this member makes no progress.
-    async fn say(&self, alive: &mut Alive<E::Rules>, memory: &Memory) -> Result<(), DatabaseError> {
+    async fn send_heartbeat(
+        &self,
+        heartbeats: &mut Heartbeats<E::Rules>,
+        memory: &Memory,
+    ) -> Result<(), DatabaseError> {
         let signs = signs_of(&self.duties, &self.slot);
-        let stuck = alive.vouching.look(memory.endpoint().now_ns(), &signs);
+        let stuck = heartbeats.vouching.look(memory.endpoint().now_ns(), &signs);
         if stuck.is_none() {
-            alive.count += 1;
-            beat(memory, &self.at().members(), &self.seat, alive.count).await?;
+            heartbeats.count += 1;
+            beat(memory, &self.at().members(), &self.seat, heartbeats.count).await?;
         }
-        if alive.stuck != stuck {
-            self.environment.tell(stuck.map_or(News::Moving, News::Stuck));
-            alive.stuck = stuck;
+        if heartbeats.stuck != stuck {
+            self.environment.report(stuck.map_or(News::Progressing, News::Stuck));
+            heartbeats.stuck = stuck;
         }
         Ok(())
     }
 
     /// Clears the words of idle clients, so that the versions that their snapshots needed may go.
-    async fn forget_idle(&self, memory: &Memory) -> Result<(), DatabaseError> {
-        let (at, first) = (self.at().horizon(), self.layout.clients(self.seat.slot).start);
+    async fn clear_idle_words(&self, memory: &Memory) -> Result<(), DatabaseError> {
+        let (at, first) = (self.at().horizon(), self.layout.client_words(self.seat.slot).start);
         while !self.is_over() {
             // A commit that is in doubt may still be written: what its snapshot needs stays until this member
-            // was shut out.
-            let idle = if self.slot.is_in_doubt() { Vec::new() } else { self.workers.idle() };
+            // is evicted.
+            let idle = if self.slot.is_in_doubt() { Vec::new() } else { self.places.idle() };
             if !E::Rules::spares_busy_clients() {
                 forget(memory, &at, first..first + 1).await?;
             }
@@ -134,7 +142,7 @@ impl<E: Environment> MemberCore<E> {
                 forget(memory, &at, place..place + 1).await?;
                 // Only after the answer: before it, the write may still land, and clear the next word there,
                 // of this client or another.
-                idle.forgotten();
+                idle.word_cleared();
             }
             self.pause(memory.endpoint(), self.timing().role_pause).await;
         }
@@ -150,8 +158,9 @@ impl<E: Environment> MemberCore<E> {
         let oracle = self.at().oracle();
         let pace = oracle.pace(self.timing().oracle_look);
         let work = || {
-            let publish_part =
-                |part: &_| publish::<E::Rules>(memory, *part, pace, duty.rounds(|| self.is_over()));
+            let publish_part = |part: &_| {
+                publish::<E::Rules>(memory, *part, pace, Some(&self.slot), duty.rounds(|| self.is_over()))
+            };
             try_join_all(oracle.parts().iter().map(publish_part)).map_ok(drop)
         };
         let (at, role) = (self.at().members(), (Role::Publisher, self.seat.claim));
@@ -182,7 +191,7 @@ impl<E: Environment> MemberCore<E> {
                 let info = |(slot, seat)| self.info(slot, seat, publisher, &seats);
                 Ok((0..).zip(&seats).filter_map(info).collect())
             }
-            Err(error) => Err(self.explained(&endpoint, error).await),
+            Err(error) => Err(self.find_cause(&endpoint, error).await),
         }
     }
 
@@ -200,7 +209,7 @@ impl<E: Environment> MemberCore<E> {
             is_self: claim == self.seat.claim,
             publishes: publisher == Some(claim),
             // The word of a recoverer that has died in the meantime means nothing.
-            is_looked_after: seat.carer.is_some() && seats.iter().any(|other| other.claim == seat.carer),
+            is_being_recovered: seat.carer.is_some() && seats.iter().any(|other| other.claim == seat.carer),
         })
     }
 }

@@ -1,9 +1,9 @@
-//! The recoverer among a member's parts: it watches the other members, shuts out those that have died, and
-//! rolls back what they left.
+//! The recoverer among a member's parts: it watches the other members, evicts those that have died, and rolls
+//! back what they left.
 //!
-//! It has its own thread and its own queues to far memory, because a fence asks a node by gRPC and may take
-//! seconds, and a recovery may have much to roll back. The member's other parts go on meanwhile. Waiting for
-//! a fence counts as progress until the fence's deadline.
+//! It is a future of its own with its own queues to far memory, because a fence asks a node by gRPC and may
+//! take seconds, and a recovery may have much to roll back. The member's other parts go on meanwhile. Waiting
+//! for a fence counts as progress until the fence's deadline.
 
 use std::pin::pin;
 
@@ -46,11 +46,11 @@ impl<E: Environment> Recoverer<'_, E> {
                 lookout
                     .look(|slot, cared| match cared {
                         Ok(Some(recovered)) => {
-                            member.environment.tell(News::Recovered(slot, recovered.rolled_back.len()));
+                            member.environment.report(News::Recovered(slot, recovered.rolled_back.len()));
                         }
                         Ok(None) => {}                   // another recoverer does it
                         Err(_) if member.is_over() => {} // another recoverer will
-                        Err(error) => member.environment.tell(News::NotRecovered(slot, &error)),
+                        Err(error) => member.environment.report(News::RecoveryFailed(slot, &error)),
                     })
                     .await?;
             }
@@ -74,8 +74,8 @@ impl<E: Environment> Premises for Recoverer<'_, E> {
         self.member.at()
     }
 
-    /// A member that leaves does not wait for its fence. Carried out later, the fence still shuts out only
-    /// the member that it was meant for.
+    /// A member that leaves does not wait for its fence. Carried out later, the fence still evicts only the
+    /// member that it was meant for.
     async fn fence(&self, region: usize, grant: Epoch) -> Result<(), GrantError> {
         let region = self.member.layout.regions[region];
         let (deadline, pause) = (self.member.timing().fence_deadline, self.member.patience / BEATS);

@@ -1,11 +1,11 @@
 //! The state of a place, which says which side may write its word: the client that has the place, or the
-//! service thread.
+//! member's main part.
 //!
-//! P1. One side at a time writes the word. The service clears the word of an idle client (`Forgetting`);
+//! P1. One side at a time writes the word. The main part clears the word of an idle client (`Forgetting`);
 //!     until it has done so, the client begins nothing.
 //! P2. A place is free only once nothing is in flight that changes its word. A client that leaves while the
-//!     service clears its word leaves the place behind (`Leaving`), and the service frees it. So a late write
-//!     never meets the next client's announcement.
+//!     main part clears its word leaves the place behind (`Leaving`), and the main part frees it. So a late
+//!     write never meets the next client's announcement.
 //!
 //! The rule is a function; the shell around it is one word, generic so that a model runs this very code in
 //! every interleaving.
@@ -25,15 +25,15 @@ pub(super) enum State {
     Busy,
     /// The client has become idle.
     Resting,
-    /// The client was idle already when the service looked last.
+    /// The client was idle already when the main part looked last.
     Idle,
-    /// The service clears the word. The state lasts for ever if it cannot.
+    /// The main part clears the word. The state lasts for ever if it cannot.
     Forgetting,
     /// The word is gone.
     Forgotten,
     /// The client announces itself again; its other sessions wait until it has.
     Waking,
-    /// The client has left while the service clears the word.
+    /// The client has left while the main part clears the word.
     Leaving,
     /// No client gets the place any more: its word may still be there, or still land.
     Kept,
@@ -57,14 +57,14 @@ pub(super) enum Event {
     NotAwake,
     /// The client has nothing to do.
     Rests,
-    /// The service looks whether the client has had nothing to do since it looked last.
+    /// The main part looks whether the client has had nothing to do since it looked last.
     LookedAt,
-    /// The service has taken the word away.
+    /// The main part has cleared the word.
     WordGone,
     /// The client goes, and has taken its word away.
     Leaves,
-    /// The client goes, and its word may still be there, or come.
-    LeavesWord,
+    /// The client has gone, and its word may still be there, or still land.
+    Abandoned,
 }
 
 impl State {
@@ -85,7 +85,7 @@ impl State {
             (Event::Leaves, Forgetting) => Some(Leaving),
             // The client's announcement was interrupted, and may still land.
             (Event::Leaves, Waking) => Some(Kept),
-            (Event::LeavesWord, _) => Some(Kept),
+            (Event::Abandoned, _) => Some(Kept),
             _ => None,
         }
     }
@@ -121,7 +121,7 @@ use word;
 
 word!(AtomicU8);
 
-/// A place's state, which the client and the service share.
+/// A place's state, which the client and the main part share.
 #[derive(Debug)]
 pub(super) struct PlaceWord<W = AtomicU8>(W);
 
@@ -174,7 +174,7 @@ mod tests {
         Event::LookedAt,
         Event::WordGone,
         Event::Leaves,
-        Event::LeavesWord,
+        Event::Abandoned,
     ];
 
     #[test]
@@ -195,7 +195,7 @@ mod tests {
                     assert!(is_over, "{state:?} {event:?}");
                 }
             }
-            assert_eq!(state.after(Event::LeavesWord), Some(Kept));
+            assert_eq!(state.after(Event::Abandoned), Some(Kept));
         }
         assert!(EVENTS.iter().all(|&event| Kept.after(event).is_none_or(|after| after == Kept)));
     }

@@ -161,7 +161,7 @@ fn what_is_there_is_no_insert_and_what_is_not_is_no_update() {
             let oracle = OracleAt { piece: piece(NodeId(1), ORACLE, 0), board: Board::new(1).unwrap() };
             let (publishing, run) = (alone.memory().await, alone.run.clone());
             alone.run.tasks.spawn(alone.process, async move {
-                publish::<Shipped>(&publishing, oracle, Duration::ZERO, || run.left.get() == 0)
+                publish::<Shipped>(&publishing, oracle, Duration::ZERO, None, || run.left.get() == 0)
                     .await
                     .expect("the node is there");
             });

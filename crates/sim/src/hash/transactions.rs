@@ -91,7 +91,8 @@ impl Transactions {
         self.run.tasks.spawn(process, async move {
             let done = async {
                 let memory = here.run.memory(process, place, LAST_DEADLINE).await?;
-                publish::<Shipped>(&memory, here.oracle, Duration::ZERO, || here.run.left.get() == 0).await
+                publish::<Shipped>(&memory, here.oracle, Duration::ZERO, None, || here.run.left.get() == 0)
+                    .await
             };
             if let Err(error) = done.await {
                 here.run.complain(format!("the publisher stopped: {error}"));

@@ -44,36 +44,36 @@ pub(super) fn start(run: &Rc<Run>) {
 
 async fn audit(run: &Rc<Run>) -> Result<(), String> {
     for _ in 0..TRIES {
-        let Some(auditor) = comes_right(run).await? else {
+        let Some(auditor) = wait_until_recovered(run).await? else {
             run.world.note("no member lives, and no seat is free", &[]);
             // Their clients would wait for cuts that no member publishes.
             run.members.borrow().iter().for_each(|member| member.kill());
             return Ok(());
         };
         let audited = examine(&auditor).await;
-        // Even now a member with a heartbeat timeout that is too short may have declared it dead.
-        if auditor.lives() {
+        // Even now another member may have declared it dead, since heartbeat timeouts are short.
+        if run.observer.lock().is_open(auditor.claim()) {
             return audited;
         }
     }
-    Ok(())
+    Err("each auditor is declared dead".to_owned())
 }
 
 /// Waits until the database has recovered, and takes a seat. `None`: the database is lost.
-async fn comes_right(run: &Rc<Run>) -> Result<Option<Rc<Member>>, String> {
+async fn wait_until_recovered(run: &Rc<Run>) -> Result<Option<Rc<Member>>, String> {
     let give_up_at = run.world.now_ns() + (run.patience * PATIENCES + SLACK).as_nanos() as u64;
     let mut auditor = None;
     while !is_lost(run) {
         auditor = auditor.filter(|member: &Rc<Member>| member.lives());
         if auditor.is_none() {
-            auditor = join_in(run).await;
+            auditor = start_auditor(run).await;
         }
-        let right = is_right(run);
-        if right.is_ok() && auditor.is_some() {
+        let recovered = check_recovered(run);
+        if recovered.is_ok() && auditor.is_some() {
             return Ok(auditor);
         }
         if run.world.now_ns() > give_up_at {
-            return Err(right.err().unwrap_or_else(|| "nobody can join any more".to_owned()));
+            return Err(recovered.err().unwrap_or_else(|| "nobody can join any more".to_owned()));
         }
         run.world.sleep(PAUSE).await;
     }
@@ -88,7 +88,7 @@ fn is_lost(run: &Run) -> bool {
 }
 
 /// Starts another member. If there is no seat for it, one of the others leaves.
-async fn join_in(run: &Rc<Run>) -> Option<Rc<Member>> {
+async fn start_auditor(run: &Rc<Run>) -> Option<Rc<Member>> {
     let living: Vec<Rc<Member>> =
         run.members.borrow().iter().filter(|member| member.lives()).cloned().collect();
     if living.len() >= usize::from(run.layout.shape.slots) {
@@ -103,13 +103,13 @@ async fn join_in(run: &Rc<Run>) -> Option<Rc<Member>> {
 }
 
 /// Whether all seats and roles belong to living members, or are free where that is allowed.
-fn is_right(run: &Run) -> Result<(), String> {
+fn check_recovered(run: &Run) -> Result<(), String> {
     let root = run.observer.lock().look();
     let lives =
         |claim: Epoch| run.members.borrow().iter().any(|member| member.claim() == claim && member.lives());
     for (slot, seat) in root.seats(&run.layout).iter().enumerate() {
         if let Some(claim) = seat.claim.filter(|claim| !lives(*claim)) {
-            return Err(format!("seat {slot} is still that of member {claim}, who does not live"));
+            return Err(format!("seat {slot} is still that of member {claim}, which is dead"));
         }
     }
     for role in [Role::Publisher, Role::Collector] {
@@ -118,7 +118,7 @@ fn is_right(run: &Run) -> Result<(), String> {
         }
     }
     match root.role(&run.layout, Role::Catalog).filter(|claim| !lives(*claim)) {
-        Some(claim) => Err(format!("the catalog is still member {claim}'s, who does not live")),
+        Some(claim) => Err(format!("the catalog is still member {claim}'s, which is dead")),
         None => Ok(()),
     }
 }
@@ -136,9 +136,7 @@ async fn examine_as(auditor: &Rc<Member>, client: &Client) -> Result<(), String>
     let (run, told) = (&auditor.run, |error: TxError| error.to_string());
     ask(auditor).await.map_err(|error| error.to_string())?;
     // The member that changed the catalog last may have died.
-    for name in tables::SCRATCH {
-        tables::change(run, client, name).await.map_err(told)?;
-    }
+    tables::audit(run, client).await.map_err(told)?;
     let rows = tables::open_rows(run, client).await.map_err(told)?;
     let mut transactor = Transactor::new(&run.ledger, rows.records().clone());
     let numbers: Vec<u64> = tables::numbers(rows.records()).collect();
@@ -148,8 +146,12 @@ async fn examine_as(auditor: &Rc<Member>, client: &Client) -> Result<(), String>
     }
     let all: Vec<_> = numbers.iter().map(|&record| (record, false)).collect();
     client::transact(client, &mut transactor, &mut session, &all).await.map_err(told)?;
-    Banker::new(run, client).await.map_err(told)?.audit().await.map_err(told)?;
-    hold_a_snapshot(run, client, &mut transactor, numbers[0]).await
+    Banker::open(run, client).await.map_err(told)?.audit().await.map_err(told)?;
+    hold_a_snapshot(run, client, &mut transactor, numbers[0]).await?;
+    match run.observer.lock().has_catalog_locks() {
+        true => Err("the catalog has records that stay locked".to_owned()),
+        false => Ok(()),
+    }
 }
 
 async fn write(
@@ -177,14 +179,21 @@ async fn hold_a_snapshot(
     transactor: &mut Transactor,
     record: u64,
 ) -> Result<(), String> {
-    let _open = client.begins().await.map_err(|error| error.to_string())?;
+    let _busy = client.mark_busy().await.map_err(|error| error.to_string())?;
+    let table = transactor.table.clone();
     let (mut holding, mut writing) = (Session::new(), Session::new());
     let snapshot = client.worker().begin(&mut holding).await.map_err(|error| error.to_string())?;
+    let read = async || snapshot.read(&table, record).await.map_err(|error| error.to_string());
+    let before = read().await?;
     for _ in 0..=run.old_versions {
         let written = write(run, client, transactor, &mut writing, record).await;
         written.map_err(|why| format!("beside an open snapshot {why}"))?;
     }
-    snapshot.read(&transactor.table, record).await.map_err(|error| error.to_string()).map(drop)
+    let after = read().await?;
+    if (before.version, &before.data) != (after.version, &after.data) {
+        return Err(format!("record {record} changes in an open snapshot"));
+    }
+    Ok(())
 }
 
 async fn ask(auditor: &Rc<Member>) -> Result<(), RecoveryError> {

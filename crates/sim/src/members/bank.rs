@@ -1,4 +1,4 @@
-//! A bank: transactions by key, as programs write them, which a client tries again where others were first.
+//! A bank: transactions by key, as programs write them, which a client tries again after conflicts.
 //! Money is neither made nor lost, and each transfer that was acknowledged happened once.
 
 use std::cell::Cell;
@@ -10,7 +10,7 @@ use farpool_txn::Session;
 use super::Run;
 use super::broken::Engine;
 use super::client::Client;
-use super::tables::{expect, open_or_create};
+use super::tables::ignore_expected;
 
 const ACCOUNTS: u64 = 4;
 /// The row that counts transfers.
@@ -27,8 +27,8 @@ pub(super) struct Bank {
     acknowledged: Cell<u64>,
 }
 
-/// Conflicts, and a lack of room for versions, that last longer than a client tries.
-pub(super) fn is_crowded(error: &TxError) -> bool {
+/// Conflicts or a lack of room for versions outlasted all tries of a client: nothing was committed.
+pub(super) fn gave_up(error: &TxError) -> bool {
     matches!(error, TxError::Conflict | TxError::NoRoomForVersions(_))
 }
 
@@ -42,11 +42,12 @@ pub(super) struct Banker<'a> {
 
 impl<'a> Banker<'a> {
     /// Opens the bank, or founds it.
-    pub(super) async fn new(run: &'a Run, client: &'a Client) -> Result<Self, TxError> {
+    pub(super) async fn open(run: &'a Run, client: &'a Client) -> Result<Self, TxError> {
         let options =
             TableOptions::rows(ACCOUNTS + 1).row_bytes(16).old_versions(run.old_versions).overflow(8);
-        let accounts: Table<u64, u64> = open_or_create(client, "bank", &options).await?;
         let mut session = Session::new();
+        let accounts: Table<u64, u64> = client.open_or_create_table(&mut session, "bank", &options).await?;
+        run.observer.lock().watch_table(accounts.records());
         let found = async |tx: &mut Tx<'_, Engine>| {
             if tx.get(&accounts, COUNTER).await?.is_none() {
                 for account in 0..ACCOUNTS {
@@ -58,7 +59,7 @@ impl<'a> Banker<'a> {
         };
         loop {
             match client.transact(&mut session, &found).await {
-                Err(error) if is_crowded(&error) => {}
+                Err(error) if gave_up(&error) => {}
                 founded => break founded?,
             }
         }
@@ -80,12 +81,12 @@ impl<'a> Banker<'a> {
                 self.transfer(from, (from + 1 + random.below(ACCOUNTS - 1)) % ACCOUNTS, random.below(20))
                     .await
             };
-            expect(self.run, done, is_crowded)?;
+            ignore_expected(done, gave_up)?;
         }
         Ok(())
     }
 
-    /// Moves an amount, or what there is of it.
+    /// Moves an amount, or the whole balance if that is less.
     async fn transfer(&mut self, from: u64, to: u64, amount: u64) -> Result<(), TxError> {
         let Banker { run, client, accounts, session } = self;
         let body = async |tx: &mut Tx<'_, Engine>| {
@@ -104,7 +105,7 @@ impl<'a> Banker<'a> {
         let done = client.transact(session, &body).await;
         match &done {
             Ok(()) => run.bank.acknowledged.set(run.bank.acknowledged.get() + 1),
-            Err(error) if is_crowded(error) => run.bank.begun.set(run.bank.begun.get() - 1),
+            Err(error) if gave_up(error) => run.bank.begun.set(run.bank.begun.get() - 1),
             Err(TxError::RolledBack(why)) => run.ledger.complain(format!("a transfer finds {why}")),
             Err(_) => {}
         }
@@ -129,7 +130,7 @@ impl<'a> Banker<'a> {
         Ok(count)
     }
 
-    /// The auditor's look, behind all transfers.
+    /// The auditor's look, after all transfers.
     pub(super) async fn audit(&mut self) -> Result<(), TxError> {
         let count = self.look().await?;
         let (acknowledged, begun) = (self.run.bank.acknowledged.get(), self.run.bank.begun.get());

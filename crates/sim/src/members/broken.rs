@@ -26,20 +26,20 @@ pub(super) const SEAT_BEFORE_RECOVERY: &str = "seat-freed-before-recovery";
 /// A seat is freed before the announcements of its workers are removed.
 pub(super) const SEAT_BEFORE_FORGETTING: &str = "seat-freed-before-words-forgotten";
 
-/// A member sends heartbeats while its publisher or its collector stands still.
+/// A member sends heartbeats while its publisher, its collector or its recoverer stands still.
 pub(super) const BEATS_WITHOUT_DUTIES: &str = "beats-while-a-duty-stands-still";
 /// A member sends heartbeats while one of its threads stands still in the middle of a commit.
 pub(super) const BEATS_WITHOUT_COMMITS: &str = "beats-while-a-commit-stands-still";
 
-/// The memory of a dropped table is given on while snapshots may have the table.
-pub(super) const TOMB_EARLY: &str = "tomb-opened-early";
-/// Memory is given on without being cleared.
-pub(super) const NOT_CLEARED: &str = "memory-given-on-uncleared";
+/// The memory of a dropped table is reused while snapshots may have the table.
+pub(super) const TOMB_EARLY: &str = "tombstone-freed-early";
+/// Memory is reused without being cleared.
+pub(super) const NOT_CLEARED: &str = "memory-reused-uncleared";
 /// The word of a client is cleared while it is busy.
 pub(super) const BUSY_FORGOTTEN: &str = "busy-client-forgotten";
-/// A transaction uses a table without a look whether the catalog has changed.
+/// A transaction uses a table without checking whether the catalog has changed.
 pub(super) const CATALOG_BLIND: &str = "catalog-version-not-looked-at";
-/// The collector does not learn of tables.
+/// The collector does not read the catalog.
 pub(super) const NO_TABLES: &str = "tables-missing-from-collector";
 
 pub(super) const MUTATIONS: &[&str] = &[

@@ -28,12 +28,12 @@ const IDLES_PERMILLE: u32 = 200;
 const MOST_IDLE_NS: u64 = 200_000;
 /// Where sessions abandon transactions: how many, in thousandths, and after how long at most.
 const GIVEN_UP_PERMILLE: u32 = 40;
-const MOST_PATIENCE_NS: u64 = 80_000;
+const MOST_WAIT_NS: u64 = 80_000;
 
 /// Counts down a member's unfinished tasks when it is dropped.
-pub(super) struct Busy(pub(super) Rc<Member>);
+pub(super) struct TaskGuard(pub(super) Rc<Member>);
 
-impl Drop for Busy {
+impl Drop for TaskGuard {
     fn drop(&mut self) {
         self.0.busy.set(self.0.busy.get() - 1);
     }
@@ -41,7 +41,7 @@ impl Drop for Busy {
 
 /// Starts a client with a few sessions.
 pub(super) fn start(member: &Rc<Member>) {
-    let (here, busy, part) = (member.clone(), Busy(member.clone()), member.add_client());
+    let (here, busy, part) = (member.clone(), TaskGuard(member.clone()), member.add_client());
     member.run.tasks.spawn(part, async move {
         if let Err(why) = work(&here, part).await {
             here.run.cannot_go_on(&here, &why);
@@ -56,7 +56,7 @@ pub(super) async fn join(
     part: farpool_fabric::sim::ProcessId,
 ) -> Result<Client, TxError> {
     let endpoint = member.endpoint(part);
-    member.keeps_turning(part, &endpoint);
+    member.keep_polling(part, &endpoint);
     Client::join(member.core.clone(), endpoint).await.map_err(|error| match error {
         farpool_namdb::DatabaseError::Ended(ended) => TxError::Ended(ended),
         error => TxError::roll_back(error),
@@ -80,7 +80,7 @@ async fn work_as(member: &Member, client: &Client) -> Result<(), TxError> {
     });
     let judged = join_all(judged.collect::<Vec<_>>());
     let banking = async {
-        if random.chance(500) { Banker::new(run, client).await?.live(ROUNDS).await } else { Ok(()) }
+        if random.chance(500) { Banker::open(run, client).await?.live(ROUNDS).await } else { Ok(()) }
     };
     let looking = tables::look_on(run, client, ROUNDS);
     let (judged, banked, looked) = futures_util::future::join3(judged, banking, looking).await;
@@ -107,11 +107,11 @@ async fn live(run: &Run, client: &Client, mut transactor: Transactor) -> Result<
             transact(client, &mut transactor, &mut session, &records).await?;
             continue;
         }
-        let after = Duration::from_nanos(transactor.random.below(MOST_PATIENCE_NS));
-        let patience = pin!(run.world.sleep(after));
+        let after = Duration::from_nanos(transactor.random.below(MOST_WAIT_NS));
+        let wait = pin!(run.world.sleep(after));
         let is_given_up = {
             let transacting = pin!(transact(client, &mut transactor, &mut session, &records));
-            match select(transacting, patience).await {
+            match select(transacting, wait).await {
                 Either::Left((done, _)) => {
                     done?;
                     false
@@ -134,15 +134,13 @@ pub(super) async fn transact(
     session: &mut Session,
     records: &[(u64, bool)],
 ) -> Result<bool, TxError> {
-    let _open = client.begins().await?;
+    let _busy = client.mark_busy().await?;
     client.member().check().map_err(TxError::Ended)?;
     let done = transactor.transact(client.worker(), session, records).await;
     done.map_err(|stopped| match stopped {
         // The snapshot of a client that runs a transaction is protected.
-        Stopped::Read(error @ ReadError::SnapshotTooOld) => {
-            transactor.complain(format!("a client's {error}"));
-            TxError::SnapshotTooOld
-        }
+        Stopped::Read(ReadError::SnapshotTooOld) => TxError::SnapshotTooOld,
+        Stopped::Read(error @ ReadError::Damaged) => TxError::Damaged(error.to_string()),
         // As a client says itself: a member goes on only if it knows what is in flight.
         stopped => {
             client.member().end(Ended::Failed(stopped.to_string()));

@@ -19,7 +19,7 @@ use crate::staying::Staying;
 
 /// Members that each driver runs one after the other, at most.
 const MOST_LIVES: u64 = 3;
-/// From one poll of a running thread's endpoint to the next, in parts of the heartbeat timeout.
+/// Polls of a running thread's endpoint per heartbeat timeout.
 const TURNS: u32 = 10;
 /// Pause between two looks of a driver.
 const PAUSE: Duration = Duration::from_micros(40);
@@ -112,7 +112,7 @@ impl Member {
     }
 
     /// All parts lose their connections.
-    pub(super) fn loses_connections(&self) {
+    pub(super) fn lose_connections(&self) {
         self.all_parts().for_each(|part| self.run.world.lose_connections(part));
     }
 
@@ -128,7 +128,7 @@ impl Member {
     }
 
     /// Polls the endpoint of a client regularly, as a running thread does whether or not anything arrives.
-    pub(super) fn keeps_turning(self: &Rc<Self>, part: ProcessId, endpoint: &Endpoint) {
+    pub(super) fn keep_polling(self: &Rc<Self>, part: ProcessId, endpoint: &Endpoint) {
         let (here, endpoint) = (self.clone(), endpoint.clone());
         self.run.tasks.spawn(part, async move {
             while !here.core.is_over() {
@@ -151,30 +151,30 @@ async fn drive(run: Rc<Run>, lives: u64, _staying: Staying) {
     for life in 1..=lives {
         run.world.sleep(Duration::from_nanos(random.below(MOST_ABSENCE_NS))).await;
         let wanted = Wanted { clients: random.below(3), changes_catalog: random.chance(400) };
-        let living = start(&run, wanted, &mut random);
-        while living.goes_on(&run) {
+        let starting = start(&run, wanted, &mut random);
+        while starting.goes_on(&run) {
             run.world.sleep(PAUSE).await;
         }
-        let member = living.member.borrow().clone();
+        let member = starting.member.borrow().clone();
         let Some(member) = member else { continue };
         // The last member may stay, and recover the others.
         if life < lives || random.chance(500) {
             member.core.end(Ended::Closed);
         }
-        while member.core.is_over() && !living.has_ended.get() && run.world.is_alive(living.process) {
+        while member.core.is_over() && !starting.has_ended.get() && run.world.is_alive(starting.process) {
             run.world.sleep(PAUSE).await;
         }
     }
 }
 
 /// A process that is to become a member.
-pub(super) struct Living {
+pub(super) struct Starting {
     pub(super) process: ProcessId,
     pub(super) has_ended: Rc<Cell<bool>>,
     pub(super) member: Rc<RefCell<Option<Rc<Member>>>>,
 }
 
-impl Living {
+impl Starting {
     /// Whether the process still has something to do.
     pub(super) fn goes_on(&self, run: &Run) -> bool {
         let is_busy = self.member.borrow().as_ref().is_none_or(|member| member.busy.get() > 0);
@@ -183,13 +183,13 @@ impl Living {
 }
 
 /// Starts a process that takes a seat and does what `wanted` says.
-pub(super) fn start(run: &Rc<Run>, wanted: Wanted, random: &mut Random) -> Living {
+pub(super) fn start(run: &Rc<Run>, wanted: Wanted, random: &mut Random) -> Starting {
     let place = run.place(random);
     let process = run.world.add_process(place.0);
-    let living = Living { process, has_ended: Rc::default(), member: Rc::default() };
-    let (here, seated, has_ended) = (run.clone(), living.member.clone(), living.has_ended.clone());
+    let starting = Starting { process, has_ended: Rc::default(), member: Rc::default() };
+    let (here, seated, has_ended) = (run.clone(), starting.member.clone(), starting.has_ended.clone());
     run.tasks.spawn(process, async move {
-        match join_in(&here, process, place, wanted).await {
+        match take_seat(&here, process, place, wanted).await {
             Ok(member) => {
                 *seated.borrow_mut() = Some(member.clone());
                 live(&member, wanted).await;
@@ -200,10 +200,10 @@ pub(super) fn start(run: &Rc<Run>, wanted: Wanted, random: &mut Random) -> Livin
         }
         has_ended.set(true);
     });
-    living
+    starting
 }
 
-async fn join_in(
+async fn take_seat(
     run: &Rc<Run>,
     process: ProcessId,
     place: (HostId, Path),
@@ -235,10 +235,10 @@ async fn join_in(
 /// Runs all parts of a member, the main one in this task, until the member has ended.
 async fn live(member: &Rc<Member>, wanted: Wanted) {
     // All duties begin before any part can notice that the member has ended.
-    let begun = member.duties.map(|(kind, part)| (member.core.begin(kind), part));
+    let begun = member.duties.map(|(kind, part)| (member.core.begin_duty(kind), part));
     for (begun, part) in begun {
         let here = member.clone();
-        member.run.tasks.spawn(part, async move { here.core.serve(begun, here.endpoint(part)).await });
+        member.run.tasks.spawn(part, async move { here.core.run_duty(begun, here.endpoint(part)).await });
     }
     (0..wanted.clients).for_each(|_| client::start(member));
     if wanted.changes_catalog {
@@ -255,7 +255,7 @@ async fn live(member: &Rc<Member>, wanted: Wanted) {
     if member.run.is_over.get() {
         member.core.end(Ended::Closed);
     }
-    member.core.take_part(member.endpoint(member.process)).await;
+    member.core.run_main_part(member.endpoint(member.process)).await;
     member.run.world.note("member {} ends", &[member.claim().0]);
     if member.core.has_left() {
         member.core.fence_own_grants().await;

@@ -20,10 +20,10 @@ const LOOK_PAUSE: Duration = Duration::from_micros(1);
 /// The longest time from when a recoverer takes over a seat until it dies, stops or leaves.
 const MOST_CARE_NS: u64 = 150_000;
 
-/// In so many runs of a thousand, members lose their connections, or lose a grant while they recover another
-/// member; and how often the first happens, at most.
-const LOSSES_PERMILLE: u32 = 400;
-const MOST_LOSSES: u64 = 20;
+/// In so many runs of a thousand members lose connections, and in as many a grant of a recoverer is fenced.
+const DISCONNECTS_PERMILLE: u32 = 400;
+/// Times that members of such a run lose connections, at most.
+const MOST_DISCONNECTS: u64 = 20;
 
 /// A part of a member stands still until another member, which watches all the time, has evicted it. That
 /// must happen within so many heartbeat timeouts and this slack. The member stops sending heartbeats after a
@@ -38,7 +38,7 @@ const STILL_PAUSE: Duration = Duration::from_micros(20);
 
 /// What may go wrong in a run: any combination, so that some runs test one fault alone, and some none.
 #[derive(Clone, Copy)]
-pub(super) struct Kinds {
+pub(super) struct FaultKinds {
     /// Members die and stop, and the network is slow at times.
     pub(super) mishaps: bool,
     /// Accesses are refused while a region's memory moves.
@@ -49,11 +49,11 @@ pub(super) struct Kinds {
     pub(super) drops: bool,
 }
 
-impl Kinds {
-    pub(super) fn draw(random: &mut Random) -> Kinds {
+impl FaultKinds {
+    pub(super) fn draw(random: &mut Random) -> FaultKinds {
         let mishaps = random.chance(950);
         let mut is_drawn = |permille| mishaps && random.chance(permille);
-        Kinds { mishaps, moves_take_time: is_drawn(300), cuts: is_drawn(250), drops: is_drawn(200) }
+        FaultKinds { mishaps, moves_take_time: is_drawn(300), cuts: is_drawn(250), drops: is_drawn(200) }
     }
 
     /// Whether any faults occur. Without faults every member does what it is to do, and none is declared
@@ -76,8 +76,8 @@ enum Mishap {
     Close,
     /// A member is closed while another is about to evict it.
     CloseOfSuspect,
-    /// The member's grant of a region ends. The number is the region's place in the layout.
-    Loss(usize),
+    /// The member's grant of a region is fenced. The number is the region's place in the layout.
+    FencedGrant(usize),
     /// The member learns that it has lost the lease of a region.
     LostLease(usize),
 }
@@ -100,14 +100,14 @@ pub(super) fn start(run: &Rc<Run>, random: &mut Random) {
             10..=11 => Mishap::CloseOfSuspect,
             12..=13 => Mishap::StopOfPart(PartKind::ALL[random.index(PartKind::ALL.len())]),
             14 => Mishap::LostLease(random.index(run.layout.regions.len())),
-            _ => Mishap::Loss(1 + random.index(run.layout.regions.len() - 1)),
+            _ => Mishap::FencedGrant(1 + random.index(run.layout.regions.len() - 1)),
         };
         let after = draw_time(random);
-        let is_of_carer = matches!(mishap, Mishap::Loss(_)) || random.chance(400);
-        let meets_carer = is_of_carer.then(|| Duration::from_nanos(random.below(MOST_CARE_NS)));
+        let is_of_recoverer = matches!(mishap, Mishap::FencedGrant(_)) || random.chance(400);
+        let recoverer_delay = is_of_recoverer.then(|| Duration::from_nanos(random.below(MOST_CARE_NS)));
         let random = run.ledger.random();
         run.tasks
-            .spawn(run.nowhere, happen(run.clone(), mishap, after, meets_carer, random, run.left.stay()));
+            .spawn(run.nowhere, happen(run.clone(), mishap, after, recoverer_delay, random, run.left.stay()));
     }
 }
 
@@ -117,39 +117,39 @@ fn draw_time(random: &mut Random) -> Duration {
     Duration::from_nanos(20_000 + random.below(most_ns))
 }
 
-/// In some runs members lose connections now and then, reconnect, and go on. A lost connection no longer
-/// keeps a recoverer from a copy of a log, so recoverers lose a grant in more runs than [`start`] draws.
-pub(super) fn start_losses(run: &Rc<Run>, random: &mut Random) {
+/// In some runs members lose connections now and then, reconnect, and go on. Since a recoverer reconnects as
+/// well, only a fenced grant keeps it from a copy of a log: so this also fences grants of recoverers, in more
+/// runs than [`start`] does.
+pub(super) fn start_disconnects(run: &Rc<Run>, random: &mut Random) {
     if !run.faults.mishaps {
         return;
     }
-    if random.chance(LOSSES_PERMILLE) {
-        let loss = Mishap::Loss(1 + random.index(run.layout.regions.len() - 1));
+    if random.chance(DISCONNECTS_PERMILLE) {
+        let fenced = Mishap::FencedGrant(1 + random.index(run.layout.regions.len() - 1));
         let after = draw_time(random);
-        let meets_carer = Some(Duration::from_nanos(random.below(MOST_CARE_NS)));
+        let recoverer_delay = Some(Duration::from_nanos(random.below(MOST_CARE_NS)));
         let (drawn, staying) = (run.ledger.random(), run.left.stay());
-        run.tasks.spawn(run.nowhere, happen(run.clone(), loss, after, meets_carer, drawn, staying));
+        run.tasks.spawn(run.nowhere, happen(run.clone(), fenced, after, recoverer_delay, drawn, staying));
     }
-    if !random.chance(LOSSES_PERMILLE) {
+    if !random.chance(DISCONNECTS_PERMILLE) {
         return;
     }
-    for _ in 0..1 + random.below(MOST_LOSSES) {
+    for _ in 0..1 + random.below(MOST_DISCONNECTS) {
         let after = draw_time(random);
-        run.tasks.spawn(run.nowhere, lose(run.clone(), after, run.ledger.random(), run.left.stay()));
+        run.tasks.spawn(run.nowhere, disconnect(run.clone(), after, run.ledger.random(), run.left.stay()));
     }
 }
 
 /// A member loses its connections, at any time or while it recovers another member.
-async fn lose(run: Rc<Run>, after: Duration, mut random: Random, _staying: Staying) {
+async fn disconnect(run: Rc<Run>, after: Duration, mut random: Random, _staying: Staying) {
     run.world.sleep(after).await;
-    let carer = if random.chance(300) { under_care(&run, |carer, _| carer).await } else { None };
+    let carer = if random.chance(300) { wait_for_recovery(&run, |carer, _| carer).await } else { None };
     if carer.is_some() {
         run.world.sleep(Duration::from_nanos(random.below(MOST_CARE_NS))).await;
     }
-    let members: Vec<Rc<Member>> =
-        run.members.borrow().iter().filter(|member| member.lives()).cloned().collect();
+    let members = living(&run);
     if let Some(member) = carer.or_else(|| members.get(random.index(members.len().max(1))).cloned()) {
-        member.loses_connections();
+        member.lose_connections();
     }
 }
 
@@ -158,25 +158,44 @@ async fn happen(
     run: Rc<Run>,
     mishap: Mishap,
     after: Duration,
-    meets_carer: Option<Duration>,
+    recoverer_delay: Option<Duration>,
     mut random: Random,
     _staying: Staying,
 ) {
     run.world.sleep(after).await;
+    if let Some(member) = choose_member(&run, mishap, recoverer_delay, &mut random).await {
+        carry_out(&run, mishap, &member, &mut random).await;
+    }
+}
+
+/// The members that live.
+fn living(run: &Run) -> Vec<Rc<Member>> {
+    run.members.borrow().iter().filter(|member| member.lives()).cloned().collect()
+}
+
+/// The member that a mishap meets. `None`: it would meet the last one, and a database lasts as long as one
+/// member lives.
+async fn choose_member(
+    run: &Run,
+    mishap: Mishap,
+    recoverer_delay: Option<Duration>,
+    random: &mut Random,
+) -> Option<Rc<Member>> {
     let mut chosen = None;
     if let Mishap::CloseOfSuspect = mishap {
-        chosen = under_care(&run, |_, claim| claim).await;
-    } else if let Some(later) = meets_carer {
-        chosen = under_care(&run, |carer, _| carer).await;
+        chosen = wait_for_recovery(run, |_, claim| claim).await;
+    } else if let Some(later) = recoverer_delay {
+        chosen = wait_for_recovery(run, |carer, _| carer).await;
         run.world.sleep(later).await;
     }
-    let members: Vec<Rc<Member>> =
-        run.members.borrow().iter().filter(|member| member.lives()).cloned().collect();
-    // A database lasts as long as one member lives.
+    let members = living(run);
     if members.len() < 2 {
-        return;
+        return None;
     }
-    let member = chosen.unwrap_or_else(|| members[random.index(members.len())].clone());
+    Some(chosen.unwrap_or_else(|| members[random.index(members.len())].clone()))
+}
+
+async fn carry_out(run: &Rc<Run>, mishap: Mishap, member: &Rc<Member>, random: &mut Random) {
     match mishap {
         Mishap::Death => member.kill(),
         Mishap::Stop(lasting) => {
@@ -184,17 +203,17 @@ async fn happen(
             run.world.sleep(lasting).await;
         }
         Mishap::StopOfAll(lasting) => {
-            members.iter().for_each(|member| member.pause(lasting));
+            living(run).iter().for_each(|member| member.pause(lasting));
             run.world.sleep(lasting).await;
         }
-        Mishap::StopOfPart(kind) => part_stops(&run, &member, kind, &mut random).await,
+        Mishap::StopOfPart(kind) => part_stops(run, member, kind, random).await,
         Mishap::Close | Mishap::CloseOfSuspect => member.core.end(Ended::Closed),
-        Mishap::Loss(region) => {
+        Mishap::FencedGrant(region) => {
             let (region, grant) = (run.layout.regions[region], member.core.grants()[region].epoch);
             let regions = &run.node_of(region).memory.regions;
             regions.fence_grant(region.index, grant).expect("a few pages of memory");
         }
-        Mishap::LostLease(region) => member.core.environment().loses(run.layout.regions[region]),
+        Mishap::LostLease(region) => member.core.environment().lose_lease(run.layout.regions[region]),
         Mishap::Cut(node, lasting) => {
             let (one, other) = (run.world.host_of(member.process), run.nodes[node].host);
             if one != other {
@@ -237,7 +256,7 @@ async fn part_stops(run: &Rc<Run>, member: &Rc<Member>, kind: PartKind, random: 
         {
             let still = member.claim();
             run.ledger
-                .complain(format!("member {claim} does not shut out {still}, a part of which stands still"));
+                .complain(format!("member {claim} does not evict {still}, a part of which stands still"));
             return;
         }
         run.world.sleep(STILL_PAUSE).await;
@@ -271,7 +290,7 @@ fn looking_on(run: &Run, still: &Member, before: Option<(Epoch, u64)>) -> Option
 }
 
 /// Waits until a member recovers another's seat. Returns one of the two, chosen by their claims, if it lives.
-async fn under_care(run: &Run, choose: impl Fn(Epoch, Epoch) -> Epoch) -> Option<Rc<Member>> {
+async fn wait_for_recovery(run: &Run, choose: impl Fn(Epoch, Epoch) -> Epoch) -> Option<Rc<Member>> {
     for _ in 0..LOOKS {
         let seats = run.observer.lock().look().seats(&run.layout);
         for (claim, carer) in seats.iter().filter_map(|seat| seat.claim.zip(seat.carer)) {

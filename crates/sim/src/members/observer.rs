@@ -44,9 +44,9 @@ impl Host for Watched {
         kind: AccessKind,
         access: &mut dyn FnMut(&Mapping) -> Result<(), AccessError>,
     ) -> Result<(), Refusal> {
-        let before = (kind == AccessKind::Write).then(|| self.observer.lock().look());
+        let before = (kind == AccessKind::Write).then(|| self.observer.lock().look_for(epoch));
         self.memory.with_region(region, epoch, kind, access)?;
-        self.observer.lock().sees(epoch, before.as_ref());
+        self.observer.lock().check_access(epoch, before.as_ref());
         Ok(())
     }
 
@@ -84,6 +84,13 @@ pub(super) struct Observer {
     /// The grants of each member, and whether it has used any but the root's.
     members: BTreeMap<Epoch, (Vec<Epoch>, bool)>,
     pub(super) complaints: Vec<String>,
+}
+
+/// What an access may change.
+struct Before {
+    shared: Shared,
+    /// All of the root, if the process that makes the access has no seat.
+    root: Option<Vec<u8>>,
 }
 
 /// What members share, at one point in time.
@@ -126,7 +133,7 @@ impl Shared {
     fn announced(&self, layout: &DatabaseLayout, slot: Slot) -> &[u8] {
         let (start, horizon) = layout.horizon;
         let at = |client| start as usize + horizon.word(client).expect("a client of this layout");
-        let clients = layout.clients(slot);
+        let clients = layout.client_words(slot);
         &self.root[at(clients.start)..at(clients.end - 1) + size_of::<u64>()]
     }
 
@@ -160,9 +167,8 @@ struct Change<'a> {
 }
 
 impl Change<'_> {
-    /// Whether the slot belongs to the member that made the access: through its seat, or as the recoverer
-    /// of a seat whose member is evicted. The catalog's slot belongs to the
-    /// holder of that role.
+    /// Whether the slot belongs to the member that made the access: through its seat, or as the recoverer of
+    /// a seat whose member is evicted. The catalog's slot belongs to the holder of that role.
     fn owns(&self, slot: u16) -> bool {
         let Some(seat) = self.seats.get(usize::from(slot)) else {
             return self.before.role(self.layout, Role::Catalog) == Some(self.by);
@@ -177,61 +183,100 @@ impl Change<'_> {
 
     /// The changes that the member was not allowed to make.
     fn faults(&self) -> Vec<String> {
-        let (layout, by, before, after) = (self.layout, self.by, self.before, self.after);
+        let faults = [
+            self.role_faults(),
+            self.seat_faults(),
+            self.watermark_faults(),
+            self.announcement_faults(),
+            self.image_faults(),
+        ];
+        faults.iter().flatten().map(|what| format!("member {} {what}", self.by)).collect()
+    }
+
+    /// A member takes a role that is free, and frees its own, or that of a member that it recovers.
+    fn role_faults(&self) -> Vec<String> {
+        let (layout, by) = (self.layout, self.by);
         let mut faults = Vec::new();
-        let mut fault = |what: String| faults.push(format!("member {by} {what}"));
         for role in Role::ALL {
-            match (before.role(layout, role), after.role(layout, role)) {
+            match (self.before.role(layout, role), self.after.role(layout, role)) {
                 (before, after) if before == after => {}
                 (None, Some(taken)) if taken == by => {}
                 (Some(freed), None) if freed == by || self.is_carer_of(freed) => {}
-                (before, after) => fault(format!("changes {role:?} from {before:?} to {after:?}")),
+                (before, after) => faults.push(format!("changes {role:?} from {before:?} to {after:?}")),
             }
         }
-        for (slot, (before, after)) in (0..).zip(self.seats.iter().zip(after.seats(layout))) {
+        faults
+    }
+
+    /// A seat has one recoverer at a time, is freed by its member or its recoverer, and only its member
+    /// writes its heartbeat and its list of grants.
+    fn seat_faults(&self) -> Vec<String> {
+        let (layout, by) = (self.layout, self.by);
+        let mut faults = Vec::new();
+        for (slot, (before, after)) in (0..).zip(self.seats.iter().zip(self.after.seats(layout))) {
             match (before.carer, after.carer) {
                 (before, after) if before == after => {}
                 (Some(gone), None) if gone == by => {}
                 (Some(there), Some(taken)) if taken == by && self.open.contains(&there) => {
-                    fault(format!("looks after seat {slot}, though member {there} does"));
+                    faults.push(format!("recovers seat {slot}, though member {there} does"));
                 }
                 (_, Some(taken)) if taken == by => {}
-                (before, after) => fault(format!("changes seat {slot}'s carer {before:?} to {after:?}")),
+                (before, after) => {
+                    faults.push(format!("changes the recoverer of seat {slot} from {before:?} to {after:?}"));
+                }
             }
             match (before.claim, after.claim) {
                 (before, after) if before == after => {}
                 (None, Some(taken)) if taken == by => {}
                 (Some(left), None) if left == by || before.carer == Some(by) => {}
-                (before, after) => fault(format!("changes seat {slot} from {before:?} to {after:?}")),
+                (before, after) => faults.push(format!("changes seat {slot} from {before:?} to {after:?}")),
             }
             let list = layout.members.grants(Slot::new(slot).expect("a few slots"));
             let list = list.start as usize..list.end as usize;
             let lists = self.before.root[list.clone()] != self.after.root[list];
             if (before.beat != after.beat || lists) && before.claim != Some(by) {
-                fault(format!("beats or lists its grants in seat {slot}"));
+                faults.push(format!("beats or lists its grants in seat {slot}"));
             }
         }
-        for slot in 0..=layout.shape.slots {
-            let (from, to) = (before.watermark(layout, slot), after.watermark(layout, slot));
+        faults
+    }
+
+    /// A slot's watermark never goes back, and only the slot's owner moves it.
+    fn watermark_faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        for slot in 0..=self.layout.shape.slots {
+            let [from, to] = [self.before, self.after].map(|shared| shared.watermark(self.layout, slot));
             if to < from {
-                fault(format!("sets slot {slot} back from {from} to {to}"));
+                faults.push(format!("sets slot {slot} back from {from} to {to}"));
             }
             if to != from && !self.owns(slot) {
-                fault(format!("moves slot {slot} on"));
+                faults.push(format!("moves slot {slot} on"));
             }
         }
-        for slot in (0..layout.shape.slots).filter_map(Slot::new) {
-            let is_changed = before.announced(layout, slot) != after.announced(layout, slot);
-            if is_changed && !self.owns(slot.index() as u16) {
-                fault(format!("announces snapshots in slot {}", slot.index()));
-            }
-        }
+        faults
+    }
+
+    /// Only a slot's owner changes its announcements.
+    fn announcement_faults(&self) -> Vec<String> {
+        let slots = (0..self.layout.shape.slots).filter_map(Slot::new);
+        let is_fault = |slot: &Slot| {
+            let [before, after] =
+                [self.before, self.after].map(|shared| shared.announced(self.layout, *slot));
+            before != after && !self.owns(slot.index() as u16)
+        };
+        slots.filter(is_fault).map(|slot| format!("announces snapshots in slot {}", slot.index())).collect()
+    }
+
+    /// Only the members that have the roles write cuts and horizons.
+    fn image_faults(&self) -> Vec<String> {
+        let (layout, before, after) = (self.layout, self.before, self.after);
+        let mut faults = Vec::new();
         for (is_changed, role) in [
             (before.images(layout) != after.images(layout), Role::Publisher),
             (before.horizons(layout) != after.horizons(layout), Role::Collector),
         ] {
-            if is_changed && before.role(layout, role) != Some(by) {
-                fault(format!("is not the {role:?} and acts as such"));
+            if is_changed && before.role(layout, role) != Some(self.by) {
+                faults.push(format!("is not the {role:?} and acts as such"));
             }
         }
         faults
@@ -244,12 +289,14 @@ impl Observer {
         let mut observer = Observer { layout, nodes, headers, grants, members, complaints: Vec::new() };
         let (layout, owner) = (observer.layout.clone(), vec![OWNER; observer.layout.regions.len()]);
         let at = DatabaseAt { layout: &layout, grants: &owner };
-        [at.catalog(), at.tombs(), at.maps(), at.counter()].iter().for_each(|table| observer.knows(table));
+        [at.catalog(), at.tombs(), at.maps(), at.counter()]
+            .iter()
+            .for_each(|table| observer.watch_table(table));
         observer
     }
 
     /// Looks at the records of this table from now on. It is never dropped.
-    pub(super) fn knows(&mut self, table: &Table) {
+    pub(super) fn watch_table(&mut self, table: &Table) {
         let regions = &self.layout.regions;
         let place =
             |region| regions.iter().position(|known| *known == region).expect("a region of this database");
@@ -257,7 +304,7 @@ impl Observer {
     }
 
     /// Records the grants that a member was given.
-    pub(super) fn is_given(&mut self, grants: &[Epoch]) {
+    pub(super) fn record_grants(&mut self, grants: &[Epoch]) {
         let claim = grants[0];
         self.grants.extend(grants.iter().enumerate().map(|(region, grant)| (*grant, (claim, region))));
         self.members.insert(claim, (grants.to_vec(), false));
@@ -279,6 +326,25 @@ impl Observer {
         Shared { root: self.bytes(0, 0..start + horizon.bytes() as u64), parts }
     }
 
+    /// What an access under this grant may change.
+    fn look_for(&self, grant: Epoch) -> Before {
+        let shared = self.look();
+        let by = self.grants.get(&grant).map(|&(by, _)| by);
+        let is_seated = shared.seats(&self.layout).iter().any(|seat| seat.claim == by);
+        let root = (by.is_some() && !is_seated).then(|| self.root());
+        Before { shared, root }
+    }
+
+    fn root(&self) -> Vec<u8> {
+        self.bytes(0, 0..self.layout.shape.region_bytes)
+    }
+
+    /// Whether a record is locked by a change of the catalog, where none is in flight.
+    pub(super) fn has_catalog_locks(&self) -> bool {
+        let slot = self.layout.shape.slots;
+        self.has_locks(slot, self.look().watermark(&self.layout, slot))
+    }
+
     fn bytes(&self, region: usize, range: Range<u64>) -> Vec<u8> {
         let mut bytes = vec![0; (range.end - range.start) as usize];
         let region = self.layout.regions[region];
@@ -292,24 +358,24 @@ impl Observer {
 
     /// Checks an access that has taken effect. `before` is what members shared before it, if the access may
     /// have changed something.
-    fn sees(&mut self, epoch: Epoch, before: Option<&Shared>) {
+    fn check_access(&mut self, epoch: Epoch, before: Option<&Before>) {
         let Some(&(by, region)) = self.grants.get(&epoch) else { return };
         if region > 0 {
             self.members.get_mut(&by).expect("it has grants").1 = true;
         }
-        let Some(before) = before else { return };
+        let Some(Before { shared: before, root }) = before else { return };
         let seats = before.seats(&self.layout);
         let had_seat = seats.iter().any(|seat| seat.claim == Some(by));
         if region > 0 && !had_seat {
             self.complain(format!("member {by} works on region {region}, and has no seat"));
         }
         let after = self.look();
+        let has_seat = after.seats(&self.layout).iter().any(|seat| seat.claim == Some(by));
+        if !has_seat && root.as_ref().is_some_and(|root| *root != self.root()) {
+            self.complain(format!("member {by} changes the root, and has no seat"));
+        }
         if *before == after {
             return;
-        }
-        let has_seat = after.seats(&self.layout).iter().any(|seat| seat.claim == Some(by));
-        if !had_seat && !has_seat {
-            self.complain(format!("member {by} changes the root, and has no seat"));
         }
         let claims = seats.iter().filter_map(|seat| seat.claim);
         let open = claims.filter(|claim| self.open_grants(*claim).next().is_some()).collect();

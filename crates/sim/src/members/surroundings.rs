@@ -19,10 +19,10 @@ const TIMING: Timing = Timing {
     role_pause: Duration::from_micros(40),
     collect_pause: Duration::from_micros(50),
     oracle_look: Duration::from_micros(10),
-    catalog_patience: Duration::from_millis(100),
+    catalog_timeout: Duration::from_millis(100),
     catalog_pause: Duration::from_micros(30),
     seat_pause: Duration::from_micros(40),
-    attach_patience: Duration::from_millis(20),
+    attach_timeout: Duration::from_millis(20),
     attach_pause: Duration::from_micros(20),
     explain_pause: Duration::from_micros(5),
     wake_pause: Duration::from_micros(2),
@@ -31,7 +31,7 @@ const TIMING: Timing = Timing {
     first_pause: Duration::from_micros(4),
     longest_pause: Duration::from_micros(50),
 };
-/// Until a node has added a grant, at most.
+/// The longest time that a node takes to add a grant.
 const MOST_GRANTING_NS: u64 = 3_000;
 
 /// The surroundings of one process.
@@ -53,7 +53,7 @@ impl Surroundings {
     }
 
     /// The process learns that it has lost the lease of a region.
-    pub(super) fn loses(&self, region: RegionId) {
+    pub(super) fn lose_lease(&self, region: RegionId) {
         self.lost.set(Some(region));
     }
 
@@ -62,11 +62,11 @@ impl Surroundings {
     }
 
     /// Once the process has a grant of each region, the observer knows it.
-    fn notes(&self, region: RegionId, grant: Epoch) {
+    fn note_grant(&self, region: RegionId, grant: Epoch) {
         let mut given = self.given.borrow_mut();
         given[self.run.place_of(region)] = Some(grant);
         if let Some(grants) = given.iter().copied().collect::<Option<Vec<_>>>() {
-            self.run.observer.lock().is_given(&grants);
+            self.run.observer.lock().record_grants(&grants);
         }
     }
 }
@@ -83,7 +83,7 @@ impl Environment for Surroundings {
         self.run.world.sleep(Duration::from_nanos(taking)).await;
         let (epoch, mode) = (Epoch(100 + self.run.ledger.next_name()), GrantMode::ReadWrite);
         self.run.node_of(region).memory.regions.open_grant(region.index, epoch, key_of(epoch), mode);
-        self.notes(region, epoch);
+        self.note_grant(region, epoch);
         Ok(ClientGrant { region, epoch, key: key_of(epoch), mode })
     }
 
@@ -108,18 +108,18 @@ impl Environment for Surroundings {
         &TIMING
     }
 
-    fn tell(&self, news: News<'_>) {
+    fn report(&self, news: News<'_>) {
         let run = &self.run;
         match &news {
             News::Recovered(slot, undone) => {
                 let numbers = [slot.index() as u64, *undone as u64];
                 run.world.note("seat {} was recovered; {} commits were rolled back", &numbers);
             }
-            News::NotRecovered(slot, _) => {
+            News::RecoveryFailed(slot, _) => {
                 run.world.note("seat {} could not be recovered", &[slot.index() as u64]);
             }
             News::Stuck(_) => run.world.note("a part of a member is stuck", &[]),
-            News::Moving => run.world.note("no part of a member is stuck any more", &[]),
+            News::Progressing => run.world.note("no part of a member is stuck any more", &[]),
             News::CatalogUnreadable(error) => {
                 run.ledger.complain(format!("the collector cannot read the catalog: {error}"));
             }

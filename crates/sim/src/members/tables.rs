@@ -1,5 +1,5 @@
 //! Tables of a run. The table of judged records is created once. Others, called *scratch*, come and go, and
-//! their memory is given on from one to the next: a value in one of them says of which table it is.
+//! their memory is reused from one to the next: a value in one of them says of which table it is.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use farpool_namdb::{Table, TableOptions, Tx, TxError};
 use farpool_txn::Session;
 
 use super::broken::Engine;
-use super::client::{Busy, Client, join};
+use super::client::{Client, TaskGuard, join};
 use super::member::Member;
 use super::{Run, bank};
 
@@ -24,43 +24,24 @@ const KEYS: u64 = 3;
 /// Changes of the catalog that a member makes, and the longest pause before each.
 const CHANGES: u64 = 3;
 const MOST_PAUSE_NS: u64 = 300_000;
-/// Tries to open or create a table: between two, another client may drop or create it.
-const TRIES: u32 = 20;
+/// Tries of the auditor to drop a table, and the pause between two: snapshots may still have dropped tables.
+const TRIES: u32 = 40;
+const PAUSE: Duration = Duration::from_micros(500);
 /// The longest pause of a transaction that looks twice at a scratch table.
 const MOST_LINGERING_NS: u64 = 150_000;
 
 /// A table of values that name their table.
 type Scratch = Table<u64, u64>;
 
-/// Opens a table, or creates it if it does not exist.
-pub(super) async fn open_or_create<V>(
-    client: &Client,
-    name: &str,
-    options: &TableOptions,
-) -> Result<Table<u64, V>, TxError> {
-    let mut session = Session::new();
-    for _ in 0..TRIES {
-        match client.open_table(&mut session, name).await {
-            Err(TxError::NoSuchTable(_)) => {}
-            opened => return opened,
-        }
-        match client.create_table(&mut session, name, options).await {
-            Err(TxError::TableExists(_) | TxError::NoSuchTable(_)) => {}
-            created => return created,
-        }
-    }
-    Err(TxError::CatalogBusy)
-}
-
 /// The table of judged records.
 pub(super) async fn open_rows(run: &Run, client: &Client) -> Result<Table<u64, ()>, TxError> {
     let options = TableOptions::rows(1).row_bytes(ROW_BYTES).old_versions(run.old_versions).overflow(4);
-    let rows: Table<u64, ()> = open_or_create(client, ROWS, &options).await?;
-    run.observer.lock().knows(rows.records());
+    let rows: Table<u64, ()> = client.open_or_create_table(&mut Session::new(), ROWS, &options).await?;
+    run.observer.lock().watch_table(rows.records());
     Ok(rows)
 }
 
-/// A number of a judged record: so few are touched that transactions conflict.
+/// The numbers of the judged records: few enough that transactions conflict.
 pub(super) fn numbers(records: &farpool_txn::Table) -> impl Iterator<Item = u64> + use<> {
     let (all, each) = (records.records(), records.layout().records());
     (0..all).filter(move |number| number % each < RECORDS_EACH)
@@ -68,7 +49,7 @@ pub(super) fn numbers(records: &farpool_txn::Table) -> impl Iterator<Item = u64>
 
 /// Starts a member's changes of the catalog.
 pub(super) fn start_changing(member: &Rc<Member>) {
-    let (here, busy, part) = (member.clone(), Busy(member.clone()), member.add_client());
+    let (here, busy, part) = (member.clone(), TaskGuard(member.clone()), member.add_client());
     member.run.tasks.spawn(part, async move {
         let done = async {
             let mut client = join(&here, part).await?;
@@ -96,21 +77,54 @@ async fn change_now_and_then(run: &Run, client: &Client) -> Result<(), TxError> 
 }
 
 /// Creates a scratch table and fills it, or drops it if it exists.
-pub(super) async fn change(run: &Run, client: &Client, name: &str) -> Result<(), TxError> {
+async fn change(run: &Run, client: &Client, name: &str) -> Result<(), TxError> {
+    let done = match create(run, client, name).await {
+        Err(TxError::TableExists(_)) => client.drop_table(name).await,
+        created => created,
+    };
+    // Another client drops it, or is slow.
+    ignore_expected(done, |error| {
+        matches!(error, TxError::NoSuchTable(_) | TxError::Dropped(_) | TxError::CatalogBusy)
+            || is_waiting_for_snapshots(error)
+    })
+}
+
+/// Creates a scratch table and fills it.
+async fn create(run: &Run, client: &Client, name: &str) -> Result<(), TxError> {
     let mut session = Session::new();
     let options = TableOptions::rows(KEYS).row_bytes(16).old_versions(run.old_versions).overflow(2);
-    let created = client.create_table::<u64, u64>(&mut session, name, &options).await;
-    let done = match created {
-        Ok(table) => fill(run, client, &mut session, &table).await,
-        Err(TxError::TableExists(_)) => client.drop_table(name).await,
-        Err(error) => Err(error),
-    };
-    // Another client drops it, or is slow; or snapshots still have tables that were dropped.
-    expect(run, done, |error| match error {
-        TxError::NoSuchTable(_) | TxError::Dropped(_) | TxError::CatalogBusy => true,
-        TxError::NoSpace(what) => what.contains("too many tables were dropped"),
-        _ => false,
-    })
+    let table = client.create_table(&mut session, name, &options).await?;
+    fill(run, client, &mut session, &table).await
+}
+
+/// Snapshots still have tables that were dropped.
+fn is_waiting_for_snapshots(error: &TxError) -> bool {
+    matches!(error, TxError::NoSpace(what) if what.contains("open snapshots"))
+}
+
+/// Drops each scratch table, creates it, and drops it again: nobody else changes the catalog.
+pub(super) async fn audit(run: &Run, client: &Client) -> Result<(), TxError> {
+    for name in SCRATCH {
+        if let Err(error) = drop_at_last(run, client, name).await
+            && !matches!(error, TxError::NoSuchTable(_))
+        {
+            return Err(error);
+        }
+        create(run, client, name).await?;
+        drop_at_last(run, client, name).await?;
+    }
+    Ok(())
+}
+
+/// Drops a table, once there is a tombstone for it.
+async fn drop_at_last(run: &Run, client: &Client, name: &str) -> Result<(), TxError> {
+    for _ in 1..TRIES {
+        match client.drop_table(name).await {
+            Err(error) if is_waiting_for_snapshots(&error) => run.world.sleep(PAUSE).await,
+            done => return done,
+        }
+    }
+    client.drop_table(name).await
 }
 
 /// Inserts a value for each key: none of them has one, since the memory was cleared.
@@ -149,7 +163,7 @@ pub(super) async fn look_on(run: &Run, client: &Client, rounds: u64) -> Result<(
         let lingers = Duration::from_nanos(random.below(MOST_LINGERING_NS));
         let touched = touch(run, client, &mut session, &table, lingers).await;
         let is_gone = matches!(touched, Err(TxError::Dropped(_)));
-        expect(run, touched, |error| matches!(error, TxError::Dropped(_) | TxError::Conflict))?;
+        ignore_expected(touched, |error| matches!(error, TxError::Dropped(_) | TxError::Conflict))?;
         if !is_gone {
             known[number] = Some(table);
         }
@@ -196,18 +210,13 @@ async fn touch(
     done
 }
 
-/// The result of an operation without errors that may come at any time.
-pub(super) fn expect(
-    run: &Run,
+/// Turns errors that may come at any time into success.
+pub(super) fn ignore_expected(
     done: Result<(), TxError>,
     may_come: impl Fn(&TxError) -> bool,
 ) -> Result<(), TxError> {
     match done {
-        Err(error @ (TxError::SnapshotTooOld | TxError::Damaged(_))) => {
-            run.ledger.complain(error.to_string());
-            Err(error)
-        }
-        Err(error) if may_come(&error) || bank::is_crowded(&error) => Ok(()),
+        Err(error) if may_come(&error) || bank::gave_up(&error) => Ok(()),
         done => done,
     }
 }

@@ -40,7 +40,7 @@ pub(super) fn start_publishers(run: &Rc<Run>, random: &mut Random) {
                 let Access { memory, grant } = here.access(process, place, here.grant()).await?;
                 let oracle = here.oracle(grant);
                 let part = oracle.parts()[part as usize];
-                publish::<Chosen>(&memory, part, oracle.pace(LOOK), || here.is_over.get()).await
+                publish::<Chosen>(&memory, part, oracle.pace(LOOK), None, || here.is_over.get()).await
             };
             if let Err(error) = done.await {
                 here.complain(format!("a publisher stopped: {error}"));

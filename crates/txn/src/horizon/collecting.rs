@@ -11,10 +11,17 @@ use crate::oracle::{Oracle, read_published};
 use crate::rules::Rules;
 use crate::table::Table;
 
-/// Publishes horizons of an oracle's cuts until `is_over`, with `pause` from one look to the next; and moves
-/// versions of those tables that have an overflow region, out of rings that are nearly full. One does so at a
-/// time: where it has died, the next begins behind the fence of its grants. Once this has returned without an
-/// error, nothing of it is under way.
+/// While nothing is published, the pause from one look to the next doubles up to this often: a collector with
+/// nothing to do leaves the processor to others.
+const IDLE_DOUBLINGS: u32 = 8;
+/// The same while a worker has kept the horizon from the last cut: once that worker has ended its snapshot,
+/// somebody may wait for the room.
+const BEHIND_DOUBLINGS: u32 = 2;
+
+/// Publishes horizons of an oracle's cuts until `is_over`, with `pause` from one look to the next, or longer
+/// while nothing is published; and moves versions of those tables that have an overflow region, out of rings
+/// that are nearly full. One does so at a time: where it has died, the next begins behind the fence of its
+/// grants. Once this has returned without an error, nothing of it is under way.
 ///
 /// `tables` says which tables there are: for each cut that was published, those that it has, or that a later
 /// one has; `None`: the same as the last time. No horizon has a cut before the mover keeps away from tables
@@ -37,15 +44,20 @@ pub async fn collect<R: Rules, E: From<MemoryError>>(
     };
     let mut mover = Mover::default();
     let mut collector = Collector::<R>::after(horizon);
+    let mut looks_in_vain = 0;
     while !is_over() {
+        looks_in_vain += 1;
         // First the cut, then who has which (Z3).
         if let Some(cut) = read_published::<R>(memory, oracle).await? {
             if let Some(tables) = tables(&cut).await? {
                 mover.turn_to(memory, &tables, collector.horizon()).await?;
             }
-            collector.knows(cut);
+            if collector.knows(cut) {
+                looks_in_vain = 0;
+            }
         }
         if let Some(cut) = collector.next(least(memory, at).await?) {
+            looks_in_vain = 0;
             last = 1 - last; // the image before stays whole
             let image = at.layout.images().encode(cut);
             memory.write(&at.piece, at.layout.images().image(last).start as u64, &image).await?;
@@ -56,7 +68,8 @@ pub async fn collect<R: Rules, E: From<MemoryError>>(
         {
             mover.step::<R>(memory, R::gives_up_behind(horizon, last)).await?;
         }
-        memory.endpoint().sleep(pause).await;
+        let most = if collector.is_behind() { BEHIND_DOUBLINGS } else { IDLE_DOUBLINGS };
+        memory.endpoint().sleep(pause * (1 << most.min(looks_in_vain))).await;
     }
     Ok(())
 }

@@ -40,10 +40,10 @@ impl<R: Rules> Collector<R> {
         self.known.back().or(self.horizon.as_ref())
     }
 
-    /// A cut was published.
-    pub fn knows(&mut self, cut: Cut) {
+    /// A cut was published; says whether it was not known.
+    pub fn knows(&mut self, cut: Cut) -> bool {
         if self.last_known().map(Cut::sequence) >= Some(cut.sequence()) {
-            return;
+            return false;
         }
         if self.known.len() == MOST_KNOWN {
             // Every other one, so that old snapshots find some of their time.
@@ -54,6 +54,12 @@ impl<R: Rules> Collector<R> {
             });
         }
         self.known.push_back(cut);
+        true
+    }
+
+    /// Whether a cut was published that is no horizon yet.
+    pub(crate) fn is_behind(&self) -> bool {
+        !self.known.is_empty()
     }
 
     /// The next horizon, if workers may have cuts with the number `least` or higher; `None`: it stays as it
@@ -90,7 +96,8 @@ mod tests {
     fn the_horizon_is_the_last_known_cut_that_no_worker_is_behind() {
         let mut collector = Collector::<Shipped>::after(None);
         assert_eq!(collector.next(None), None, "nothing was published");
-        [3, 5, 5, 4, 8].into_iter().for_each(|number| collector.knows(cut(number)));
+        let are_new = [3, 5, 5, 4, 8].map(|number| collector.knows(cut(number)));
+        assert_eq!(are_new, [true, true, false, false, true]);
         assert_eq!(collector.next(Some(2)), None);
         assert_eq!(collector.next(Some(7)), Some(&cut(5)));
         assert_eq!(collector.next(Some(7)), None, "it is the same");

@@ -115,7 +115,7 @@ impl<'a, P: Premises, R: SeatRules> Lookout<'a, P, R> {
             self.free_seat(suspect).await?;
         }
         let at = premises.at();
-        forget(memory, &at.horizon(), at.layout.clients(suspect.slot)).await?;
+        forget(memory, &at.horizon(), at.layout.client_words(suspect.slot)).await?;
         // The slot, its log and the places are the next member's from here on.
         self.free_seat(suspect).await?;
         self.end_care(suspect).await?;

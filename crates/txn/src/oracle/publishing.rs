@@ -1,6 +1,10 @@
 //! The publisher at work: reads the slots' words, writes images.
 
+use std::pin::pin;
 use std::time::Duration;
+
+use farpool_fabric::Endpoint;
+use futures_util::future::select;
 
 use super::images::Image;
 use super::publisher::Publisher;
@@ -8,19 +12,25 @@ use super::whole::OracleAt;
 use crate::cut::Cut;
 use crate::memory::{Memory, MemoryError};
 use crate::rules::Rules;
+use crate::slot::SharedSlot;
 
 /// Between two looks while commits come: publication is late by so much at most, and a scan.
 const PAUSE: Duration = Duration::from_micros(2);
-/// Between two looks where nothing has been committed for [`IDLE_AFTER`]: the first commit after a while
-/// waits so long at most, and an idle publisher leaves the processor to others.
-const IDLE_PAUSE: Duration = Duration::from_micros(128);
-/// Longer than a session of one client takes from one commit to the next.
-const IDLE_AFTER: Duration = Duration::from_millis(1);
+/// Once nothing has been committed for the first time of a pair, looks are the second apart: a publisher with
+/// nothing to do leaves the processor to others. The first commit of another process is published so late at
+/// most. The first is longer than a session of one client takes from one commit to the next; the last, than
+/// a program rests that is in use.
+const RESTS: [(Duration, Duration); 3] = [
+    (Duration::from_secs(5), Duration::from_millis(20)),
+    (Duration::from_millis(100), Duration::from_millis(1)),
+    (Duration::from_millis(1), Duration::from_micros(128)),
+];
 
 /// Publishes cuts of an oracle that is whole, or of a part, until `is_over`; with `pace` after each cut,
-/// which for parts is [`Oracle::pace`](super::Oracle::pace). Goes on behind what was published last. Who
-/// published that has ended, or his grant was fenced: then the later image that is whole is the last that
-/// anybody has seen or will see.
+/// which for parts is [`Oracle::pace`](super::Oracle::pace). Where nothing has been committed for a
+/// while, it looks seldom; but it notices what is committed in `own`, the slot of this process, at once. Goes
+/// on behind what was published last. The member that published it has ended, or its grant was fenced: then
+/// the later image that is whole is the last that anybody has seen or will see.
 ///
 /// # Errors
 /// When far memory does not answer: nobody knows then which cut is the last.
@@ -28,6 +38,7 @@ pub async fn publish<R: Rules>(
     memory: &Memory,
     oracle: OracleAt,
     pace: Duration,
+    own: Option<&SharedSlot>,
     is_over: impl Fn() -> bool,
 ) -> Result<(), MemoryError> {
     let images = oracle.board.images();
@@ -59,12 +70,25 @@ pub async fn publish<R: Rules>(
                 endpoint.sleep(pace).await;
             }
             None => {
-                let is_idle = endpoint.now_ns() - last_ns > IDLE_AFTER.as_nanos() as u64;
-                endpoint.sleep(if is_idle { IDLE_PAUSE } else { PAUSE }).await;
+                let idle = Duration::from_nanos(endpoint.now_ns() - last_ns);
+                match RESTS.iter().find(|(after, _)| idle > *after) {
+                    Some(&(_, long)) => rest(endpoint, long, own).await,
+                    None => endpoint.sleep(PAUSE).await,
+                }
             }
         }
     }
     Ok(())
+}
+
+/// Waits for so long, or until something is committed in this slot.
+async fn rest(endpoint: &Endpoint, long: Duration, slot: Option<&SharedSlot>) {
+    match slot {
+        Some(slot) => {
+            select(pin!(endpoint.sleep(long)), pin!(slot.shows_more())).await;
+        }
+        None => endpoint.sleep(long).await,
+    }
 }
 
 /// How far the slots have come.

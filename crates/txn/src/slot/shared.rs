@@ -17,6 +17,7 @@ use std::task::{Poll, Waker};
 
 use farpool_fabric::{Endpoint, Turns};
 use farpool_wire::{Slot, Version};
+use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
 use super::MAX_COMMITS_UNDER_WAY;
@@ -49,6 +50,9 @@ pub struct SharedSlot {
     has_loose_ends: AtomicBool,
     /// The threads that commit here.
     hands: Hands,
+    /// Waits for the next commit that is shown here: the publisher, if it is of this process.
+    watcher: AtomicWaker,
+    is_watched: AtomicBool,
 }
 
 /// The right to write the slot's word, and the duty: dropped before it is [`done`](Self::done), nobody knows
@@ -88,7 +92,22 @@ impl SharedSlot {
             sleeping: Mutex::default(),
             has_loose_ends: AtomicBool::new(false),
             hands: Hands::default(),
+            watcher: AtomicWaker::new(),
+            is_watched: AtomicBool::new(false),
         }
+    }
+
+    /// Waits until something is shown here that is committed after this call. One task at a time may wait. It
+    /// may miss a commit, so it waits no longer than it would without this.
+    pub async fn shows_more(&self) {
+        let before = self.ledger.shown();
+        std::future::poll_fn(|context| {
+            self.watcher.register(context.waker());
+            // Relaxed, as in `done`: whoever does not see it wakes nobody, which is allowed.
+            self.is_watched.store(true, Ordering::Relaxed);
+            if self.ledger.shown() == before { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
     }
 
     /// Which it is.
@@ -292,6 +311,10 @@ impl Writing<'_> {
     /// It has taken effect.
     pub(crate) fn done(self) {
         self.slot.wake(self.slot.ledger.show(self.come));
+        if self.slot.is_watched.load(Ordering::Relaxed) {
+            self.slot.is_watched.store(false, Ordering::Relaxed);
+            self.slot.watcher.wake();
+        }
         std::mem::forget(self);
     }
 }

@@ -1,0 +1,212 @@
+//! Keys of tables: their types, and their bytes, which sort as the keys do.
+//!
+//! | type | bytes |
+//! |---|---|
+//! | numbers without sign | big-endian |
+//! | numbers with sign | big-endian, with the sign bit flipped |
+//! | arrays of bytes | as they are |
+//! | strings, bytes of any length | each zero byte followed by 255; a zero byte at the end |
+//! | pairs, triples | their parts, one after the other |
+//!
+//! Strings are encoded as in the tuple layer of FoundationDB, so that no encoding is the beginning of
+//! another. Keys of any length are padded with zeros to the key length of their table: that keeps their
+//! order.
+
+use farpool_txn::hash::MOST_KEY_BYTES;
+
+/// A type of keys.
+pub trait Key {
+    /// Bytes of each key. `None`: keys are of any length, up to what their
+    /// [table](crate::TableOptions::key_bytes) was created for.
+    const BYTES: Option<usize>;
+
+    /// The name of the type. A table can only be opened with the type with which it was created.
+    fn type_name() -> String;
+
+    /// Appends the bytes of the key, which sort as the keys do. Different keys have different bytes, and
+    /// none are the beginning of another's.
+    fn encode(&self, to: &mut KeyBytes);
+}
+
+/// The bytes of a key.
+#[derive(Clone)]
+pub struct KeyBytes {
+    bytes: [u8; MOST_KEY_BYTES],
+    length: usize,
+}
+
+impl KeyBytes {
+    /// The bytes of this key.
+    pub fn of<K: Key + ?Sized>(key: &K) -> KeyBytes {
+        let mut bytes = KeyBytes { bytes: [0; MOST_KEY_BYTES], length: 0 };
+        key.encode(&mut bytes);
+        bytes
+    }
+
+    /// Appends bytes. What no table has room for only counts.
+    pub fn push(&mut self, more: &[u8]) {
+        if let Some(room) = self.bytes.get_mut(self.length..self.length + more.len()) {
+            room.copy_from_slice(more);
+        }
+        self.length += more.len();
+    }
+
+    /// So many bytes, of which the last are zeros. `None`: the key has more.
+    pub fn padded(&self, bytes: usize) -> Option<&[u8]> {
+        if self.length <= bytes { self.bytes.get(..bytes) } else { None }
+    }
+
+    /// The same, by value.
+    pub(crate) fn into_padded(self, bytes: usize) -> Option<KeyBytes> {
+        self.padded(bytes)?;
+        Some(KeyBytes { length: bytes, ..self })
+    }
+
+    fn push_escaped(&mut self, more: &[u8]) {
+        for &byte in more {
+            match byte {
+                0 => self.push(&[0, 0xFF]),
+                byte => self.push(&[byte]),
+            }
+        }
+        self.push(&[0]);
+    }
+}
+
+impl std::ops::Deref for KeyBytes {
+    type Target = [u8];
+
+    /// The bytes, as far as a table may have room for them.
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.length.min(MOST_KEY_BYTES)]
+    }
+}
+
+macro_rules! numbers_are_keys {
+    ($($number:ty, $sign:expr;)*) => {$(
+        impl Key for $number {
+            const BYTES: Option<usize> = Some(size_of::<$number>());
+
+            fn type_name() -> String {
+                stringify!($number).to_owned()
+            }
+
+            fn encode(&self, to: &mut KeyBytes) {
+                to.push(&(self ^ $sign).to_be_bytes());
+            }
+        }
+    )*};
+}
+
+numbers_are_keys! {
+    u8, 0; u16, 0; u32, 0; u64, 0; u128, 0;
+    i8, i8::MIN; i16, i16::MIN; i32, i32::MIN; i64, i64::MIN; i128, i128::MIN;
+}
+
+impl<const BYTES: usize> Key for [u8; BYTES] {
+    const BYTES: Option<usize> = Some(BYTES);
+
+    fn type_name() -> String {
+        format!("[u8; {BYTES}]")
+    }
+
+    fn encode(&self, to: &mut KeyBytes) {
+        to.push(self);
+    }
+}
+
+macro_rules! any_length {
+    ($($key:ty, $name:literal;)*) => {$(
+        impl Key for $key {
+            const BYTES: Option<usize> = None;
+
+            fn type_name() -> String {
+                $name.to_owned()
+            }
+
+            fn encode(&self, to: &mut KeyBytes) {
+                to.push_escaped(self.as_ref());
+            }
+        }
+    )*};
+}
+
+any_length! { str, "string"; String, "string"; [u8], "bytes"; Vec<u8>, "bytes"; }
+
+/// The bytes of a key of two parts.
+const fn sum(one: Option<usize>, other: Option<usize>) -> Option<usize> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one + other),
+        _ => None,
+    }
+}
+
+impl<A: Key, B: Key> Key for (A, B) {
+    const BYTES: Option<usize> = sum(A::BYTES, B::BYTES);
+
+    fn type_name() -> String {
+        format!("({}, {})", A::type_name(), B::type_name())
+    }
+
+    fn encode(&self, to: &mut KeyBytes) {
+        self.0.encode(to);
+        self.1.encode(to);
+    }
+}
+
+impl<A: Key, B: Key, C: Key> Key for (A, B, C) {
+    const BYTES: Option<usize> = sum(A::BYTES, sum(B::BYTES, C::BYTES));
+
+    fn type_name() -> String {
+        format!("({}, {}, {})", A::type_name(), B::type_name(), C::type_name())
+    }
+
+    fn encode(&self, to: &mut KeyBytes) {
+        self.0.encode(to);
+        self.1.encode(to);
+        self.2.encode(to);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bytes<K: Key + ?Sized>(key: &K) -> Vec<u8> {
+        KeyBytes::of(key).padded(MOST_KEY_BYTES).expect("a short key").to_vec()
+    }
+
+    #[test]
+    fn keys_have_the_bytes_that_the_table_above_says() {
+        assert_eq!(KeyBytes::of(&0x0102_u16).padded(2), Some(&[1, 2][..]));
+        assert_eq!(KeyBytes::of(&-1_i16).padded(2), Some(&[0x7F, 0xFF][..]));
+        assert_eq!(KeyBytes::of("a\0b").padded(7), Some(&[b'a', 0, 0xFF, b'b', 0, 0, 0][..]));
+        assert_eq!(KeyBytes::of("abc").padded(3), None, "the end has no room");
+        let key = (1_u8, "x".to_owned(), *b"yz");
+        assert_eq!(KeyBytes::of(&key).padded(5), Some(&[1, b'x', 0, b'y', b'z'][..]));
+        assert_eq!(<(u16, u32, [u8; 3])>::BYTES, Some(9));
+        assert_eq!((<(u16, String)>::BYTES, <(u16, String)>::type_name()), (None, "(u16, string)".into()));
+        assert_eq!(KeyBytes::of(&"x".repeat(1_000)).padded(MOST_KEY_BYTES), None);
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_sort_as_keys_do(one: (i64, Vec<u8>, u16), other: (i64, Vec<u8>, u16)) {
+            prop_assert_eq!(bytes(&one).cmp(&bytes(&other)), one.cmp(&other));
+        }
+
+        #[test]
+        fn bytes_of_strings_sort_as_these_do(one in "[a\0b]{0,6}", other in "[a\0b]{0,6}") {
+            prop_assert_eq!(bytes(&one).cmp(&bytes(&other)), one.cmp(&other));
+        }
+
+        #[test]
+        fn any_string_is_a_key_or_is_refused(key: String, room in 0..MOST_KEY_BYTES) {
+            let bytes = KeyBytes::of(&key);
+            let padded = bytes.padded(room);
+            prop_assert!(padded.is_none_or(|padded| padded.len() == room && room > key.len()));
+        }
+    }
+}
