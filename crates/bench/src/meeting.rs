@@ -24,7 +24,7 @@ struct Table {
 
 impl Table {
     /// Whether all are there who still come; then the next round begins.
-    fn is_complete(&mut self) -> bool {
+    fn begin_next_if_complete(&mut self) -> bool {
         let complete = self.waiting >= self.seats;
         if complete {
             self.waiting = 0;
@@ -69,7 +69,7 @@ impl Drop for Seat<'_> {
         }
         let mut table = self.meeting.table();
         table.seats -= 1;
-        if table.is_complete() {
+        if table.begin_next_if_complete() {
             self.meeting.all_there.notify_all();
         }
     }
@@ -81,7 +81,7 @@ impl Seat<'_> {
         let mut table = self.meeting.table();
         let round = table.round;
         table.waiting += 1;
-        if table.is_complete() {
+        if table.begin_next_if_complete() {
             self.meeting.all_there.notify_all();
         }
         while table.round == round {

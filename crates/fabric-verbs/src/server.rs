@@ -2,7 +2,7 @@
 //! it by.
 //!
 //! N1. A connection's queue pair is destroyed before anything that it could reach is used otherwise: a fence
-//!     cuts it ([`farpool_fabric::Cut`]), a newer incarnation of its session does, its end does.
+//!     cuts it ([`farpool_fabric::CutOff`]), a newer incarnation of its session does, its end does.
 //! N2. A client reaches a region only by a memory window bound to its queue pair, or, where the device has
 //!     none, by a registration in a protection domain that holds its queue pair alone.
 //! N3. Malformed messages close their connection, count as rejected, and change nothing else.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::{
-    AccessError, AccessKind, Batch, Cut, Endpoint, EndpointConfig, Host, HostIdentity, LentMemory, Locking,
-    Mapping, MonotonicClock, OpError, Peer, Queue, RegionSet, SharedRegion, block_on,
+    AccessError, AccessKind, Batch, CutOff, Endpoint, EndpointConfig, Host, HostIdentity, LentMemory,
+    Locking, Mapping, MonotonicClock, OpError, Peer, Queue, RegionSet, SharedRegion, block_on,
 };
 use farpool_fabric_verbs::{
     Counters, Level, ServeOptions, VerbsConfig, VerbsServer, VerbsTransport, device_addresses, diagnose,
@@ -64,7 +64,7 @@ impl Host for Node {
         region: u32,
         epoch: Epoch,
         key: &AccessKey,
-        cut: Arc<dyn Cut>,
+        cut: Arc<dyn CutOff>,
     ) -> Result<LentMemory, Refusal> {
         self.0.lend(region, epoch, key, cut)
     }

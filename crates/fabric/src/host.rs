@@ -38,7 +38,7 @@ pub enum AccessKind {
 }
 
 /// Cuts remote access that no check per operation guards, such as a network card's.
-pub trait Cut: Send + Sync {
+pub trait CutOff: Send + Sync {
     /// When this returns, nothing of the access takes effect any more.
     ///
     /// It may come before the access was established: then it must not come about. It may come again, and
@@ -88,7 +88,7 @@ pub trait Host: Send + Sync + 'static {
         region: u32,
         epoch: Epoch,
         key: &AccessKey,
-        cut: Arc<dyn Cut>,
+        cut: Arc<dyn CutOff>,
     ) -> Result<LentMemory, Refusal>;
 
     /// The owner of the lease that a grant belongs to, if the host knows it: connections are counted by

@@ -42,7 +42,7 @@ pub use endpoint::{
     Batch, ChangingWord, Endpoint, EndpointConfig, MAX_BATCH, MAX_IN_FLIGHT, Queue, Running, Transferring,
     Turns,
 };
-pub use host::{AccessKind, Cut, Host, HostIdentity, LentMemory, SharedRegion, access_refusal};
+pub use host::{AccessKind, CutOff, Host, HostIdentity, LentMemory, SharedRegion, access_refusal};
 pub use memory::{
     AccessError, LargePages, Mapping, Protection, SharedMemory, create_sealed, reopen_read_only,
 };

@@ -30,7 +30,7 @@ use farpool_throttle::Throttle;
 use farpool_wire::{AccessKey, Epoch, GrantMode, Refusal, ShmAttached};
 use parking_lot::{Mutex, RwLock};
 
-use crate::host::{AccessKind, Cut, LentMemory, SharedRegion, access_refusal};
+use crate::host::{AccessKind, CutOff, LentMemory, SharedRegion, access_refusal};
 use crate::memory::{AccessError, Mapping, SharedMemory};
 use slot::{Move, Slot};
 use words::Words;
@@ -156,7 +156,7 @@ impl RegionSet {
 
     /// From now on nothing of any grant of the region takes effect unnoticed (R1, R2, R5).
     ///
-    /// Waits for cuts, see [`Cut`]; not to be called by the threads that they wait for.
+    /// Waits for cuts, see [`CutOff`]; not to be called by the threads that they wait for.
     pub fn fence(&self, region: u32) {
         let cuts = {
             let mut slot = self.slots[region as usize].write();
@@ -323,7 +323,7 @@ impl RegionSet {
         region: u32,
         epoch: Epoch,
         key: &AccessKey,
-        cut: Arc<dyn Cut>,
+        cut: Arc<dyn CutOff>,
     ) -> Result<LentMemory, Refusal> {
         let mut slot = self.slot(region)?.write();
         let at = slot.check(epoch, key)?;

@@ -298,7 +298,7 @@ impl Server {
         for place in 0..self.hot.len() {
             let token = self.hot[place];
             self.serve_connection(token);
-            progressed |= self.connections.get_mut(&token).is_some_and(Connection::was_active);
+            progressed |= self.connections.get_mut(&token).is_some_and(Connection::take_activity);
         }
         progressed
     }

@@ -158,7 +158,7 @@ impl Link for ShmLink {
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), LinkClosed> {
-        if self.calls.wants_a_look_at_the_socket() {
+        if self.calls.take_due_look() {
             self.frames.look();
         }
         loop {

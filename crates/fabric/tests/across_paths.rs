@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use farpool_fabric::{
-    AccessError, AccessKind, Cut, Endpoint, EndpointConfig, Host, HostIdentity, LentMemory, Listeners,
+    AccessError, AccessKind, CutOff, Endpoint, EndpointConfig, Host, HostIdentity, LentMemory, Listeners,
     Locking, Mapping, MonotonicClock, Peer, Queue, RegionSet, ServerHandle, SharedRegion, ShmTransport,
     TcpTransport, Transport, block_on, serve,
 };
@@ -52,7 +52,7 @@ impl Host for Node {
         region: u32,
         epoch: Epoch,
         key: &AccessKey,
-        cut: Arc<dyn Cut>,
+        cut: Arc<dyn CutOff>,
     ) -> Result<LentMemory, Refusal> {
         self.0.lend(region, epoch, key, cut)
     }

@@ -63,7 +63,7 @@ impl<R: Rules> StoreCore<R> {
             self.stock.shun_extent(&adoption, extent);
         }
         self.stock.adoption_is_over(adoption);
-        self.volume.has_to_mend();
+        self.volume.ask_for_mending();
         adopted
     }
 
@@ -209,7 +209,7 @@ impl<R: Rules> FileCore<R> {
         for block in 0..BLOCKS_PER_EXTENT {
             self.settle_left_column(core, &row, block).await;
         }
-        self.store.volume.has_to_mend();
+        self.store.volume.ask_for_mending();
     }
 
     async fn settle_left_column(&self, core: &SessionCore, row: &Row, block: u64) {

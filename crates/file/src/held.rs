@@ -87,7 +87,7 @@ impl<R: Rules> Drop for Held<'_, R> {
         }
         // Only now: a rebuilder that finds the note finds the words that it is about.
         if to_mend {
-            self.store.volume.has_to_mend();
+            self.store.volume.ask_for_mending();
         }
     }
 }

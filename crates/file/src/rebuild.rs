@@ -78,9 +78,9 @@ impl<R: Rules> StoreCore<R> {
             result = result.and(self.rebuild_file(core, &file, &mut last_ns, &stopped).await);
         }
         match result {
-            Ok(()) if stopped() => self.volume.has_to_mend(),
-            Ok(()) => self.volume.is_rebuilt_up_to(losses),
-            Err(_) => self.volume.has_to_mend(),
+            Ok(()) if stopped() => self.volume.ask_for_mending(),
+            Ok(()) => self.volume.note_rebuilt_up_to(losses),
+            Err(_) => self.volume.ask_for_mending(),
         }
         self.volume.rebuild_ended(self.stock.now(), result.err());
         result
@@ -195,7 +195,7 @@ impl<R: Rules> FileCore<R> {
             self.hold_member(core, rows, stripe, 0..BLOCKS_PER_EXTENT, offset).await?
         else {
             // A member was replaced meanwhile: this one may still have to move.
-            self.store.volume.has_to_mend();
+            self.store.volume.ask_for_mending();
             return Ok(Put::Done);
         };
         if !row.member(stripe).is_some_and(|now| Arc::ptr_eq(now, old)) {
@@ -227,7 +227,7 @@ impl<R: Rules> FileCore<R> {
         if in_place {
             self.store.volume.beyond_mending(lost);
         } else {
-            self.store.volume.has_to_mend(); // truncated meanwhile, or another member took the node
+            self.store.volume.ask_for_mending(); // truncated meanwhile, or another member took the node
         }
         Ok(Put::Done)
     }
@@ -327,7 +327,7 @@ impl<R: Rules> FileCore<R> {
         let held = self.hold_member(core, rows, stripe, block..block + 1, offset).await?;
         let Some((mut held, row)) = held else {
             // A member was replaced meanwhile: this one may still need repair.
-            self.store.volume.has_to_mend();
+            self.store.volume.ask_for_mending();
             return Ok(true);
         };
         let (word, parity, extent) = self.words_held(&row, &held, stripe, block);

@@ -155,7 +155,7 @@ impl<R: Rules> FileCore<R> {
             match select(read, pin!(core.endpoint().sleep(SLOW_AFTER))).await {
                 Either::Left((read, _)) => read,
                 Either::Right(_) => {
-                    extent.region().node.is_slow_until(self.store.stock.now().0 + SLOW_FOR_MS);
+                    extent.region().node.set_slow_until(self.store.stock.now().0 + SLOW_FOR_MS);
                     return Err(Failed::Slow);
                 }
             }

@@ -198,7 +198,7 @@ impl<R: Rules> FileCore<R> {
         });
         let stores = store_members(core, &row, buffers, of_parity, is_degraded).await;
         if stores.iter().any(|store| store.result.is_err()) {
-            self.store.volume.has_to_mend();
+            self.store.volume.ask_for_mending();
         }
         let mut result = Ok(());
         for &block in &columns {

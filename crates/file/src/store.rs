@@ -269,7 +269,7 @@ impl<R: Rules> StoreCore<R> {
     }
 
     /// Makes sure that the words of an extent's region can be touched.
-    fn has_room_for_words(&self, extent: &Extent) -> Result<(), FileError> {
+    fn make_room_for_words(&self, extent: &Extent) -> Result<(), FileError> {
         let per_region = self.extents_per_region();
         let number = extent.number() / per_region;
         let mut has_words = self.has_words.lock();
@@ -295,7 +295,7 @@ impl<R: Rules> StoreCore<R> {
         if !self.words.covers(&extent) {
             return Err(FileError::NoSpace);
         }
-        self.has_room_for_words(&extent)?;
+        self.make_room_for_words(&extent)?;
         self.words.clear(&extent);
         if self.words.is_abandoned() {
             return Err(FileError::NoSpace); // its words are as an earlier file left them

@@ -178,7 +178,7 @@ impl Volume {
     /// Makes the next rebuild due at once, because it was asked for.
     pub(crate) fn ask_rebuild(&self) {
         self.retry.lock().now();
-        self.has_to_mend();
+        self.ask_for_mending();
     }
 
     /// Whether a rebuild that failed before may be tried again at `now`.
@@ -210,7 +210,7 @@ impl Volume {
     }
 
     /// Something is not as redundant as it should be.
-    pub(crate) fn has_to_mend(&self) {
+    pub(crate) fn ask_for_mending(&self) {
         // Release: pairs with the acquiring swap and load below. A rebuilder that takes the note finds the
         // words that it is about.
         self.to_mend.store(true, Ordering::Release);
@@ -228,7 +228,7 @@ impl Volume {
         self.rebuilt_up_to.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn is_rebuilt_up_to(&self, losses: u64) {
+    pub(crate) fn note_rebuilt_up_to(&self, losses: u64) {
         self.rebuilt_up_to.store(losses, Ordering::Relaxed);
     }
 

@@ -42,7 +42,7 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use crate::body::Body;
 use crate::errno::Failure;
 use crate::flusher::Flusher;
-use crate::guests::Hall;
+use crate::guests::Registry;
 use crate::handles::Handles;
 use crate::keeping::{Names, NamesMut};
 use crate::namespace::{Change, Ino, Kind, Namespace, Ownership};
@@ -109,7 +109,7 @@ pub(crate) struct FarFs {
     /// Extended attributes are kept only if they do not make every write slower (M7).
     keeps_xattrs: bool,
     /// The registry of direct clients, if the mount allows any.
-    pub(crate) hall: Option<Arc<Hall>>,
+    pub(crate) registry: Option<Arc<Registry>>,
     /// The redundancy of files for which no other was chosen.
     redundancy: Redundancy,
     pub(crate) warnings: Throttles<Repeating>,
@@ -138,7 +138,7 @@ impl FarFs {
         bell: Bell,
         kernel: Kernel,
         flusher: Option<Flusher>,
-        hall: Option<Arc<Hall>>,
+        registry: Option<Arc<Registry>>,
         redundancy: Redundancy,
     ) -> Self {
         let Names { namespace, journal } = names;
@@ -152,7 +152,7 @@ impl FarFs {
             kernel,
             flusher,
             keeps_xattrs: false,
-            hall,
+            registry,
             redundancy,
             warnings: Throttles::default(),
         }
@@ -258,7 +258,7 @@ impl Filesystem for FarFs {
         // them.
         let asked = CAPABILITIES.into_iter();
         for capability in
-            asked.filter(|asked| self.hall.is_none() || *asked != InitFlags::FUSE_WRITEBACK_CACHE)
+            asked.filter(|asked| self.registry.is_none() || *asked != InitFlags::FUSE_WRITEBACK_CACHE)
         {
             if let Err(missing) = config.add_capabilities(capability) {
                 tracing::debug!(?missing, "the kernel is too old for this, and does without");

@@ -17,9 +17,9 @@
 //!     before the daemon answers the call for which the file was closed.
 
 mod growth;
-mod hall;
+mod reaper;
+mod registry;
 mod server;
-mod undertaker;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -40,7 +40,7 @@ use crate::worker::with_session;
 
 pub(crate) use growth::Growth;
 use growth::Until;
-pub(crate) use hall::{Growing, Hall, Opener};
+pub(crate) use registry::{Growing, Opener, Registry};
 pub(crate) use server::Server;
 
 /// Mode bits that a write by another user clears: only writes through the kernel clear them.
@@ -78,7 +78,7 @@ pub(crate) type Doors = Mutex<Openings>;
 impl FarFs {
     /// Prepares for a new handle on the file, which is not registered yet (H1).
     pub(crate) fn admit(&self, body: &Body) -> Outcome<()> {
-        if self.hall.is_none() {
+        if self.registry.is_none() {
             return Ok(());
         }
         // The lock is held while direct clients finish their operations: others that open the file have to
@@ -93,7 +93,7 @@ impl FarFs {
 
     /// Notes that a handle was closed.
     pub(crate) fn dismiss(&self, ino: Ino, body: &Arc<Body>, standing: Standing) {
-        let Some(hall) = &self.hall else { return };
+        let Some(registry) = &self.registry else { return };
         let mut doors = body.doors.lock();
         doors.all = doors.all.saturating_sub(1);
         if standing == Standing::Registered {
@@ -106,7 +106,7 @@ impl FarFs {
             let _ = self.close_to_guests(body, &mut doors);
             body.wanted_by_guests.store(false, Ordering::Relaxed);
         } else if wants_opening(body, &doors) {
-            hall.wants_open(ino, body);
+            registry.wants_open(ino, body);
         }
     }
 
@@ -178,8 +178,8 @@ impl FarFs {
 
     /// Registers a handle: it follows the rules of direct clients.
     fn register(&self, number: u64, uid: u32) -> Outcome<Registered> {
-        let hall = self.hall.as_ref().ok_or(Errno::ENOTTY)?;
-        if !hall.trusts(uid) {
+        let registry = self.registry.as_ref().ok_or(Errno::ENOTTY)?;
+        if !registry.trusts(uid) {
             return Err(Errno::EACCES.into());
         }
         let handle = self.handles.handle(number).ok_or(Errno::EBADF)?;
@@ -187,7 +187,7 @@ impl FarFs {
             return Err(Errno::EPERM.into());
         }
         // The ticket comes first, so that every registered handle has one.
-        let ticket = hall.ticket(handle.ino, &handle.body)?;
+        let ticket = registry.ticket(handle.ino, &handle.body)?;
         let mut doors = handle.body.doors.lock();
         match self.handles.change_standing(number, Standing::Registered) {
             Some(Standing::Plain) => doors.registered += 1,
@@ -195,15 +195,15 @@ impl FarFs {
             Some(Standing::Barred) | None => return Err(Errno::EPERM.into()),
         }
         if wants_opening(&handle.body, &doors) {
-            hall.wants_open(handle.ino, &handle.body);
+            registry.wants_open(handle.ino, &handle.body);
         }
-        let socket = hall.name().to_owned();
+        let socket = registry.name().to_owned();
         Ok(Registered { version: GUEST_VERSION, inode: handle.ino.0, ticket, socket })
     }
 
     /// Ends the registration of a handle: from now on it follows the kernel's rules, for good.
     fn unregister(&self, number: u64) -> Outcome<Handle> {
-        if self.hall.is_none() {
+        if self.registry.is_none() {
             return Err(Errno::ENOTTY.into());
         }
         let handle = self.handles.handle(number).ok_or(Errno::EBADF)?;

@@ -16,7 +16,7 @@ use crate::attach::{Attached, attach};
 use crate::error::MountError;
 use crate::flusher::Flusher;
 use crate::fs::{FarFs, Kernel};
-use crate::guests::{Growing, Hall, Opener, Server};
+use crate::guests::{Growing, Opener, Registry, Server};
 use crate::keeping::{KeptMount, Names};
 use crate::mountpoint::{check_allow_other, check_mountpoint, resolve};
 use crate::namespace::{Budget, MODE_MASK, Ownership};
@@ -104,14 +104,14 @@ pub fn run(
     let flusher = attached.can_be_ended().then(|| Flusher::start(device.as_fd()));
     let flusher = flusher.transpose().map_err(MountError::Broken)?;
     let growing = if flusher.is_some() && kept.is_none() { Growing::ByGuests } else { Growing::ByKernel };
-    let hall =
+    let registry =
         config.acceleration.as_ref().map(|acceleration| open_hall(acceleration, &kernel, &store, growing));
-    let hall = hall.transpose().map_err(MountError::Broken)?;
-    let (hall, guests) = hall.unzip();
+    let registry = registry.transpose().map_err(MountError::Broken)?;
+    let (registry, guests) = registry.unzip();
     let budget = Budget::of(config.limit_bytes, rustix::process::geteuid().as_raw());
     let names = Names::of(root, budget, kept);
     let file_system =
-        FarFs::new(store.clone(), names, bell.clone(), kernel.clone(), flusher, hall, config.redundancy);
+        FarFs::new(store.clone(), names, bell.clone(), kernel.clone(), flusher, registry, config.redundancy);
 
     let mut options = Config::default();
     options.n_threads = Some(config.threads.clamp(1, MAX_THREADS));
@@ -150,18 +150,18 @@ pub fn run(
     result
 }
 
-/// Starts the registry of direct clients (called *hall* in the code), and the threads that serve them.
+/// Starts the registry of direct clients, and the threads that serve them.
 fn open_hall(
     acceleration: &Acceleration,
     kernel: &Kernel,
     store: &FileStore,
     growing: Growing,
-) -> io::Result<(Arc<Hall>, (Opener, Server))> {
+) -> io::Result<(Arc<Registry>, (Opener, Server))> {
     let mut trusted = acceleration.trusted_uids.clone();
     trusted.push(rustix::process::geteuid().as_raw());
-    let (hall, opener) = Hall::open(trusted, kernel.clone(), growing)?;
-    let server = Server::start(hall.clone(), store.clone())?;
-    Ok((hall, (opener, server)))
+    let (registry, opener) = Registry::open(trusted, kernel.clone(), growing)?;
+    let server = Server::start(registry.clone(), store.clone())?;
+    Ok((registry, (opener, server)))
 }
 
 fn serve_until(end: &Receiver<io::Result<()>>, stop: &Receiver<()>, bell: &Bell) -> End {

@@ -17,12 +17,45 @@ use crate::transacting::Tx;
 pub use core::{BusyGuard, ClientCore};
 
 /// One thread's access to a database. Only the thread that made it uses it.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use farpool_namdb::{Database, Reach, Table, TableOptions};
+/// # let database = Database::open("bank.far".as_ref(), &Reach::default())?;
+/// let client = database.client()?;
+/// let visits: Table<str, u64> = client.open_or_create_table("visits", &TableOptions::rows(1_000))?;
+/// let count = client.transact(async |tx| {
+///     let count = tx.get(&visits, "Ada").await?;
+///     match count {
+///         None => tx.insert(&visits, "Ada", 1).await?,
+///         Some(count) => tx.update(&visits, "Ada", count + 1).await?,
+///     }
+///     Ok(count.unwrap_or_default() + 1)
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Client {
     core: ClientCore<Process>,
     own: RefCell<farpool_txn::Session>,
 }
 
 /// One user of a client, who sees what he has committed. Several may be at work on a thread at a time.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use farpool_namdb::{Database, Reach, Table, TableOptions};
+/// # let database = Database::open("bank.far".as_ref(), &Reach::default())?;
+/// # let client = database.client()?;
+/// # let visits: Table<u64, u64> = client.open_table("visits")?;
+/// let (mut one, mut other) = (client.session(), client.session());
+/// let both = client.block_on(futures_util::future::join(
+///     one.transact(async |tx| tx.get(&visits, 1).await),
+///     other.transact(async |tx| tx.get(&visits, 2).await),
+/// ));
+/// # Ok(())
+/// # }
+/// ```
 pub struct Session<'a> {
     client: &'a Client,
     session: farpool_txn::Session,

@@ -31,6 +31,20 @@ const LEAST_PATIENCE: Duration = Duration::from_millis(200);
 const MOST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How a process reaches the memory.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use farpool_namdb::{Credentials, Database, Reach, TransportChoice};
+///
+/// let reach = Reach {
+///     transport: TransportChoice::Tcp.into(),
+///     credentials: Credentials::PlainText,
+///     fetch_thread: true,
+/// };
+/// let database = Database::open("bank.far".as_ref(), &reach)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Reach {
     /// Which transports may be used.
@@ -67,6 +81,22 @@ impl Credentials {
 }
 
 /// What a new database is to be.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use farpool_namdb::{CreateOptions, Database, PoolConfig, TransportChoice};
+///
+/// let pool = PoolConfig {
+///     broker: "127.0.0.1:7117".to_owned(),
+///     tls: None,
+///     transport: TransportChoice::Auto.into(),
+///     limit_bytes: None,
+/// };
+/// let options = CreateOptions { bytes: 1 << 30, servers: 8, ..CreateOptions::default() };
+/// let database = Database::create(&pool, "bank.far".as_ref(), &options)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct CreateOptions {
     /// Its memory, rounded up to whole regions of the pool.
@@ -96,6 +126,19 @@ impl Default for CreateOptions {
 }
 
 /// A seat among the compute servers of a database. Dropping it gives the seat back.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use farpool_namdb::{Database, Reach};
+///
+/// let database = Database::open("bank.far".as_ref(), &Reach::default())?;
+/// for member in database.members()? {
+///     println!("{member:?}");
+/// }
+/// database.check()?; // fails once the others have shut this process out
+/// # Ok(())
+/// # }
+/// ```
 pub struct Database {
     pub(crate) core: Arc<MemberCore<Process>>,
     file: DatabaseFile,

@@ -18,6 +18,23 @@ const MOST_WAITING: usize = 64;
 /// A client on a thread of its own, with what the thread keeps between two pieces of work: its open tables,
 /// for instance. Work is done in the order in which it was given. Dropping the handle waits until all of it
 /// is done.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use farpool_namdb::{Client, Database, Reach, Table, TableOptions, TxError};
+///
+/// async fn visit(database: &Database) -> Result<Option<u64>, TxError> {
+///     let visits = database.start_client(|client: &Client| {
+///         client.open_or_create_table::<u64, u64>("visits", &TableOptions::rows(1_000))
+///     })?;
+///     let count = visits.run(|client, visits: &mut Table<u64, u64>| {
+///         client.transact(async |tx| tx.get(visits, 7).await)
+///     });
+///     count.await.map_err(TxError::Ended)?
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct ClientHandle<S> {
     /// `None` once the handle is being dropped, which ends the thread.
     work: Option<mpsc::Sender<Work<S>>>,

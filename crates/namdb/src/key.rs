@@ -15,6 +15,27 @@
 use farpool_txn::hash::MOST_KEY_BYTES;
 
 /// A type of keys.
+///
+/// ```
+/// use farpool_namdb::{Key, KeyBytes};
+///
+/// /// A day, as the catalog knows it.
+/// struct Day(u32);
+///
+/// impl Key for Day {
+///     const BYTES: Option<usize> = u32::BYTES;
+///
+///     fn type_name() -> String {
+///         "day".to_owned()
+///     }
+///
+///     fn encode(&self, to: &mut KeyBytes) {
+///         self.0.encode(to);
+///     }
+/// }
+///
+/// assert!(KeyBytes::of(&Day(255)).padded(4) < KeyBytes::of(&Day(256)).padded(4));
+/// ```
 pub trait Key {
     /// Bytes of each key. `None`: keys are of any length, up to what their
     /// [table](crate::TableOptions::key_bytes) was created for.

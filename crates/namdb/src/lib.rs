@@ -36,9 +36,13 @@ pub use client::{BusyGuard, Client, ClientCore, Session};
 pub use database::{CreateOptions, Credentials, Database, Process, Reach};
 pub use environment::{Environment, News, Timing};
 pub use error::{DatabaseError, Ended, TxError};
-pub use farpool_txn::LayoutError;
-pub use farpool_txn::recovery::Fate;
-pub use farpool_wire::Version;
+// What errors and options of this crate have, so that programs need no other crate of ours.
+pub use farpool_control::{ControlError, Tls};
+pub use farpool_fabric::{TransportChoice, Transports};
+pub use farpool_pool::{GrantError, JointError, PoolConfig};
+pub use farpool_txn::recovery::{Fate, RecoveryError};
+pub use farpool_txn::{BeginError, CommitError, LayoutError, MemoryError};
+pub use farpool_wire::{RegionId, Version};
 pub use file::DatabaseFile;
 pub use handle::ClientHandle;
 pub use key::{Key, KeyBytes};

@@ -28,6 +28,16 @@ const MOST_LONGEST_BLOCKS: u64 = 16;
 const LEAST_CHUNKS: u64 = 16;
 
 /// How large a table is to be: its memory is taken when it is made.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use farpool_namdb::TableOptions;
+///
+/// // A million rows of up to 200 bytes; the few that are longer have up to 64 KiB each, 1 GiB together.
+/// let options = TableOptions::rows(1_000_000).row_bytes(200).longest(64 << 10).slab_bytes(1 << 30);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TableOptions {
     /// Keys that it can have, all that were ever inserted.
@@ -119,6 +129,24 @@ impl TableOptions {
 
 /// A table, as one thread works with it: rows `V`, each known by a key `K`. What a row looks like is the
 /// programs' to agree upon.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use farpool_namdb::{Database, Reach, Table, TableOptions};
+/// # let database = Database::open("bank.far".as_ref(), &Reach::default())?;
+/// # let client = database.client()?;
+/// use serde::{Deserialize, Serialize};
+///
+/// #[derive(Serialize, Deserialize)]
+/// struct Account {
+///     owner: String,
+///     cents: i64,
+/// }
+///
+/// let accounts: Table<(u16, u64), Account> = client.create_table("accounts", &TableOptions::rows(1_000))?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Table<K: ?Sized, V> {
     name: String,
     first_record: u64,
@@ -202,7 +230,7 @@ impl<K: ?Sized, V> Table<K, V> {
         self.checked_at.get()
     }
 
-    pub(crate) fn is_there(&self, schema: u64) {
+    pub(crate) fn note_existing(&self, schema: u64) {
         self.checked_at.set(schema);
     }
 }

@@ -14,6 +14,20 @@ use crate::table::Table;
 
 /// A transaction under way: it reads one snapshot, and its own writes. What it has written takes effect when
 /// its body returns.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use farpool_namdb::{Table, Tx, TxError};
+///
+/// type Accounts = Table<u64, i64>;
+///
+/// async fn withdraw(tx: &mut Tx<'_>, accounts: &Accounts, from: u64, cents: i64) -> Result<(), TxError> {
+///     let there = tx.get(accounts, from).await?.ok_or_else(|| TxError::roll_back("no such account"))?;
+///     tx.update(accounts, from, there - cents).await
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct Tx<'a, R: MemberRules = Shipped> {
     transaction: Transaction<'a, R>,
     catalog: &'a Catalog,
@@ -118,7 +132,7 @@ impl<'a, R: MemberRules> Tx<'a, R> {
         }
         match self.find_table(table.name()).await? {
             Some(row) if row.first_record == table.first_record() => {
-                table.is_there(schema);
+                table.note_existing(schema);
                 Ok(())
             }
             _ => Err(TxError::Dropped(table.name().to_owned())),

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use farpool_fabric::{
-    AccessError, AccessKind, Cut, Host, HostIdentity, LentMemory, Mapping, RegionSet, SharedRegion,
+    AccessError, AccessKind, CutOff, Host, HostIdentity, LentMemory, Mapping, RegionSet, SharedRegion,
 };
 use farpool_lease::{Grant, GrantRefusal, LeaseClass, LeaseRefusal, Lending, Millis, RegionCounts, Term};
 use farpool_wire::control::{Lease, LeaseRef, NodeAddress, RegionState, RevokeResponse};
@@ -126,7 +126,7 @@ impl Host for Core {
         region: u32,
         epoch: Epoch,
         key: &AccessKey,
-        cut: Arc<dyn Cut>,
+        cut: Arc<dyn CutOff>,
     ) -> Result<LentMemory, Refusal> {
         self.leases.lock().check(self.now(), Lending { region, epoch }, key)?;
         self.regions.lend(region, epoch, key, cut)
@@ -285,7 +285,7 @@ mod tests {
     /// A card that lets go at once.
     struct Obedient;
 
-    impl Cut for Obedient {
+    impl CutOff for Obedient {
         fn cut(&self) {}
     }
 
@@ -329,7 +329,7 @@ mod tests {
         go_on: Mutex<Receiver<()>>,
     }
 
-    impl Cut for HeldUp {
+    impl CutOff for HeldUp {
         fn cut(&self) {
             self.reached.send(()).unwrap();
             self.go_on.lock().recv().unwrap();

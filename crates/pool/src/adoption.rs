@@ -150,7 +150,7 @@ impl Stock {
         let per_region = adoption.extents_per_region;
         let in_use: BTreeSet<u64> = adoption.taken.iter().map(|number| number / per_region).collect();
         let mut space = self.space.lock();
-        space.is_adopted();
+        space.mark_adopted();
         for number in adoption.lost.keys().filter(|number| !in_use.contains(number)) {
             space.free_number(*number);
         }

@@ -48,7 +48,7 @@ pub use region::{LeasedRegion, NodeState};
 pub use session::{Session, SessionCore, SessionGuard};
 pub use sharing::FENCE_DEADLINE;
 pub use space::{EXTENT_BYTES, Extent, Where};
-pub use stock::{Capacity, LeaseKeeper, NumberedRegion, Reach, Stock, StockConfig, Trouble};
+pub use stock::{Capacity, LeaseKeeper, NumberedRegion, Reach, RetryPolicy, Stock, StockConfig};
 pub use watch::watch_nodes;
 
 use std::time::Duration;

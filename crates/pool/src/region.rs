@@ -49,7 +49,7 @@ impl NodeState {
     }
 
     /// Records that an answer of the node was slow: until then, callers that can do without the node do.
-    pub fn is_slow_until(&self, until_ms: u64) {
+    pub fn set_slow_until(&self, until_ms: u64) {
         self.slow_until_ms.fetch_max(until_ms, Ordering::Relaxed);
     }
 

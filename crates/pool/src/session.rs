@@ -32,7 +32,7 @@ use crate::giving_up::{LOOK_EVERY, Sign};
 use crate::pool::Shared;
 use crate::region::{LeasedRegion, NodeState};
 use crate::space::Extent;
-use crate::stock::{LeaseKeeper, Trouble};
+use crate::stock::{LeaseKeeper, RetryPolicy};
 use crate::watch::endpoint;
 
 /// Room for two transfers of the largest size, each completed to whole blocks at both ends.
@@ -110,7 +110,7 @@ impl Confined {
 /// A session for one thread's `async` code: an endpoint, and a queue per node.
 pub struct SessionCore {
     leases: Arc<dyn LeaseKeeper>,
-    trouble: Trouble,
+    retries: RetryPolicy,
     endpoint: Endpoint,
     queues: RefCell<BTreeMap<NodeId, Rc<NodeQueue>>>,
     siblings: Option<Arc<dyn Siblings>>,
@@ -182,9 +182,9 @@ fn settled(error: AccessError, region: RegionId, in_doubt: bool) -> AccessError 
 impl SessionCore {
     /// A session over an endpoint of its own, whose clock is that of the leases.
     pub fn new(leases: Arc<dyn LeaseKeeper>, endpoint: Endpoint) -> Self {
-        let trouble = leases.bears();
+        let retries = leases.retries();
         let (queues, crowded) = (RefCell::default(), RefCell::default());
-        SessionCore { leases, trouble, endpoint, queues, siblings: None, crowded }
+        SessionCore { leases, retries, endpoint, queues, siblings: None, crowded }
     }
 
     /// Lets the session use the connections of siblings.
@@ -233,7 +233,7 @@ impl SessionCore {
         let region = extent.region();
         let under_way = UnderWay { extent, may_land: Cell::new(false) };
         let mut in_doubt = false;
-        let mut tries = Tries { made: 0, until: self.leases.now().plus(self.trouble.try_within) };
+        let mut tries = Tries { made: 0, until: self.leases.now().plus(self.retries.try_within) };
         loop {
             if let Err(error) = region.check(self.leases.now().0) {
                 return (buffer, Err(error));
@@ -362,7 +362,7 @@ impl SessionCore {
     /// Asks the node to attach a region, and repeats that while the node says that the memory is being moved:
     /// moving takes as long as copying a region, and says nothing against the node.
     async fn attach_once_it_stays(&self, queue: &NodeQueue, region: &LeasedRegion) -> Result<(), OpError> {
-        let give_up_at = self.leases.now().plus(self.trouble.while_moved);
+        let give_up_at = self.leases.now().plus(self.retries.while_moved);
         loop {
             let attaching = queue.queue.attach(region.id, region.epoch, region.key);
             match self.unless_lost(queue, attaching).await {

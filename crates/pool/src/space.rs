@@ -211,7 +211,7 @@ impl Space {
     }
 
     /// Ends the adoption: the holders of an earlier process's extents have taken them.
-    pub(crate) fn is_adopted(&mut self) {
+    pub(crate) fn mark_adopted(&mut self) {
         self.is_adopting = false;
     }
 

@@ -113,14 +113,14 @@ pub trait LeaseKeeper: Send + Sync {
     fn lease_lost(&self, region: RegionId, epoch: Epoch);
 
     /// The retry policy of its sessions.
-    fn bears(&self) -> Trouble {
-        Trouble { try_within: TRY_WITHIN, while_moved: MOVE_PATIENCE }
+    fn retries(&self) -> RetryPolicy {
+        RetryPolicy { try_within: TRY_WITHIN, while_moved: MOVE_PATIENCE }
     }
 }
 
 /// A session's retry policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Trouble {
+pub struct RetryPolicy {
     /// How long after its beginning an operation is still retried.
     pub try_within: Millis,
     /// How long a region may take to be moved to other memory.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use farpool_fabric::{
-    AccessError, AccessKind, Cut, Host, HostIdentity, LentMemory, Locking, Mapping, RegionSet, SharedRegion,
+    AccessError, AccessKind, CutOff, Host, HostIdentity, LentMemory, Locking, Mapping, RegionSet,
+    SharedRegion,
 };
 use farpool_wire::{AccessKey, Epoch, NodeId, Refusal};
 
@@ -123,7 +124,7 @@ impl Host for LendingHost {
         region: u32,
         epoch: Epoch,
         key: &AccessKey,
-        cut: Arc<dyn Cut>,
+        cut: Arc<dyn CutOff>,
     ) -> Result<LentMemory, Refusal> {
         self.regions.lend(region, epoch, key, cut)
     }

@@ -154,7 +154,7 @@ impl<R: Rules> Worker<R> {
                 }
                 return Ok(Snapshot { cut, open });
             }
-            self.has_patience(&mut give_up_at)?;
+            self.check_patience(&mut give_up_at)?;
         }
     }
 
@@ -166,7 +166,7 @@ impl<R: Rules> Worker<R> {
     }
 
     /// Whether another cut is waited for; an error if that has been for too long.
-    fn has_patience(&self, give_up_at: &mut Option<u64>) -> Result<(), BeginError> {
+    fn check_patience(&self, give_up_at: &mut Option<u64>) -> Result<(), BeginError> {
         let now = self.memory.endpoint().now_ns();
         match now > *give_up_at.get_or_insert(now + BEGIN_PATIENCE.as_nanos() as u64) {
             true => Err(BeginError::OracleStopped),
@@ -273,7 +273,7 @@ impl<R: Rules> Worker<R> {
                     drop(self.write(writing).await);
                 }
                 // An earlier commit of the slot does not go on: this one is in doubt with it.
-                Either::Right(_) => self.slot.is_stuck(),
+                Either::Right(_) => self.slot.mark_stuck(),
             }
         }
     }
@@ -324,9 +324,9 @@ impl<'a, R: Rules> UnderWay<'a, R> {
         self.is_touched = false;
     }
 
-    /// It is installed whole: shows it, with those that waited for it. False: nobody knows any more whether
-    /// it is shown.
-    pub(crate) async fn is_shown(&mut self) -> bool {
+    /// The commit is installed whole: waits until the watermark has reached it. False: it is in doubt whether
+    /// the watermark ever will.
+    pub(crate) async fn finish(&mut self) -> bool {
         // From here on others may show it: dropped, it is in doubt, also where it has no records.
         self.is_touched = true;
         self.is_over = self.worker.show(self.version, self.holding.take()).await;
@@ -339,7 +339,7 @@ impl<R: Rules> Drop for UnderWay<'_, R> {
         match (self.is_over, self.is_touched) {
             (true, _) => {}
             (false, true) => {
-                self.worker.slot.is_stuck();
+                self.worker.slot.mark_stuck();
                 self.open.take().into_iter().for_each(Open::stays);
             }
             (false, false) => self.worker.slot.vanish(self.version),

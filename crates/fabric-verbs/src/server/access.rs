@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-use farpool_fabric::{Cut, LentMemory};
+use farpool_fabric::{CutOff, LentMemory};
 use farpool_wire::{Epoch, VerbsAttached};
 use parking_lot::Mutex;
 
@@ -117,7 +117,7 @@ impl CardAccess {
     }
 }
 
-impl Cut for CardAccess {
+impl CutOff for CardAccess {
     fn cut(&self) {
         let mut state = self.state.lock();
         if state.cut {

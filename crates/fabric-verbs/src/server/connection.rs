@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farpool_fabric::{AccessKind, Account, Complaint, Complaints, Cut, Host, Origin, Places};
+use farpool_fabric::{AccessKind, Account, Complaint, Complaints, CutOff, Host, Origin, Places};
 use farpool_wire::{
     AccessKey, Decoded, Opcode, REQUEST_HEADER_BYTES, RESPONSE_HEADER_BYTES, Refusal, RequestHeader,
     ResponseHeader,
@@ -251,7 +251,7 @@ impl Connection {
         if self.access.regions() >= MAX_ATTACHED && self.access.epoch(header.region).is_none() {
             return Err(Refusal::Exhausted.into());
         }
-        let cut: Arc<dyn Cut> = self.access.clone();
+        let cut: Arc<dyn CutOff> = self.access.clone();
         let lent = terms.host.lend(header.region, header.epoch, &key, cut)?;
         self.take_place(terms, header)?;
         let opening = terms.lending.open(header.region, &lent, &self.domain).map_err(|error| {

@@ -9,7 +9,7 @@ use farpool_wire::{AccessKey, Epoch, NodeId, Refusal, RegionId, RemoteAddr, Sess
 
 use super::Carrier;
 use crate::{
-    AccessError, AccessKind, ArenaBuf, Cut, Endpoint, EndpointConfig, Host, HostIdentity, LentMemory,
+    AccessError, AccessKind, ArenaBuf, CutOff, Endpoint, EndpointConfig, Host, HostIdentity, LentMemory,
     Locking, Mapping, OpError, Peer, Queue, RegionSet, SharedRegion, block_on,
 };
 
@@ -90,7 +90,7 @@ impl Host for SuiteHost {
         region: u32,
         epoch: Epoch,
         key: &AccessKey,
-        cut: Arc<dyn Cut>,
+        cut: Arc<dyn CutOff>,
     ) -> Result<LentMemory, Refusal> {
         self.regions.lend(region, epoch, key, cut)
     }

@@ -117,7 +117,7 @@ impl Operating<'_> {
         match outcome {
             Some(outcome) => {
                 table.return_place(slot);
-                if table.is_others_turn() {
+                if table.note_completed_at_once() {
                     table.poll(shared.clock.now_ns());
                 }
                 Poll::Ready((buffer, to_result(node, outcome)))

@@ -135,9 +135,9 @@ impl Table {
         }
     }
 
-    /// Whether so many operations were completed at once that it is the turn of those in flight to be polled:
-    /// who posts one after the other never comes back to the executor.
-    pub(super) fn is_others_turn(&mut self) -> bool {
+    /// Counts an operation that was completed at once. Says whether there were so many that those in flight
+    /// have to be polled: a task that posts one after the other never comes back to the executor.
+    pub(super) fn note_completed_at_once(&mut self) -> bool {
         if self.busy.is_empty() {
             return false;
         }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use farpool_wire::{AccessKey, Epoch, GrantMode, MAX_GRANTS_PER_REGION, Refusal};
 
 use super::words::Words;
-use crate::host::{AccessKind, Cut};
+use crate::host::{AccessKind, CutOff};
 use crate::memory::{Mapping, SharedMemory, reopen_read_only};
 
 /// Kept by a transport that was lent a region's memory.
@@ -31,7 +31,7 @@ pub(super) struct OpenGrant {
 /// Memory lent to a transport.
 struct Lent {
     epoch: Epoch,
-    cut: Arc<dyn Cut>,
+    cut: Arc<dyn CutOff>,
     holder: Weak<Holder>,
 }
 
@@ -144,7 +144,7 @@ impl Slot {
     }
 
     /// Notes memory lent to a transport; `None` when `limit` accesses are in force.
-    pub(super) fn lend(&mut self, epoch: Epoch, cut: Arc<dyn Cut>, limit: usize) -> Option<Arc<Holder>> {
+    pub(super) fn lend(&mut self, epoch: Epoch, cut: Arc<dyn CutOff>, limit: usize) -> Option<Arc<Holder>> {
         self.lent.retain(|lent| lent.holder.strong_count() > 0);
         if self.lent.len() >= limit {
             return None;
@@ -156,7 +156,7 @@ impl Slot {
 
     /// How to cut the accesses of one grant, or of all. They stay listed until their holders have let go:
     /// another fence that comes meanwhile has to wait for the same cuts.
-    pub(super) fn cuts(&self, of: Option<Epoch>) -> Vec<Arc<dyn Cut>> {
+    pub(super) fn cuts(&self, of: Option<Epoch>) -> Vec<Arc<dyn CutOff>> {
         let wanted = self.lent.iter().filter(|lent| of.is_none_or(|epoch| lent.epoch == epoch));
         wanted.map(|lent| lent.cut.clone()).collect()
     }

@@ -234,7 +234,7 @@ impl Counted {
     }
 }
 
-impl Cut for Counted {
+impl CutOff for Counted {
     fn cut(&self) {
         self.cuts.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let set = self.set.upgrade().unwrap();
@@ -264,7 +264,7 @@ fn lent_access_is_cut_with_its_own_grant_only_and_the_memory_scrubbed_when_it_is
 #[test]
 fn memory_lent_to_cards_only_is_scrubbed_in_place() {
     struct Quiet;
-    impl Cut for Quiet {
+    impl CutOff for Quiet {
         fn cut(&self) {}
     }
     let set = set();
@@ -303,7 +303,7 @@ fn a_move_cuts_all_lent_access_and_gives_the_memory_to_nobody_meanwhile() {
 fn a_lease_that_ends_while_its_region_moves_stays_ended() {
     /// Ends the lease when it is cut.
     struct Ends(std::sync::Weak<RegionSet>);
-    impl Cut for Ends {
+    impl CutOff for Ends {
         fn cut(&self) {
             let set = self.0.upgrade().unwrap();
             if !set.slots[0].read().grants.is_empty() {

@@ -239,8 +239,8 @@ impl Connection {
         self.attached.grants()
     }
 
-    /// Whether something has come since this was last asked.
-    pub(super) fn was_active(&mut self) -> bool {
+    /// Whether something has come since this was last called.
+    pub(super) fn take_activity(&mut self) -> bool {
         std::mem::take(&mut self.active)
     }
 

@@ -123,9 +123,9 @@ impl Calls {
         asleep
     }
 
-    /// Whether the socket may have something to say though no frame is awaited: what has woken this side, or
-    /// that the node has ended.
-    pub(super) fn wants_a_look_at_the_socket(&mut self) -> bool {
+    /// Takes note of a poll. Says whether to look at the socket, though no frame is awaited: something has
+    /// woken this side, or the node may have ended.
+    pub(super) fn take_due_look(&mut self) -> bool {
         if self.asleep.take() {
             if let Some(ring) = &self.ring {
                 ring.wake_up();

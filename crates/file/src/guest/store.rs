@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use farpool_fabric::{Clock, Peer};
 use farpool_lease::Millis;
-use farpool_pool::{Extent, LeaseKeeper, LeasedRegion, NodeState, Sign, Trouble};
+use farpool_pool::{Extent, LeaseKeeper, LeasedRegion, NodeState, RetryPolicy, Sign};
 use farpool_wire::{AccessKey, Epoch, NodeId, RegionId};
 use parking_lot::RwLock;
 
@@ -176,8 +176,8 @@ impl LeaseKeeper for GuestStore {
 
     /// Few retries: the owner can be asked instead, and it waits for the operation if it wants the file for
     /// itself.
-    fn bears(&self) -> Trouble {
-        Trouble { try_within: TRY_WITHIN, while_moved: Millis(0) }
+    fn retries(&self) -> RetryPolicy {
+        RetryPolicy { try_within: TRY_WITHIN, while_moved: Millis(0) }
     }
 }
 

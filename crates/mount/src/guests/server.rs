@@ -18,8 +18,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::time::Timespec;
 
-use super::hall::Hall;
-use super::undertaker::Undertaker;
+use super::reaper::Reaper;
+use super::registry::Registry;
 
 /// Most connected processes at a time, and most that wait to be accepted.
 const MAX_PROCESSES: usize = 4096;
@@ -47,8 +47,8 @@ struct Visitor {
 }
 
 impl Server {
-    pub(crate) fn start(hall: Arc<Hall>, store: FileStore) -> io::Result<Self> {
-        let address = SocketAddrUnix::new_abstract_name(hall.name().as_bytes())?;
+    pub(crate) fn start(registry: Arc<Registry>, store: FileStore) -> io::Result<Self> {
+        let address = SocketAddrUnix::new_abstract_name(registry.name().as_bytes())?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         rustix::net::bind(&listener, &address)?;
@@ -56,10 +56,10 @@ impl Server {
         let stop = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
         let stopped = stop.clone();
         let (burying, session) = (store.clone(), store.session());
-        let undertaker = Undertaker::start(move |guest| burying.bury_guest(&session, guest))?;
+        let reaper = Reaper::start(move |guest| burying.bury_guest(&session, guest))?;
         let run = move || {
             let (visitors, out_of_reach) = (Vec::new(), BTreeSet::new());
-            let mut desk = Desk { hall, store, undertaker, visitors, out_of_reach, is_short: false };
+            let mut desk = Desk { registry, store, reaper, visitors, out_of_reach, is_short: false };
             if let Err(error) = desk.serve(&listener, &stopped) {
                 tracing::error!(%error, "no more processes can work on files directly");
             }
@@ -81,9 +81,9 @@ impl Drop for Server {
 }
 
 struct Desk {
-    hall: Arc<Hall>,
+    registry: Arc<Registry>,
     store: FileStore,
-    undertaker: Undertaker,
+    reaper: Reaper,
     visitors: Vec<Visitor>,
     /// Nodes that could not be reached for direct clients, and were logged.
     out_of_reach: BTreeSet<u64>,
@@ -124,7 +124,7 @@ impl Desk {
             let visitors = std::mem::take(&mut self.visitors);
             for (mut visitor, (dead, asks)) in visitors.into_iter().zip(ready) {
                 if dead {
-                    visitor.guest.into_iter().for_each(|guest| self.undertaker.takes(guest));
+                    visitor.guest.into_iter().for_each(|guest| self.reaper.takes(guest));
                     continue;
                 }
                 if asks {
@@ -148,7 +148,7 @@ impl Desk {
             Err(errno) => return Err(errno),
         };
         let known = rustix::net::sockopt::socket_peercred(&socket).ok();
-        let trusted = known.is_some_and(|peer| self.hall.trusts(peer.uid.as_raw()));
+        let trusted = known.is_some_and(|peer| self.registry.trusts(peer.uid.as_raw()));
         if !trusted || self.visitors.len() >= MAX_PROCESSES {
             return Ok(());
         }
@@ -211,7 +211,7 @@ impl Desk {
     }
 
     fn open(&self, guest: GuestId, socket: &OwnedFd, ticket: &[u8]) -> io::Result<()> {
-        match self.hall.redeem(ticket).map(|body| body.far.core().guest_memory()) {
+        match self.registry.redeem(ticket).map(|body| body.far.core().guest_memory()) {
             Some(Ok(memory)) => send(socket, &done(guest), &[memory.as_fd()]),
             Some(Err(_)) => send(socket, &line::refusal(Errno::NOMEM), &[]),
             None => send(socket, &line::refusal(Errno::STALE), &[]),

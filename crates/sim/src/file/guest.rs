@@ -31,7 +31,7 @@ impl Guest {
     }
 
     /// The owner learns of the death some time later, and cleans up after the process.
-    pub(super) fn is_buried(self: Rc<Self>, run: &Rc<Run>) {
+    pub(super) fn bury(self: Rc<Self>, run: &Rc<Run>) {
         let burying = run.clone();
         let core = run.session(run.home());
         run.tasks.spawn(run.home(), async move {

@@ -219,7 +219,7 @@ async fn happen(run: &Rc<Run>, kind: Kind, lasting: Duration) {
                 }
                 run.tasks.kill(process);
                 if let Some(guest) = guest {
-                    guest.is_buried(run);
+                    guest.bury(run);
                 }
                 client::start(run);
             }

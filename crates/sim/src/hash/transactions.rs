@@ -107,9 +107,9 @@ impl Transactions {
                 (random.index(places.len()) as u16, Duration::from_nanos(random.below(DEATHS_WITHIN_NS)))
             })
             .collect();
-        let undertaker =
+        let reaper =
             Place { index: places.len(), host: self.run.world.add_host(1_000_000), path: Path::Checked };
-        let process = self.run.world.add_process(undertaker.host);
+        let process = self.run.world.add_process(reaper.host);
         let (here, places, staying) = (self.clone(), places.to_vec(), self.run.left.stay());
         self.run.tasks.spawn(process, async move {
             for (slot, after) in victims {
@@ -117,7 +117,7 @@ impl Transactions {
                 here.run.tasks.kill(here.run.clients.borrow()[usize::from(slot)]);
                 // This replaces a fence, which has scenarios of its own.
                 here.run.world.sleep(ALL_HAS_LANDED).await;
-                match here.look_after(process, undertaker, slot).await {
+                match here.look_after(process, reaper, slot).await {
                     Ok(last) => here.start_next::<R>(places[usize::from(slot)], slot, last),
                     Err(why) => return here.run.complain(format!("slot {slot} is not looked after: {why}")),
                 }
@@ -125,7 +125,7 @@ impl Transactions {
             while here.run.left.get() > 1 {
                 here.run.world.sleep(PAUSE).await;
             }
-            if let Err(why) = here.write_all::<R>(process, undertaker).await {
+            if let Err(why) = here.write_all::<R>(process, reaper).await {
                 here.run.complain(why);
             }
             drop(staying);

@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use farpool_fabric::{AccessError, AccessKind, Cut, Host, HostIdentity, LentMemory, Mapping, SharedRegion};
+use farpool_fabric::{
+    AccessError, AccessKind, CutOff, Host, HostIdentity, LentMemory, Mapping, SharedRegion,
+};
 use farpool_txn::log::Head;
 use farpool_txn::membership::{Role, SeatWords};
 use farpool_txn::oracle::Board;
@@ -59,7 +61,7 @@ impl Host for Watched {
         region: u32,
         epoch: Epoch,
         key: &AccessKey,
-        cut: Arc<dyn Cut>,
+        cut: Arc<dyn CutOff>,
     ) -> Result<LentMemory, Refusal> {
         self.memory.lend(region, epoch, key, cut)
     }

@@ -43,7 +43,7 @@ struct Lease {
 }
 
 /// A disturbance that may excuse a lost lease.
-struct Trouble {
+struct Disturbance {
     /// The two hosts concerned. The same host twice means between that host and all others.
     hosts: [HostId; 2],
     from_ns: u64,
@@ -77,7 +77,7 @@ pub(crate) struct Oracle {
     leases: Vec<Lease>,
     present: BTreeMap<RegionId, LeaseNo>,
     greatest: BTreeMap<NodeId, Epoch>,
-    troubles: Vec<Trouble>,
+    disturbances: Vec<Disturbance>,
     complaints: Vec<String>,
     moments: u64,
     values: u64,
@@ -111,7 +111,7 @@ impl Oracle {
         &mut self.leases[lease.0 as usize - 1]
     }
 
-    fn is_new(&mut self, node: NodeId, epoch: Epoch) {
+    fn note_epoch(&mut self, node: NodeId, epoch: Epoch) {
         self.judged += 1;
         let greatest = self.greatest.entry(node).or_insert(Epoch(0));
         if epoch <= *greatest {
@@ -124,7 +124,7 @@ impl Oracle {
 
     /// A node lends a region (O1, O4).
     pub(crate) fn lends(&mut self, region: RegionId, epoch: Epoch) -> LeaseNo {
-        self.is_new(region.node, epoch);
+        self.note_epoch(region.node, epoch);
         let lease = LeaseNo(self.leases.len() as u64 + 1);
         if let Some(before) = self.present.insert(region, lease)
             && !self.lease(before).over
@@ -154,7 +154,7 @@ impl Oracle {
 
     /// A node gives a grant to another client (O4).
     pub(crate) fn grants(&mut self, region: RegionId, epoch: Epoch) {
-        self.is_new(region.node, epoch);
+        self.note_epoch(region.node, epoch);
         if let Some(lease) = self.present(region) {
             self.lease(lease).grants.insert(epoch, None);
         }
@@ -231,12 +231,12 @@ impl Oracle {
     /// From `from_ns` to `until_ns` nothing comes through between two hosts. The same host twice means
     /// between it and all others.
     pub(crate) fn silence(&mut self, hosts: [HostId; 2], from_ns: u64, until_ns: u64) {
-        self.troubles.push(Trouble { hosts, from_ns, until_ns, kind: Kind::Silence });
+        self.disturbances.push(Disturbance { hosts, from_ns, until_ns, kind: Kind::Silence });
     }
 
     /// A letter between two hosts is lost or late.
     pub(crate) fn letter(&mut self, hosts: [HostId; 2], at_ns: u64) {
-        self.troubles.push(Trouble { hosts, from_ns: at_ns, until_ns: at_ns, kind: Kind::Letter });
+        self.disturbances.push(Disturbance { hosts, from_ns: at_ns, until_ns: at_ns, kind: Kind::Letter });
     }
 
     /// A holder has lost a lease (O5).
@@ -256,14 +256,14 @@ impl Oracle {
 
     fn is_excused(&self, loss: &Loss) -> bool {
         let pair = [loss.holder, loss.node];
-        let concerns = |trouble: &&Trouble| {
+        let concerns = |trouble: &&Disturbance| {
             let [one, other] = trouble.hosts;
             let of_pair = [one, other] == pair || [other, one] == pair;
             let of_one = trouble.kind == Kind::Silence && one == other && pair.contains(&one);
             (of_pair || of_one) && trouble.from_ns <= loss.now_ns && trouble.until_ns >= loss.since_ns
         };
         let mut letters = 0;
-        for trouble in self.troubles.iter().filter(concerns) {
+        for trouble in self.disturbances.iter().filter(concerns) {
             match trouble.kind {
                 Kind::Silence => return true,
                 Kind::Letter => letters += 1,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use farpool_fabric::sim::SimClock;
 use farpool_fabric::{
-    AccessError, AccessKind, Clock, Cut, Host, HostIdentity, LentMemory, Locking, Mapping, RegionSet,
+    AccessError, AccessKind, Clock, CutOff, Host, HostIdentity, LentMemory, Locking, Mapping, RegionSet,
     SharedRegion,
 };
 use farpool_lease::{LeaseRefusal, Lending, Millis, Term};
@@ -146,7 +146,7 @@ impl Host for Shell {
         region: u32,
         epoch: Epoch,
         key: &AccessKey,
-        cut: Arc<dyn Cut>,
+        cut: Arc<dyn CutOff>,
     ) -> Result<LentMemory, Refusal> {
         self.core.lock().check(self.now(), Lending { region, epoch }, key)?;
         self.regions.lend(region, epoch, key, cut)

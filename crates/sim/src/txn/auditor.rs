@@ -70,7 +70,7 @@ async fn audit(
                 break;
             }
             // Clients that ended without leaving their slots keep their chunks.
-            auditor.is_frugal();
+            auditor.be_frugal();
             run.world.sleep(PAUSE).await;
         }
         if !is_written && !run.faults.damage {

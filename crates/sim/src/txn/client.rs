@@ -233,7 +233,7 @@ impl Client {
     }
 
     /// From now on writes only short payloads: there may be no room for long ones.
-    pub(super) fn is_frugal(&mut self) {
+    pub(super) fn be_frugal(&mut self) {
         self.transactor.may_write = is_short;
     }
 

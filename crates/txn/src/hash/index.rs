@@ -169,7 +169,7 @@ impl<R: IndexRules> Index<R> {
             let bytes = memory.read(&self.pieces[spot.piece], spot.range).await?;
             let bucket = Bucket::decode(&bytes).ok_or(IndexError::Damaged)?;
             let Some(children) = bucket.children() else { return Ok(bucket) };
-            self.is_split(at.bucket, children)?;
+            self.remember_split(at.bucket, children)?;
             *at = at.child(children, hash).ok_or(IndexError::Damaged)?;
         }
     }
@@ -178,7 +178,7 @@ impl<R: IndexRules> Index<R> {
         self.splits.borrow().get(&bucket).copied()
     }
 
-    fn is_split(&self, bucket: u64, children: u64) -> Result<(), IndexError> {
+    fn remember_split(&self, bucket: u64, children: u64) -> Result<(), IndexError> {
         if !self.layout.is_pair(children) {
             return Err(IndexError::Damaged);
         }
@@ -281,7 +281,7 @@ impl<R: IndexRules> Index<R> {
             self.spares.pairs.lock().give_back(piece, within);
         }
         let first = children(found?).ok_or(IndexError::Damaged)?;
-        self.is_split(at.bucket, first.unwrap_or(pair))
+        self.remember_split(at.bucket, first.unwrap_or(pair))
     }
 
     /// A spare of a piece, or where that has none, of the next: which piece, and its place there.

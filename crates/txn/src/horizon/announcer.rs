@@ -98,12 +98,12 @@ impl Announcer {
 
     /// The first cut, read after joining.
     pub(crate) fn starts_at(&self, sequence: u64) {
-        self.has_read(sequence);
+        self.note_read(sequence);
         self.floor.set(sequence);
     }
 
     /// A cut was read: those who begin later may have it, or a later one.
-    pub(crate) fn has_read(&self, sequence: u64) {
+    pub(crate) fn note_read(&self, sequence: u64) {
         self.latest.set(self.latest.get().max(sequence));
     }
 
@@ -112,7 +112,7 @@ impl Announcer {
         if sequence < self.floor.get() {
             return None;
         }
-        self.has_read(sequence);
+        self.note_read(sequence);
         *self.open.borrow_mut().entry(sequence).or_default() += 1;
         Some(Open { announcer: self, sequence })
     }

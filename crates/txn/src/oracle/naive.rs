@@ -83,13 +83,13 @@ impl NaiveAt {
     pub async fn stamp(&self, memory: &Memory) -> Result<NaiveStamped, BeginError> {
         let read = self.read_timestamp(memory).await?;
         let commit = memory.fetch_and_add(&self.piece, COMMIT_AT, 1).await? + 1;
-        self.has_place(memory, read, commit).await?;
+        self.wait_for_place(memory, read, commit).await?;
         memory.write_word(&self.piece, self.place(commit), commit).await?;
         Ok(NaiveStamped { read, commit })
     }
 
     /// N3.
-    async fn has_place(&self, memory: &Memory, mut read: u64, commit: u64) -> Result<(), BeginError> {
+    async fn wait_for_place(&self, memory: &Memory, mut read: u64, commit: u64) -> Result<(), BeginError> {
         let endpoint = memory.endpoint();
         let mut give_up_at = None;
         while commit > read + self.places {

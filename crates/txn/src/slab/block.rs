@@ -48,15 +48,15 @@ impl Drop for Fresh {
     fn drop(&mut self) {
         match self.becomes {
             Becomes::Free => self.slab.chunks.lock().give_back(self.at),
-            Becomes::InDoubt => self.slot.has_loose_end(),
+            Becomes::InDoubt => self.slot.note_loose_end(),
             Becomes::Kept => {}
         }
     }
 }
 
 impl Fresh {
-    /// Nobody knows what becomes of it, until it is said.
-    pub(crate) fn is_in_doubt(&mut self) {
+    /// The block is in doubt, until its commit is known to have happened or not.
+    pub(crate) fn mark_in_doubt(&mut self) {
         self.becomes = Becomes::InDoubt;
     }
 

@@ -78,13 +78,13 @@ impl Chunks {
     }
 
     /// A chunk that was being taken or given up is another's, or nobody's.
-    pub(super) fn has_gone(&mut self, chunk: u32) {
+    pub(super) fn remove(&mut self, chunk: u32) {
         self.moving.remove(&chunk);
     }
 
     /// A chunk that was being taken is this member's; all its blocks are free but those that were written for
     /// something.
-    pub(super) fn has_come(&mut self, chunk: u32, class: Class, written: &[Option<(RecordId, u64)>]) {
+    pub(super) fn add(&mut self, chunk: u32, class: Class, written: &[Option<(RecordId, u64)>]) {
         self.moving.remove(&chunk);
         let mut blocks = vec![State::Free; self.layout.blocks(class) as usize];
         for (block, written) in blocks.iter_mut().zip(written) {
@@ -127,9 +127,9 @@ impl Chunks {
         self.free(at, |state| matches!(state, State::Fresh));
     }
 
-    /// A block is not needed any more, unless it was given out again since it was said what it is for. Says
-    /// whether it is free now.
-    pub(super) fn is_unneeded(&mut self, at: BlockAt, found: Written) -> bool {
+    /// Frees a block that is not needed any more, unless it was given out again since it was found to hold
+    /// this. Says whether it is free now.
+    pub(super) fn free_unneeded(&mut self, at: BlockAt, found: Written) -> bool {
         self.free(at, |state| matches!(state, State::Used(written) if *written == found))
     }
 
@@ -211,7 +211,7 @@ mod tests {
         let mut chunks = chunks();
         assert_eq!(chunks.take(class(1)), None);
         assert!(chunks.begin_taking(4) && !chunks.begin_taking(4));
-        chunks.has_come(4, class(1), &[None, Some((RECORD, 7)), None]);
+        chunks.add(4, class(1), &[None, Some((RECORD, 7)), None]);
         assert!(!chunks.begin_taking(4), "it is there");
         let taken = [(); 3].map(|()| chunks.take(class(1)).map(|at| at.block));
         assert_eq!((taken, chunks.take(class(200))), ([Some(0), Some(2), None], None));
@@ -222,42 +222,42 @@ mod tests {
     #[test]
     fn a_block_that_was_given_out_again_is_not_free_because_of_what_was_known_before() {
         let mut chunks = chunks();
-        chunks.has_come(4, class(1), &[Some((RECORD, 7)), None, None]);
+        chunks.add(4, class(1), &[Some((RECORD, 7)), None, None]);
         let (at, before) = chunks.used(Of::All, 9)[0];
-        assert!(chunks.is_unneeded(at, before) && !chunks.is_unneeded(at, before));
+        assert!(chunks.free_unneeded(at, before) && !chunks.free_unneeded(at, before));
         assert_eq!(chunks.take(class(1)), Some(at));
-        assert!(!chunks.is_unneeded(at, before), "a transaction has it");
+        assert!(!chunks.free_unneeded(at, before), "a transaction has it");
         chunks.keep(at, RECORD, 7);
-        assert!(!chunks.is_unneeded(at, before), "as another version of the same number");
+        assert!(!chunks.free_unneeded(at, before), "as another version of the same number");
         let (_, now) = chunks.used(Of::All, 9)[0];
-        assert!(chunks.is_unneeded(at, now));
+        assert!(chunks.free_unneeded(at, now));
     }
 
     #[test]
     fn a_chunk_is_given_up_only_where_none_of_its_blocks_is_in_use() {
         let mut chunks = chunks();
         for (chunk, class) in [(1, class(1)), (2, class(200)), (3, class(1))] {
-            chunks.has_come(chunk, class, &[]);
+            chunks.add(chunk, class, &[]);
         }
         let fresh = chunks.take(class(1)).unwrap();
         assert_eq!((fresh.chunk, chunks.begin_giving_up(Some(class(1)))), (1, Some(2)));
         assert_eq!((chunks.begin_giving_up(None), chunks.begin_giving_up(None)), (Some(3), None));
         assert!(!chunks.begin_taking(3), "it is not given up yet");
-        chunks.has_gone(3);
+        chunks.remove(3);
         assert!(chunks.begin_taking(3));
         chunks.keep(fresh, RECORD, 1);
         assert_eq!(chunks.begin_giving_up(None), None);
         let (at, written) = chunks.used(Of::All, 1)[0];
-        assert!(chunks.is_unneeded(at, written));
+        assert!(chunks.free_unneeded(at, written));
         assert_eq!(chunks.begin_giving_up(None), Some(1));
     }
 
     #[test]
     fn all_used_blocks_have_their_turn() {
         let mut chunks = chunks();
-        chunks.has_come(1, class(1), &[Some((RECORD, 1)), None, Some((RECORD, 2))]);
-        chunks.has_come(6, class(1), &[Some((RECORD, 3)); 3]);
-        chunks.has_come(7, class(200), &[Some((RECORD, 4))]);
+        chunks.add(1, class(1), &[Some((RECORD, 1)), None, Some((RECORD, 2))]);
+        chunks.add(6, class(1), &[Some((RECORD, 3)); 3]);
+        chunks.add(7, class(200), &[Some((RECORD, 4))]);
         let mut turn = |of, most| -> Vec<(u32, u32)> {
             chunks.used(of, most).iter().map(|(at, _)| (at.chunk, at.block)).collect()
         };
@@ -278,7 +278,7 @@ mod tests {
             for (step, which) in steps {
                 match step {
                     0 if chunks.begin_taking(which as u32) => {
-                        chunks.has_come(which as u32, class(1), &[]);
+                        chunks.add(which as u32, class(1), &[]);
                         owned += 1;
                     }
                     1 => match chunks.take(class(1)) {
@@ -298,7 +298,7 @@ mod tests {
                         let used = chunks.used(Of::All, 100);
                         prop_assert_eq!(used.len(), kept.len());
                         for (at, written) in used.into_iter().take(which) {
-                            prop_assert!(chunks.is_unneeded(at, written));
+                            prop_assert!(chunks.free_unneeded(at, written));
                             kept.retain(|kept| *kept != at);
                         }
                     }

@@ -111,7 +111,7 @@ impl Slab {
             match table.place_of(written.record) {
                 Some(place) => candidates.push(Candidate { at, written, place }),
                 // Of none of this table's records: its writer died before he had written whole what is there.
-                None => freed += usize::from(self.chunks.lock().is_unneeded(at, written)),
+                None => freed += usize::from(self.chunks.lock().free_unneeded(at, written)),
             }
         }
         let node = |candidate: &Candidate| candidate.place.piece.region.node;
@@ -124,7 +124,7 @@ impl Slab {
             plan.check()?;
             for (turn, candidate) in look.group.iter().enumerate() {
                 if !look.is_needed::<R>(plan, turn, horizon)? {
-                    let is_free = self.chunks.lock().is_unneeded(candidate.at, candidate.written);
+                    let is_free = self.chunks.lock().free_unneeded(candidate.at, candidate.written);
                     freed += usize::from(is_free);
                 }
             }

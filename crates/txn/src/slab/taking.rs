@@ -29,7 +29,7 @@ struct Moving<'a> {
 impl Drop for Moving<'_> {
     fn drop(&mut self) {
         if !self.is_over {
-            self.slot.has_loose_end();
+            self.slot.note_loose_end();
         }
     }
 }
@@ -118,7 +118,7 @@ impl Slab {
         let (piece, within) = self.chunk(chunk).expect("it was found in a piece");
         let found = memory.compare_and_swap(piece, self.layout.owner(within), owner, self.claim.0).await?;
         if found != owner {
-            moving.has_gone();
+            moving.remove();
             return Ok(false);
         }
         if owner == NOBODY {
@@ -130,7 +130,7 @@ impl Slab {
         match Class::from_word(word) {
             Some(class) => {
                 let written = self.headers(memory, piece, within, class).await?;
-                moving.has_come(class, &written);
+                moving.add(class, &written);
             }
             // Its owner died before it had a class: no block of it was ever written.
             None => self.set_up(worker, moving, class).await?,
@@ -147,7 +147,7 @@ impl Slab {
     ) -> Result<(), MemoryError> {
         let (piece, within) = self.chunk(moving.chunk).expect("it was found in a piece");
         worker.memory().write_word(piece, self.layout.class(within), class.word()).await?;
-        moving.has_come(class, &[]);
+        moving.add(class, &[]);
         Ok(())
     }
 
@@ -181,21 +181,21 @@ impl Slab {
             let (piece, within) = self.chunk(chunk).expect("it was taken in a piece");
             let at = self.layout.owner(within);
             worker.memory().compare_and_swap(piece, at, self.claim.0, NOBODY).await?;
-            moving.has_gone();
+            moving.remove();
         }
     }
 }
 
 impl Moving<'_> {
     /// It is not this member's.
-    fn has_gone(mut self) {
-        self.slab.chunks.lock().has_gone(self.chunk);
+    fn remove(mut self) {
+        self.slab.chunks.lock().remove(self.chunk);
         self.is_over = true;
     }
 
     /// It is this member's.
-    fn has_come(mut self, class: Class, written: &[Option<(RecordId, u64)>]) {
-        self.slab.chunks.lock().has_come(self.chunk, class, written);
+    fn add(mut self, class: Class, written: &[Option<(RecordId, u64)>]) {
+        self.slab.chunks.lock().add(self.chunk, class, written);
         self.is_over = true;
     }
 }

@@ -358,13 +358,13 @@ impl<W: Word, const PLACES: usize> Ledger<W, PLACES> {
 
     /// Nobody has the turn any more but who has it, and no more commits begin. All who sleep have to be
     /// woken.
-    pub(super) fn is_stuck(&self) {
+    pub(super) fn mark_stuck(&self) {
         self.begun.fetch_or(CLOSED, Ordering::Relaxed); // carries no data
         self.turn.fetch_or(STUCK, Ordering::AcqRel);
     }
 
     /// Whether nobody gets the turn any more.
-    pub(super) fn found_stuck(&self) -> bool {
+    pub(super) fn is_stuck(&self) -> bool {
         // Relaxed: carries no data.
         self.turn.load(Ordering::Relaxed) & STUCK != 0
     }

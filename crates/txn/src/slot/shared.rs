@@ -178,7 +178,7 @@ impl SharedSlot {
     /// caller write it, where the last commits have vanished.
     pub(crate) fn leave(&self) -> Result<(u64, Option<Writing<'_>>), LeaveError> {
         // Acquire, here and below: pairs with who has left a loose end before.
-        if self.ledger.found_stuck() || self.has_loose_ends.load(Ordering::Acquire) {
+        if self.ledger.is_stuck() || self.has_loose_ends.load(Ordering::Acquire) {
             return Err(LeaveError::Stuck);
         }
         let (last, awaited) = self.ledger.close(Ledger::over);
@@ -263,21 +263,21 @@ impl SharedSlot {
     }
 
     /// H3.
-    pub(crate) fn is_stuck(&self) {
-        self.ledger.is_stuck();
+    pub(crate) fn mark_stuck(&self) {
+        self.ledger.mark_stuck();
         self.wake(Awaited(true));
     }
 
     /// Something may still land in far memory, nobody knows when. Commits go on; but the slot is not given up
     /// without a fence.
-    pub(crate) fn has_loose_end(&self) {
+    pub(crate) fn note_loose_end(&self) {
         self.has_loose_ends.store(true, Ordering::Release); // pairs with who gives the slot up
     }
 
     /// Whether nobody knows what became of something (H3): nothing is committed here any more, and the slot
     /// has to be looked after.
     pub fn is_in_doubt(&self) -> bool {
-        self.ledger.found_stuck()
+        self.ledger.is_stuck()
     }
 
     /// Nothing begins any more, if nothing is under way; false: something is, or nobody knows.
@@ -288,7 +288,7 @@ impl SharedSlot {
         let (settled, awaited) = self.ledger.close(Ledger::settled);
         self.wake(awaited);
         if settled.is_some() {
-            self.is_stuck();
+            self.mark_stuck();
         }
         settled.is_some()
     }
@@ -321,7 +321,7 @@ impl Writing<'_> {
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
-        self.slot.is_stuck();
+        self.slot.mark_stuck();
     }
 }
 
@@ -354,7 +354,7 @@ mod tests {
     #[test]
     fn a_slot_of_which_something_may_still_land_goes_on_and_is_not_given_up() {
         let slot = slot();
-        slot.has_loose_end();
+        slot.note_loose_end();
         let version = begin(&slot);
         slot.vanish(version);
         assert!(matches!(slot.leave(), Err(LeaveError::Stuck)) && !slot.retire());

@@ -87,7 +87,7 @@ impl<R: Rules> Committing<'_, R> {
         let Committing { session, groups, prepared, mut log, version, mut under_way, mut blocks } = self;
         let unknown = |_: MemoryError| CommitError::Unknown(version);
         under_way.touches();
-        blocks.iter_mut().for_each(Fresh::is_in_doubt);
+        blocks.iter_mut().for_each(Fresh::mark_in_doubt);
         R::passes(Step::Prepared);
         // What may still be written must not come upon another commit's intents: so this one is not over
         // where that is not known.
@@ -113,9 +113,9 @@ impl<R: Rules> Committing<'_, R> {
         let is_shown = if R::installs_first() {
             done(&mut installation).await.map_err(unknown)?;
             R::passes(Step::Installed);
-            under_way.is_shown().await
+            under_way.finish().await
         } else {
-            let is_shown = under_way.is_shown().await;
+            let is_shown = under_way.finish().await;
             done(&mut installation).await.map_err(unknown)?;
             is_shown
         };

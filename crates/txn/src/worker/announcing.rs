@@ -58,7 +58,7 @@ impl<R: Rules> Worker<R> {
             if let Some(cut) = read_latest::<R>(&self.memory, &self.oracle).await? {
                 return Ok(cut);
             }
-            self.has_patience(&mut give_up_at)?;
+            self.check_patience(&mut give_up_at)?;
             self.memory.endpoint().sleep(JOIN_PAUSE).await;
         }
     }
@@ -71,7 +71,7 @@ impl<R: Rules> Worker<R> {
     pub async fn keep_up(&self) -> Result<(), BeginError> {
         let Some(announcer) = &self.announcer else { return Ok(()) };
         if let Some(cut) = self.published().await? {
-            announcer.has_read(cut.sequence());
+            announcer.note_read(cut.sequence());
         }
         Ok(announcer.announce::<R>(&self.memory).await?)
     }

@@ -47,7 +47,7 @@ impl<R: Rules> Worker<R> {
             let at = layout.current(first.index).start;
             self.memory.write_from(buffer, &first.piece, at).await.map_err(unknown)?;
         }
-        if !under_way.is_shown().await {
+        if !under_way.finish().await {
             return Err(CommitError::Unknown(version));
         }
         session.committed(version);

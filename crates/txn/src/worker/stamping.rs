@@ -37,7 +37,7 @@ impl<R: Rules> Worker<R> {
         let begun_from = self.snapshot(session).await?.cut;
         let mut under_way = self.begin_commit(0)?;
         let version = under_way.version();
-        if !under_way.is_shown().await {
+        if !under_way.finish().await {
             return Err(CommitError::Unknown(version).into());
         }
         Ok(Stamped { begun_from, version })

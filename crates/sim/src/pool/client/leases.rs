@@ -27,7 +27,7 @@ impl Client {
             let now = self.now();
             if !self.is_broken() {
                 let lapsed = self.holder.borrow_mut().lapsed(now);
-                lapsed.into_iter().for_each(|(region, epoch)| self.has_lost(region, epoch));
+                lapsed.into_iter().for_each(|(region, epoch)| self.note_loss(region, epoch));
             }
             for renewal in self.holder.borrow_mut().renewals(now, LEASES_PER_REQUEST) {
                 self.run.tasks.spawn(self.process, self.clone().renew(renewal));
@@ -53,12 +53,12 @@ impl Client {
                         held.since_ns = held.since_ns.max(asked_ns);
                     }
                 }
-                Change::Lost { region, epoch } => self.has_lost(region, epoch),
+                Change::Lost { region, epoch } => self.note_loss(region, epoch),
             }
         }
     }
 
-    fn has_lost(&self, region: RegionId, epoch: Epoch) {
+    fn note_loss(&self, region: RegionId, epoch: Epoch) {
         let mut all = self.held.borrow_mut();
         let Some(held) = all.get(&region).filter(|held| held.epoch == epoch) else { return };
         self.run.world.note("process {} loses lease {}", &[self.process.number(), held.lease.0]);

@@ -236,7 +236,7 @@ fn whoever_sleeps_learns_that_the_slot_is_stuck() {
     explore::<SOUND, 2>(
         |shared| {
             shared.begin();
-            shared.ledger.is_stuck();
+            shared.ledger.mark_stuck();
             shared.wake(Awaited(true));
         },
         |shared| {

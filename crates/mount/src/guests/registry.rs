@@ -1,5 +1,5 @@
-//! The registry of direct clients (called *hall* and *guests* in the code): which users are trusted, tickets,
-//! and files that are to be opened to direct clients.
+//! The registry of direct clients (called *guests* in the code): which users are trusted, tickets, and files
+//! that are to be opened to direct clients.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -36,7 +36,7 @@ type Ticket = [u8; TICKET_BYTES];
 type Wish = (Ino, Weak<Body>);
 
 /// The registry, shared by the file system, which registers handles, and the server of direct clients.
-pub(crate) struct Hall {
+pub(crate) struct Registry {
     name: String,
     trusted: Vec<u32>,
     tickets: Mutex<VecDeque<(Ticket, Ino, Weak<Body>)>>,
@@ -46,17 +46,17 @@ pub(crate) struct Hall {
 
 /// The thread that opens files to direct clients; it ends with its registry.
 pub(crate) struct Opener(
-    #[expect(dead_code, reason = "its end is the end of the hall's sender")] JoinHandle<()>,
+    #[expect(dead_code, reason = "its end is the end of the registry's sender")] JoinHandle<()>,
 );
 
-impl Hall {
+impl Registry {
     /// A registry that trusts these users. A file is opened to direct clients once `kernel`, which is set by
     /// then, has forgotten the file's pages.
     pub(crate) fn open(
         trusted: Vec<u32>,
         kernel: Kernel,
         growing: Growing,
-    ) -> std::io::Result<(Arc<Hall>, Opener)> {
+    ) -> std::io::Result<(Arc<Registry>, Opener)> {
         let mut name = [0; 16];
         getrandom::fill(&mut name).map_err(std::io::Error::other)?;
         let name = name.iter().fold("farpool-".to_owned(), |name, byte| format!("{name}{byte:02x}"));
@@ -64,7 +64,7 @@ impl Hall {
         let opener = std::thread::Builder::new().name("guests-opener".into());
         let opener = Opener(opener.spawn(move || open_files(&wished, &kernel, growing))?);
         Ok((
-            Arc::new(Hall {
+            Arc::new(Registry {
                 name,
                 trusted,
                 tickets: Mutex::default(),

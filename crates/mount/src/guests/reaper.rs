@@ -1,5 +1,5 @@
-//! The reaper (called *undertaker* in the code): a thread that recovers what dead direct clients left behind
-//! (H4). That reads the block words of all files, so the server, on which live clients wait, does not do it.
+//! The reaper: a thread that recovers what dead direct clients left behind (H4). That reads the block words
+//! of all files, so the server, on which live clients wait, does not do it.
 //!
 //! It recovers clients one after the other, in the order in which they were found dead. A client's number is
 //! assigned again only once its locks have been taken over.
@@ -19,13 +19,13 @@ const MAX_WAITING: usize = BlockWord::MAX_GUEST as usize;
 
 /// The running thread. Dropping it waits for the recovery in progress and ends the thread. Clients that still
 /// wait are dropped, since the files end as well.
-pub(super) struct Undertaker {
+pub(super) struct Reaper {
     queue: Option<SyncSender<GuestId>>,
     stopped: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Undertaker {
+impl Reaper {
     pub(super) fn start(mut bury: impl FnMut(GuestId) + Send + 'static) -> io::Result<Self> {
         let (queue, dead) = sync_channel(MAX_WAITING);
         let stopped = Arc::new(AtomicBool::new(false));
@@ -40,7 +40,7 @@ impl Undertaker {
             }
         };
         let thread = std::thread::Builder::new().name("guests-dead".into()).spawn(run)?;
-        Ok(Undertaker { queue: Some(queue), stopped, thread: Some(thread) })
+        Ok(Reaper { queue: Some(queue), stopped, thread: Some(thread) })
     }
 
     /// Queues a direct client that is known to be dead.
@@ -52,7 +52,7 @@ impl Undertaker {
     }
 }
 
-impl Drop for Undertaker {
+impl Drop for Reaper {
     fn drop(&mut self) {
         self.stopped.store(true, Ordering::Relaxed); // the end of the channel wakes the thread
         drop(self.queue.take());
@@ -81,9 +81,9 @@ mod tests {
             may_go_on.recv_timeout(SOON).unwrap();
             buried.send(guest.number()).unwrap();
         };
-        let undertaker = Undertaker::start(bury).unwrap();
+        let reaper = Reaper::start(bury).unwrap();
         for number in 1..=BlockWord::MAX_GUEST {
-            undertaker.takes(GuestId::from_number(number).unwrap());
+            reaper.takes(GuestId::from_number(number).unwrap());
         }
         // All were queued before one was recovered.
         assert!(was_buried.try_recv().is_err());
@@ -101,13 +101,13 @@ mod tests {
             begun.send(guest.number()).unwrap();
             may_go_on.recv_timeout(SOON).unwrap();
         };
-        let undertaker = Undertaker::start(bury).unwrap();
-        undertaker.takes(GuestId::from_number(1).unwrap());
-        undertaker.takes(GuestId::from_number(2).unwrap());
+        let reaper = Reaper::start(bury).unwrap();
+        reaper.takes(GuestId::from_number(1).unwrap());
+        reaper.takes(GuestId::from_number(2).unwrap());
         assert_eq!(has_begun.recv_timeout(SOON), Ok(1));
-        undertaker.stopped.store(true, Ordering::Relaxed);
+        reaper.stopped.store(true, Ordering::Relaxed);
         go_on.send(()).unwrap();
-        drop(undertaker);
+        drop(reaper);
         assert!(has_begun.recv_timeout(SOON).is_err(), "the second was not begun");
     }
 }
