@@ -1,4 +1,4 @@
-//! Leases: who may use a region, and until when. The code is pure: callers pass `now` and the keys, and carry
+//! Leases: which client may use a region, and until when. Pure: callers pass `now` and the keys, and carry
 //! out what is returned.
 //!
 //! ```text

@@ -3,6 +3,7 @@
 mod core;
 
 use std::cell::{RefCell, RefMut};
+use std::sync::Arc;
 
 use farpool_fabric::block_on;
 use farpool_txn::recovery::Fate;
@@ -12,6 +13,7 @@ use crate::catalog::TableInfo;
 use crate::database::Process;
 use crate::error::{DatabaseError, TxError};
 use crate::key::Key;
+use crate::member::MemberCore;
 use crate::table::{Table, TableOptions};
 use crate::transacting::Tx;
 pub use core::{BusyGuard, ClientCore};
@@ -64,6 +66,12 @@ pub struct Session<'a> {
 impl Client {
     pub(crate) fn new(core: ClientCore<Process>) -> Client {
         Client { core, own: RefCell::default() }
+    }
+
+    /// A further client of a process's member, for the thread that calls this.
+    pub(crate) fn join(member: Arc<MemberCore<Process>>) -> Result<Client, DatabaseError> {
+        let endpoint = member.environment().endpoint();
+        Ok(Client::new(block_on(&endpoint, ClientCore::join(member, endpoint.clone()))?))
     }
 
     /// Runs a future that uses this client, on this thread.

@@ -14,7 +14,7 @@ use farpool_txn::oracle::Fetched;
 use farpool_txn::{DatabaseLayout, DatabaseShape, LayoutError, Limits, Shipped};
 use farpool_wire::{Epoch, RegionId};
 
-use crate::client::{Client, ClientCore};
+use crate::client::Client;
 use crate::environment::{Environment, News, Timing};
 use crate::error::{DatabaseError, Ended};
 use crate::file::DatabaseFile;
@@ -239,9 +239,7 @@ impl Database {
     /// # Errors
     /// When the memory cannot be reached.
     pub fn client(&self) -> Result<Client, DatabaseError> {
-        let endpoint = self.core.environment().endpoint();
-        let core = block_on(&endpoint, ClientCore::join(self.core.clone(), endpoint.clone()))?;
-        Ok(Client::new(core))
+        Client::join(self.core.clone())
     }
 
     /// Starts a client on a thread of its own, for programs that await its work. `prepare` says what the

@@ -4,10 +4,9 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use farpool_fabric::block_on;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::client::{Client, ClientCore};
+use crate::client::Client;
 use crate::database::Process;
 use crate::error::{DatabaseError, Ended};
 use crate::member::MemberCore;
@@ -52,7 +51,7 @@ impl<S: 'static> ClientHandle<S> {
         let (work, given) = mpsc::channel(MOST_WAITING);
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let serve = move || {
-            let prepared = connect(core).map_err(E::from).and_then(|client| {
+            let prepared = Client::join(core).map_err(E::from).and_then(|client| {
                 let kept = prepare(&client)?;
                 Ok((client, kept))
             });
@@ -87,11 +86,6 @@ impl<S: 'static> ClientHandle<S> {
         to.send(work).await.map_err(|_| panicked())?;
         told.await.map_err(|_| panicked())
     }
-}
-
-fn connect(core: Arc<MemberCore<Process>>) -> Result<Client, DatabaseError> {
-    let endpoint = core.environment().endpoint();
-    Ok(Client::new(block_on(&endpoint, ClientCore::join(core, endpoint.clone()))?))
 }
 
 fn work_until_dropped<S>(client: &Client, mut kept: S, mut given: mpsc::Receiver<Work<S>>) {

@@ -6,7 +6,7 @@
 use farpool_txn::membership::SeatRules;
 use farpool_txn::{Rules, Shipped};
 
-/// What decides when memory is reused, which clients are idle, and who looks at the catalog.
+/// What decides when memory is reused, which clients are idle, and when the catalog is read.
 pub trait MemberRules: Rules + SeatRules {
     /// Whether a dropped table keeps its memory until the horizon has the drop (C4).
     fn keeps_memory_for_snapshots() -> bool {

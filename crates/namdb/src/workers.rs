@@ -2,7 +2,7 @@
 //!
 //! An idle client would pin the versions that its last snapshot needed. So the member's main part clears its
 //! word, and the client announces itself again before its next transaction. The [state](place) of a place
-//! says who may write its word.
+//! says which side may write its word.
 
 mod place;
 

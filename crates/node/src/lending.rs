@@ -1,9 +1,9 @@
 //! A node's decisions about its leases: the table, and which regions are being returned. The code takes the
 //! time and the keys as arguments, touches no memory, and returns what is to be done to it.
 //!
-//! N1. The table decides who may use a region, and its caller enforces that. A grant is opened in the memory
-//!     only after the table has made it and before anybody is told; a lease is fenced there before anybody is
-//!     told that it ended.
+//! N1. The table decides which client may use a region, and its caller enforces that. A grant is opened in
+//!     the memory only after the table has made it and before anybody is told; a lease is fenced there before
+//!     anybody is told that it ended.
 //! N2. A region is free in the table again only after its memory was scrubbed or replaced. That begins only
 //!     when the caller has stated that the lease is fenced and that nobody still has to let go of its memory.
 //! N3. Leases end on time: the caller calls [`NodeCore::expire`] by [`NodeCore::next_deadline`].

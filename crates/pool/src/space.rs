@@ -51,7 +51,7 @@ impl Extent {
         RemoteAddr { region: self.region.id, offset: self.place as u64 * EXTENT_BYTES + offset }
     }
 
-    /// Whether an in-flight write, whose outcome nobody knows, may still land here. It stays so: what the
+    /// Whether an in-flight write, whose outcome is unknown, may still land here. It stays so: what the
     /// extent holds must be moved elsewhere, and its place is not used again under this lease.
     pub fn is_in_doubt(&self) -> bool {
         // Acquire: pairs with the release half of the swap in `doubt`. A thread that finds a block's lock
@@ -65,7 +65,7 @@ impl Extent {
         Extent { region, place, number, space: Weak::new(), in_doubt: AtomicBool::new(false), kept: None }
     }
 
-    /// Records that an in-flight write, whose outcome nobody knows, may still land here.
+    /// Records that an in-flight write, whose outcome is unknown, may still land here.
     pub fn doubt(&self) {
         let before = self.in_doubt.swap(true, Ordering::AcqRel);
         if !before && let Some((keeping, number)) = &self.kept {

@@ -103,7 +103,7 @@ impl SharedSlot {
         let before = self.ledger.shown();
         std::future::poll_fn(|context| {
             self.watcher.register(context.waker());
-            // Relaxed, as in `done`: whoever does not see it wakes nobody, which is allowed.
+            // Relaxed, as in `done`: a commit that does not see it wakes no task, which is allowed.
             self.is_watched.store(true, Ordering::Relaxed);
             if self.ledger.shown() == before { Poll::Pending } else { Poll::Ready(()) }
         })
