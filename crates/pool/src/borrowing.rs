@@ -11,9 +11,8 @@ use std::time::Duration;
 
 use farpool_fabric::block_on;
 
-use crate::error::AccessError;
 use crate::pool::Shared;
-use crate::session::{Confined, Direction, Way};
+use crate::session::{Confined, Direction, Failure, Way};
 use crate::space::Extent;
 
 /// How long a borrower waits for one busy sibling: a few operations of a busy machine, after which the lock
@@ -23,7 +22,7 @@ const WAIT_FOR_ONE: Duration = Duration::from_millis(50);
 /// The outcome of asking siblings.
 pub(crate) enum Borrowed {
     /// One has done the transfer, or tried to.
-    Done(Result<(), AccessError>),
+    Done(Result<(), Failure>),
     /// Some are busy, and may be connected.
     AllBusy,
     /// None of them is connected.
@@ -77,7 +76,7 @@ impl Confined {
         extent: &Extent,
         offset: u64,
         bytes: &mut [u8],
-    ) -> Option<Result<(), AccessError>> {
+    ) -> Option<Result<(), Failure>> {
         let core = &self.0;
         let mut buffer = core.buffer(bytes.len()).ok()?;
         if direction == Direction::Write {

@@ -164,9 +164,32 @@ enum Next {
     TryAgain,
     /// The node has no place for this connection.
     Borrow,
-    /// Siblings have connections, and are busy.
-    BorrowSoon,
+    /// Siblings had no time or no place, perhaps after one of them has done the write.
+    BorrowSoon {
+        in_doubt: bool,
+    },
     Fail(AccessError),
+}
+
+/// Why a transfer was not done.
+pub(crate) enum Failure {
+    /// The node has no place for the session's connection. None of its operations is in flight there, but an
+    /// earlier try of a write may have taken effect.
+    NoPlace {
+        in_doubt: bool,
+    },
+    Error(AccessError),
+}
+
+impl Failure {
+    fn into_error(self, region: RegionId) -> AccessError {
+        match self {
+            Failure::NoPlace { in_doubt } => {
+                settled(AccessError::Short { node: region.node }, region, in_doubt)
+            }
+            Failure::Error(error) => error,
+        }
+    }
 }
 
 /// What the error of one try means for the operation. That this try had no effect says nothing about an
@@ -209,7 +232,9 @@ impl SessionCore {
         offset: u64,
         buffer: ArenaBuf,
     ) -> (ArenaBuf, Result<(), AccessError>) {
-        self.transfer(Direction::Read, from, offset, buffer, Way::OwnOrSiblings).await
+        let way = Way::OwnOrSiblings;
+        let (buffer, result) = self.transfer(Direction::Read, from, offset, buffer, way).await;
+        (buffer, result.map_err(|failure| failure.into_error(from.region().id)))
     }
 
     /// Copies `buffer` to an extent's bytes at `offset`.
@@ -219,7 +244,9 @@ impl SessionCore {
         offset: u64,
         buffer: ArenaBuf,
     ) -> (ArenaBuf, Result<(), AccessError>) {
-        self.transfer(Direction::Write, to, offset, buffer, Way::OwnOrSiblings).await
+        let way = Way::OwnOrSiblings;
+        let (buffer, result) = self.transfer(Direction::Write, to, offset, buffer, way).await;
+        (buffer, result.map_err(|failure| failure.into_error(to.region().id)))
     }
 
     pub(crate) async fn transfer(
@@ -229,16 +256,17 @@ impl SessionCore {
         offset: u64,
         mut buffer: ArenaBuf,
         way: Way,
-    ) -> (ArenaBuf, Result<(), AccessError>) {
+    ) -> (ArenaBuf, Result<(), Failure>) {
         let region = extent.region();
+        let may_borrow = way == Way::OwnOrSiblings && self.siblings.is_some();
         let under_way = UnderWay { extent, may_land: Cell::new(false) };
         let mut in_doubt = false;
         let mut tries = Tries { made: 0, until: self.leases.now().plus(self.retries.try_within) };
         loop {
             if let Err(error) = region.check(self.leases.now().0) {
-                return (buffer, Err(error));
+                return (buffer, Err(Failure::Error(error)));
             }
-            let next = if way == Way::OwnOrSiblings && self.is_crowded(region.id.node) {
+            let next = if may_borrow && self.is_crowded(region.id.node) {
                 match self.by_sibling(direction, extent, offset, &mut buffer) {
                     Ok(()) => {
                         under_way.may_land.set(false); // S5
@@ -247,7 +275,7 @@ impl SessionCore {
                     Err(next) => next,
                 }
             } else {
-                match self.attach(region, &mut tries, way).await {
+                match self.attach(region, &mut tries).await {
                     Err(next) => next,
                     Ok(queue) => {
                         let (returned, result) =
@@ -263,21 +291,32 @@ impl SessionCore {
                                 in_doubt |=
                                     direction == Direction::Write && matches!(error, OpError::Unknown { .. });
                                 under_way.may_land.set(in_doubt);
-                                self.after(error, &queue, region, way)
+                                self.after(error, &queue, region)
                             }
                         }
                     }
                 }
             };
-            match next {
-                Next::Fail(error) => return (buffer, Err(settled(error, region.id, in_doubt))),
-                Next::Borrow => {}
-                Next::BorrowSoon if tries.soon(self).await => {}
-                Next::TryAgain if tries.again(self).await => {}
-                Next::TryAgain | Next::BorrowSoon => {
-                    return (buffer, Err(settled(self.out_of_patience(region), region.id, in_doubt)));
+            let error = match next {
+                Next::Fail(error) => error,
+                Next::Borrow => {
+                    under_way.may_land.set(false); // S5
+                    if may_borrow {
+                        continue;
+                    }
+                    return (buffer, Err(Failure::NoPlace { in_doubt }));
                 }
-            }
+                Next::BorrowSoon { in_doubt: sibling_in_doubt } => {
+                    in_doubt |= sibling_in_doubt;
+                    if tries.soon(self).await {
+                        continue;
+                    }
+                    self.out_of_patience(region)
+                }
+                Next::TryAgain if tries.again(self).await => continue,
+                Next::TryAgain => self.out_of_patience(region),
+            };
+            return (buffer, Err(Failure::Error(settled(error, region.id, in_doubt))));
         }
     }
 
@@ -349,8 +388,11 @@ impl SessionCore {
         match siblings.transfer(direction, extent, offset, &mut buffer[..]) {
             Borrowed::Done(Ok(())) => Ok(()),
             // The sibling has lost its place meanwhile.
-            Borrowed::Done(Err(AccessError::Short { .. })) | Borrowed::AllBusy => Err(Next::BorrowSoon),
-            Borrowed::Done(Err(error)) => Err(Next::Fail(error)),
+            Borrowed::Done(Err(Failure::NoPlace { in_doubt })) => Err(Next::BorrowSoon { in_doubt }),
+            Borrowed::Done(Err(Failure::Error(AccessError::Short { .. }))) | Borrowed::AllBusy => {
+                Err(Next::BorrowSoon { in_doubt: false })
+            }
+            Borrowed::Done(Err(Failure::Error(error))) => Err(Next::Fail(error)),
             // No sibling has a place, so ask for one again.
             Borrowed::NoneConnected => {
                 self.crowded.borrow_mut().remove(&extent.region().id.node);
@@ -377,12 +419,7 @@ impl SessionCore {
     }
 
     /// The queue to a region's node, with the region attached.
-    async fn attach(
-        &self,
-        region: &Arc<LeasedRegion>,
-        tries: &mut Tries,
-        way: Way,
-    ) -> Result<Rc<NodeQueue>, Next> {
+    async fn attach(&self, region: &Arc<LeasedRegion>, tries: &mut Tries) -> Result<Rc<NodeQueue>, Next> {
         loop {
             let next = match self.queue(&region.node) {
                 Err(next) => next,
@@ -406,7 +443,7 @@ impl SessionCore {
                         Err(busy @ OpError::Refused(Refusal::Busy)) => {
                             return Err(Next::Fail(AccessError::Refused(busy)));
                         }
-                        Err(error) => self.after(error, &queue, region, way),
+                        Err(error) => self.after(error, &queue, region),
                     }
                 }
             };
@@ -420,12 +457,17 @@ impl SessionCore {
         }
     }
 
+    /// The queue to a node. It is connected anew only now if it was lost: a node closes connections that show
+    /// no key when others come, so none is made before the pause that follows a failure.
     fn queue(&self, node: &Arc<NodeState>) -> Result<Rc<NodeQueue>, Next> {
         let id = node.peer.node;
-        if let Some(known) = self.queues.borrow().get(&id)
-            && Arc::ptr_eq(&known.node, node)
-        {
-            return Ok(known.clone());
+        let known = self.queues.borrow().get(&id).filter(|known| Arc::ptr_eq(&known.node, node)).cloned();
+        if let Some(known) = known {
+            if !known.queue.is_open() {
+                known.attached.borrow_mut().clear();
+                known.queue.reconnect().map_err(|error| self.not_connected(node, &error))?;
+            }
+            return Ok(known);
         }
         let queue =
             self.endpoint.open(node.peer.clone()).map_err(|error| self.not_connected(node, &error))?;
@@ -452,7 +494,7 @@ impl SessionCore {
     }
 
     /// Decides what an error means for the lease, the node and the operation.
-    fn after(&self, error: OpError, queue: &NodeQueue, region: &LeasedRegion, way: Way) -> Next {
+    fn after(&self, error: OpError, queue: &NodeQueue, region: &LeasedRegion) -> Next {
         match error {
             OpError::Refused(Refusal::StaleEpoch | Refusal::WrongKey) => {
                 self.leases.lease_lost(region.id, region.epoch);
@@ -469,8 +511,7 @@ impl SessionCore {
             }
             OpError::Refused(Refusal::Exhausted) => {
                 let node = region.id.node;
-                let may_borrow = way == Way::OwnOrSiblings && self.siblings.is_some();
-                if !may_borrow || !queue.attached.borrow().is_empty() {
+                if !queue.attached.borrow().is_empty() {
                     return Next::Fail(AccessError::Short { node });
                 }
                 // If the queue were kept open, it would take one of the places of connections without a key.
@@ -485,12 +526,7 @@ impl SessionCore {
                     return Next::TryAgain; // another operation has reconnected it
                 }
                 let cause = if let OpError::Unknown { cause, .. } = error { Some(cause) } else { None };
-                queue.attached.borrow_mut().clear();
-                let next = self.failed(&queue.node, Sign::of(cause, queue.queue.has_answered()));
-                match (next, queue.queue.reconnect()) {
-                    (Next::TryAgain, Err(error)) => self.not_connected(&queue.node, &error),
-                    (next, _) => next,
-                }
+                self.failed(&queue.node, Sign::of(cause, queue.queue.has_answered()))
             }
         }
     }
@@ -553,5 +589,7 @@ mod tests {
         let refused = AccessError::Refused(OpError::Refused(Refusal::TooLong));
         assert_eq!(settled(refused, region, false), refused);
         assert_eq!(settled(refused, region, true), AccessError::LeaseLost { region });
+        let no_place = |in_doubt| Failure::NoPlace { in_doubt }.into_error(region);
+        assert_eq!((no_place(false), no_place(true)), (short, AccessError::NodeLost { node }));
     }
 }

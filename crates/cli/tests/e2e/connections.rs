@@ -347,7 +347,11 @@ fn more_honest_connections_than_places(transport: TransportChoice) {
     assert_eq!(pool.status()["nodes"][0]["alive"], true);
 }
 
-// Not over TCP for now, because of a known defect: `docs/src/decisions/0012-refused-connections.md`.
+#[test]
+fn more_honest_connections_than_places_over_tcp_are_slower_and_lose_nothing() {
+    more_honest_connections_than_places(TransportChoice::Tcp);
+}
+
 #[test]
 fn more_honest_connections_than_places_over_shared_memory_are_slower_and_lose_nothing() {
     more_honest_connections_than_places(TransportChoice::Shm);

@@ -18,8 +18,7 @@ use crate::tcp::calm_loopback;
 
 /// What the kernel holds of a Unix socket's answers: some attachments' with their descriptors.
 const UNIX_SEND_BYTES: usize = 4 << 10;
-/// Connections accepted in one turn. Earlier ones have their turn in between, and can show a key before they
-/// must make room.
+/// Connections accepted in one turn, so that earlier ones have theirs in between.
 const ACCEPTS_PER_TURN: usize = 64;
 
 impl Server {
@@ -96,13 +95,23 @@ impl Server {
         self.connections.insert(token, Connection::new(stream, origin, passes_descriptors, self.now));
     }
 
-    /// Closes a connection without a key; false when there is none.
+    /// Closes a connection without a key; false when there is none. Each has a turn first, since its key may
+    /// have come: of many clients that connect at once, each is answered before it makes room for others.
     fn make_room(&mut self) -> bool {
-        let Some((origin, token)) = self.newcomers.first_to_go() else { return false };
-        self.complaints.about(Complaint::Crowded, origin, self.now);
-        self.host.rejected();
-        self.close(token);
-        true
+        while let Some((origin, token)) = self.newcomers.first_to_go() {
+            let before = self.connections.len();
+            self.serve_connection(token);
+            if self.connections.len() < before {
+                return true;
+            }
+            if self.newcomers.first_to_go() == Some((origin, token)) {
+                self.complaints.about(Complaint::Crowded, origin, self.now);
+                self.host.rejected();
+                self.close(token);
+                return true;
+            }
+        }
+        false
     }
 
     /// Moves a connection that has shown its first key, or detached its last region, to another account.

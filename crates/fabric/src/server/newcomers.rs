@@ -2,7 +2,8 @@
 //!
 //! N1. Newcomers have the places that connections with a key leave, and never displace one of those.
 //! N2. When all places are taken, a new connection takes the place of the oldest newcomer of the origin that
-//!     has most of them. What a newcomer sends does not matter, so none stays by sending a little.
+//!     has most of them. That one has a turn first, and stays if its key has come. What else it sends does not
+//!     matter, so none stays by sending a little.
 //! Not here: when they end by themselves (`server.rs`), and what they may ask for (`connection/requests.rs`).
 
 use std::collections::{BTreeSet, HashMap};

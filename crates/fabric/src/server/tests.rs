@@ -605,6 +605,24 @@ fn a_client_with_a_key_finds_a_place_in_a_flood_and_owners_share_the_places() {
 }
 
 #[test]
+fn clients_that_send_their_keys_all_at_once_are_all_answered_though_there_are_fewer_places() {
+    let mut bench = bench_of(PLACES);
+    let most = bench.server.places.most();
+    (0..most).for_each(|_| _ = bench.join_attached());
+    let header = RequestHeader { region: 1, epoch: OTHERS, ..request(Opcode::Attach, 0, KEY.len()) };
+    let crowd: Vec<_> = (0..2 * PLACES).map(|_| bench.come()).collect();
+    for &place in &crowd {
+        bench.send(place, &[&header.encode()[..], &KEY].concat());
+    }
+    // All has come before the server looks at the first connection.
+    crowd.iter().for_each(|&place| _ = bench.clients[place].pump());
+    bench.settle();
+    let given = crowd.iter().filter(|&&place| bench.clients[place].outcomes == [Ok(())]).count();
+    assert_eq!(given, most / 2, "the half of all places");
+    assert!(crowd.iter().all(|&place| bench.clients[place].outcomes.len() == 1));
+}
+
+#[test]
 fn a_host_with_a_key_for_every_place_leaves_a_user_with_one_key_the_same_share() {
     let mut bench = bench_of(PLACES);
     let most = bench.server.places.most();
